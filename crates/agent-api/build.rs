@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut compiler = protox::Compiler::new(["proto"])?;
     compiler.include_imports(true).open_files(["step_runner.proto", "agent.proto", "debugger.proto"])?;
     tonic_prost_build::configure()
-        // Without this, the reader of a log would copy each chunk once more.
+        // Avoids another copy of each chunk of a log.
         .bytes(".proto.FollowLogsResponse")
         .codec_path("crate::codec::SmallBufferCodec")
         .compile_fds(compiler.file_descriptor_set())?;

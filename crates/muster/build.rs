@@ -1,5 +1,4 @@
-//! Compiles the .proto file of `gitlab-runner wrapper` without protoc, and makes the executable small if the linker
-//! supports that.
+//! Compiles `wrapper.proto` without protoc, and links a smaller executable if the linker supports that.
 
 use std::env;
 use std::fs;
@@ -21,10 +20,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns whether a program that is linked with [`SIZE_LINK_ARGS`] can be built and starts.
+/// Returns whether a program linked with [`SIZE_LINK_ARGS`] runs, or `None` if this cannot be checked.
 ///
-/// Some linkers do not support the arguments, and a glibc before 2.36 cannot start the program. `None` means that this cannot be
-/// tried, as in a cross build.
+/// Some linkers reject the arguments, and a glibc before 2.36 cannot start the program.
 fn supports_size_link_args() -> Option<bool> {
     let target = env::var("TARGET").ok().filter(|target| env::var("HOST").is_ok_and(|host| host == *target))?;
     let out = PathBuf::from(env::var_os("OUT_DIR")?);

@@ -8,8 +8,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 /// Cuts the connections that a process has accepted on a socket with this file name. Returns their number.
 ///
-/// Both sides then read the end of the stream, and cannot write any more. Without the permission to trace the process, no connection is
-/// cut.
+/// Returns 0 without the permission to trace the process.
 #[must_use]
 pub fn cut_connections(pid: i32, socket_name: &str) -> usize {
     let accepted = accepted_sockets(socket_name);
@@ -26,9 +25,8 @@ pub fn cut_connections(pid: i32, socket_name: &str) -> usize {
     descriptors.filter_map(cut).count()
 }
 
-/// Returns the inodes of the connections that were accepted on sockets with this file name.
 fn accepted_sockets(socket_name: &str) -> HashSet<String> {
-    /// State of a connection, `SS_CONNECTED` of the kernel.
+    /// `SS_CONNECTED` of the kernel.
     const CONNECTED: &str = "03";
     let table = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let inode = |line: &str| {

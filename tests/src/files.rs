@@ -1,5 +1,3 @@
-//! Finds files that jobs leave, and files that other users can read.
-
 use std::path::{Path, PathBuf};
 
 /// Calls `visit` with each file that other users may be able to reach, and whether they can read it.
@@ -8,7 +6,7 @@ pub(crate) fn walk(directory: &Path, visit: &mut impl FnMut(&Path, bool)) {
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let Ok(metadata) = entry.metadata() else { continue };
         if metadata.is_dir() {
-            // Other users cannot reach files below a directory without permissions for them.
+            // Other users cannot reach files in a directory without permissions for them.
             if metadata.permissions().mode() & 0o005 != 0 {
                 walk(&entry.path(), visit);
             }
@@ -18,7 +16,7 @@ pub(crate) fn walk(directory: &Path, visit: &mut impl FnMut(&Path, bool)) {
     }
 }
 
-/// Returns the directories for temporary files of jobs (`*.tmp`) that are not empty.
+/// Returns the nonempty directories for temporary files of jobs (`*.tmp`).
 pub(crate) fn nonempty_temporary_directories(builds: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(builds).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()) {

@@ -1,4 +1,4 @@
-//! Test environment: a coordinator in memory, a proxy in front of it, and a manager with its processes, which tests can kill.
+//! Test environment: a coordinator in memory, a proxy, and a manager with its processes, which tests can kill.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -17,39 +17,37 @@ use crate::proxy::Proxy;
 
 /// Maximum time that a test waits for an event at the coordinator.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum time that a test waits for an event at the coordinator if the plugin fails at random. The taskscaler doubles its delay with each
-/// consecutive failure.
+/// Replaces [`WAIT_TIMEOUT`] if the plugin fails at random. The taskscaler's delay doubles with each consecutive
+/// failure.
 const FAILING_PLUGIN_WAIT_TIMEOUT: Duration = Duration::from_secs(900);
-/// Maximum time that the coordinator holds a job request.
 const LONG_POLL: Duration = Duration::from_secs(5);
 /// Time that a GitLab-like coordinator needs to find a job for a request.
 const JOB_LOOKUP_TIME: Duration = Duration::from_millis(20);
-/// Value of a masked variable. It must not appear in any log, nor in any file that other users can read.
+/// Value of a masked variable. No log, and no file that other users can read, may contain it.
 pub const SECRET: &str = "zq7Xw2-not-to-be-seen-0451";
 
-/// Test environment. Dropping it kills its processes.
+/// Test environment. Dropping this value kills its processes.
 pub struct Harness {
     /// Coordinator that serves the runner API.
     pub coordinator: Arc<MemoryCoordinator>,
     /// Proxy between the manager and the coordinator.
     pub proxy: Proxy,
-    /// Directory with all files of the environment.
+    /// Contains all files of the environment.
     pub home: tempfile::TempDir,
-    /// Instances, if jobs run on instances.
+    /// Empty unless jobs run on instances.
     pub machines: Machines,
     concurrent: usize,
-    /// Executable under test. Tests simulate an upgrade with a modified copy.
+    /// Executable under test. A modified copy simulates an upgrade.
     pub executable: PathBuf,
     /// Engine of the jobs' containers. `None` means that jobs do not run in containers.
     pub engine: Option<DockerEngine>,
-    /// Members that are added to every payload.
     job_members: Value,
-    /// Path of `config.toml`. `None` means that the manager is started with command-line options, and runs jobs on this host.
+    /// Path of `config.toml`. `None` means that the manager has command-line options, and runs jobs on this host.
     config: Option<PathBuf>,
-    /// User that runs the commands of jobs. `None` means the user of the manager.
+    /// Runs the commands of jobs. `None` means the user of the manager.
     job_user: Option<String>,
     manager: Option<Child>,
-    /// Process at whose end the manager and the agent of this host exit, unless they run with `config.toml`.
+    /// The manager and the agent of this host exit with this process, unless they have a `config.toml`.
     lifetime_process: Child,
     _served: Served,
 }
@@ -60,7 +58,7 @@ impl Harness {
         Self::start_with(coordinator_with_idempotency_keys(), concurrent).await
     }
 
-    /// Starts an environment like [`Self::start`] with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    /// Like [`Self::start`], with a coordinator that loses a job if the response with the job is lost, as GitLab does.
     pub async fn start_gitlab_like(concurrent: usize) -> Self {
         Self::start_with(gitlab_like_coordinator(), concurrent).await
     }
@@ -71,14 +69,14 @@ impl Harness {
         harness
     }
 
-    /// Starts an environment whose manager runs jobs on instances that outlive the manager and their plugin.
+    /// Starts an environment whose manager runs jobs on instances, which outlive the manager and its plugin.
     ///
     /// `autoscaler` is added to `[runners.autoscaler]`, and `plugin` to its `plugin_config`.
     pub async fn with_instances(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
         Self::with_instances_and_coordinator(coordinator_with_idempotency_keys(), concurrent, autoscaler, plugin).await
     }
 
-    /// Starts an environment like [`Self::with_instances`] with a GitLab-like coordinator: a job is lost if the response with it is not read.
+    /// Like [`Self::with_instances`], with the coordinator of [`Self::start_gitlab_like`].
     pub async fn with_instances_gitlab_like(concurrent: usize, autoscaler: &str, plugin: &str) -> Self {
         let coordinator = gitlab_like_coordinator().with_wait_timeout(FAILING_PLUGIN_WAIT_TIMEOUT);
         Self::with_instances_and_coordinator(coordinator, concurrent, autoscaler, plugin).await
@@ -99,40 +97,39 @@ impl Harness {
                  directory = {machines:?}\n      persistent_instances = true\n      {plugin}\n"
             )
         };
-        Self::configured_with_coordinator(coordinator, concurrent, write).await
+        Self::with_config_and_coordinator(coordinator, concurrent, write).await
     }
 
     /// Starts an environment whose manager uses the `config.toml` that `write` returns.
-    pub async fn configured(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
-        Self::configured_with_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
+    pub async fn with_config(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
+        Self::with_config_and_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
     }
 
-    /// Starts an environment like [`Self::configured`] whose jobs run as another user, who owns the directories `builds` and `cache`.
-    /// Requires root.
-    pub async fn configured_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
+    /// Like [`Self::with_config`], but jobs run as another user, who owns `builds` and `cache`. Requires root.
+    pub async fn with_config_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
-        // The user must be able to reach the directories of jobs in this directory.
+        // The user must be able to reach the directories `builds` and `cache`.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         std::fs::set_permissions(harness.home.path(), permissions).unwrap();
         let directories = ["builds", "cache"].map(|name| harness.path(name));
         directories.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
         assert!(Command::new("chown").arg(user).args(directories).status().unwrap().success());
         harness.job_user = Some(user.to_owned());
-        harness.start_configured(write);
+        harness.start_with_config(write);
         harness
     }
 
-    async fn configured_with_coordinator(
+    async fn with_config_and_coordinator(
         coordinator: MemoryCoordinator,
         concurrent: usize,
         write: impl FnOnce(&Self) -> String,
     ) -> Self {
         let mut harness = Self::prepare(coordinator, concurrent).await;
-        harness.start_configured(write);
+        harness.start_with_config(write);
         harness
     }
 
-    fn start_configured(&mut self, write: impl FnOnce(&Self) -> String) {
+    fn start_with_config(&mut self, write: impl FnOnce(&Self) -> String) {
         let config = self.path("config.toml");
         std::fs::write(&config, write(self)).unwrap();
         // The file contains the token of the runner.
@@ -142,9 +139,9 @@ impl Harness {
         self.start_manager();
     }
 
-    /// Starts an environment whose manager runs jobs in containers of `engine`, each with a service.
+    /// Starts an environment whose jobs run in containers of `engine`, each with a service.
     ///
-    /// The directory of the environment is mounted at its own path. Returns `None` if the images of the jobs cannot be created.
+    /// Returns `None` if the images of the jobs cannot be created.
     pub async fn with_containers(concurrent: usize, engine: DockerEngine) -> Option<Self> {
         const IMAGE: &str = "muster-test/harness:1";
         if !engine.create_image(IMAGE, &[]) {
@@ -163,11 +160,11 @@ impl Harness {
         let service = json!({ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", "exec sleep 100000"] });
         harness.job_members = json!({ "services": [service] });
         harness.engine = Some(engine);
-        harness.start_configured(|_| text);
+        harness.start_with_config(|_| text);
         Some(harness)
     }
 
-    /// Starts an environment with several instance groups. Each group has a name, additional keys, and additional keys of
+    /// Starts an environment with several instance groups: name, additional keys, and additional keys of
     /// `plugin_config`.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
@@ -185,7 +182,7 @@ impl Harness {
                  persistent_instances = true\n        {config}\n"
             ));
         }
-        harness.start_configured(|_| text);
+        harness.start_with_config(|_| text);
         harness
     }
 
@@ -219,7 +216,7 @@ impl Harness {
         self.home.path().join(name)
     }
 
-    /// Starts a manager. The previous one must have exited.
+    /// The previous manager must have exited.
     pub fn start_manager(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
         let mut command = Command::new(&self.executable);
@@ -251,7 +248,7 @@ impl Harness {
         std::fs::write(config, text.replacen(from, to, 1)).unwrap();
     }
 
-    /// Writes `config.toml`. Returns its previous content.
+    /// Replaces `config.toml`, and returns its previous content.
     pub fn write_config(&self, text: &str) -> String {
         let config = self.config.as_ref().unwrap();
         let before = std::fs::read_to_string(config).unwrap();
@@ -278,17 +275,18 @@ impl Harness {
         }
     }
 
-    /// Pauses the manager (SIGSTOP), as if its machine were suspended or overloaded.
+    /// Pauses the manager (SIGSTOP).
     pub fn pause_manager(&self) {
         self.signal("STOP");
     }
 
-    /// Resumes the manager after [`Self::pause_manager`] (SIGCONT).
+    /// Resumes the manager (SIGCONT).
     pub fn resume_manager(&self) {
         self.signal("CONT");
     }
 
-    /// Shuts the manager down gracefully. Returns its exit status. `None` means that no manager was running, or that a signal ended it.
+    /// Shuts the manager down gracefully, and returns its exit status. `None` means that no manager was running, or
+    /// that a signal ended it.
     pub async fn stop_manager(&mut self) -> Option<i32> {
         let mut manager = self.manager.take()?;
         assert!(Command::new("kill").args(["-QUIT", &manager.id().to_string()]).status().unwrap().success());
@@ -306,7 +304,7 @@ impl Harness {
         self.signal_plugin("KILL")
     }
 
-    /// Stops the manager's plugin (SIGSTOP): it exists, but does not respond. Returns whether a plugin was running.
+    /// Stops the manager's plugin (SIGSTOP), so that it does not respond. Returns whether a plugin was running.
     pub fn freeze_plugin(&self) -> bool {
         self.signal_plugin("STOP")
     }
@@ -326,7 +324,7 @@ impl Harness {
         pids.next().is_some_and(|pid| signal(name, pid))
     }
 
-    /// Returns the process ID of the agent of this host, from its lock file. `None` means that no agent is running.
+    /// Returns the process ID of the agent of this host, or `None` if no agent is running.
     pub fn agent_pid(&self) -> Option<i32> {
         let pid = std::fs::read_to_string(self.path("state/spool/agent.lock")).ok()?.trim().parse().ok()?;
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
@@ -349,7 +347,7 @@ impl Harness {
         manager.into_iter().chain(self.agent_pid()).collect()
     }
 
-    /// Adds a job to the queue. The members of `overrides` are set in its payload.
+    /// Adds a job to the queue. `overrides` replaces members of its payload.
     pub fn push(&self, id: i64, script: &[&str], overrides: &Value) {
         let mut payload = json!({
             "id": id, "token": format!("jobtoken{id}jobtoken"),
@@ -384,7 +382,6 @@ impl Harness {
         ids.map(str::to_owned).collect()
     }
 
-    /// Returns the containers, networks and volumes of jobs that exist at the engine.
     fn engine_objects(&self) -> Vec<String> {
         let Some(engine) = &self.engine else { return Vec::new() };
         let answers = ["/containers/json?all=1", "/networks", "/volumes"].map(|path| engine.try_call("GET", path, &[]));
@@ -397,7 +394,7 @@ impl Harness {
     }
 
     /// Returns the number of job results in the spool of the agent of this host.
-    pub fn stored_results(&self) -> usize {
+    pub fn stored_result_count(&self) -> usize {
         let jobs = std::fs::read_dir(self.path("state/spool")).into_iter().flatten().flatten();
         // A result is one line of the journal of its job.
         let journals = jobs.filter_map(|job| std::fs::read(job.path().join("journal")).ok());
@@ -409,9 +406,9 @@ impl Harness {
         std::fs::read_to_string(self.path(&format!("started-{id}"))).map_or(0, |text| text.lines().count())
     }
 
-    /// Waits until no spool entry, process, object at the engine or temporary file of a job remains (invariant J5 in ARCHITECTURE.md).
+    /// Waits until no spool entry, process, object at the engine or temporary file of a job remains.
     ///
-    /// Returns what remains after the timeout. Empty if nothing remains.
+    /// Returns what remains after the timeout.
     pub async fn leftovers(&self) -> Vec<String> {
         let mut found = Vec::new();
         wait_until(|| {
@@ -466,12 +463,10 @@ impl Harness {
     }
 }
 
-/// Returns a coordinator that supports idempotency keys.
 fn coordinator_with_idempotency_keys() -> MemoryCoordinator {
     MemoryCoordinator::new(LONG_POLL).with_wait_timeout(WAIT_TIMEOUT)
 }
 
-/// Returns a coordinator without idempotency keys, which needs some time to find a job.
 fn gitlab_like_coordinator() -> MemoryCoordinator {
     coordinator_with_idempotency_keys().as_gitlab(JOB_LOOKUP_TIME)
 }

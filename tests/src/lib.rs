@@ -1,4 +1,4 @@
-//! Helpers that the system tests and interoperability tests in `tests/` share.
+//! Helpers of the system tests and interoperability tests.
 
 #![expect(
     clippy::indexing_slicing,

@@ -1,16 +1,16 @@
-//! Instances of `fleeting-plugin-local`, found through their files and their processes in `/proc`.
+//! Instances of `fleeting-plugin-local`, found through their files and processes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Kind of a process of an instance. The last argument of the process identifies the kind.
+/// Kind of a process of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcessKind {
     /// Main process of an instance that ends with the plugin.
     Instance,
     /// Main process of an instance that outlives the plugin.
     PersistentInstance,
-    /// SSH server of an instance that outlives the plugin. The instance restarts it when it exits.
+    /// SSH server of an instance that outlives the plugin. The instance restarts its server.
     SshServer,
 }
 
@@ -35,7 +35,7 @@ impl Machines {
         Self(directory.into())
     }
 
-    /// Returns the sorted names of the instances that have files on disk.
+    /// Returns the sorted names of the instances.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -73,14 +73,12 @@ impl Machines {
         pids
     }
 
-    /// Stops all processes of all instances (SIGSTOP): the instances exist, but do not respond. Returns the number of processes.
-    ///
-    /// The `unshare` processes, which created the namespaces, are not part of the instances and continue.
+    /// Stops all processes of all instances (SIGSTOP), except `unshare`. Returns the number of stopped processes.
     pub fn freeze(&self) -> usize {
         self.signal_all("STOP")
     }
 
-    /// Resumes the processes that [`freeze`](Self::freeze) stopped (SIGCONT). Returns the number of processes.
+    /// Resumes the processes (SIGCONT). Returns their number.
     pub fn resume(&self) -> usize {
         self.signal_all("CONT")
     }

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 /// Maximum time that a test waits for one condition.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Polls until the condition holds. Returns false if it does not hold within [`WAIT_TIMEOUT`].
-///
-/// Intended for effects of other processes, such as files and child processes, about which the test gets no event.
+/// Polls until the condition holds. Returns false after [`WAIT_TIMEOUT`].
 pub async fn wait_until(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     while !condition() {
@@ -33,7 +31,7 @@ pub fn plugin_local() -> PathBuf {
     workspace_executable("fleeting-plugin-local")
 }
 
-/// Returns the path of an executable of the workspace, in the target directory from which this test runs.
+/// Returns the path of an executable in the target directory from which this test runs.
 #[must_use]
 pub fn workspace_executable(name: &str) -> PathBuf {
     let test_executable = std::env::current_exe().unwrap();
@@ -42,11 +40,10 @@ pub fn workspace_executable(name: &str) -> PathBuf {
     path
 }
 
-/// Child process whose output is read line by line. Dropping it kills the process.
+/// Child process whose output is read line by line. Dropping this value kills the process.
 pub struct RunningProcess {
     child: Child,
     lines: Receiver<String>,
-    /// Lines that were read so far.
     output: Vec<String>,
 }
 
@@ -68,7 +65,7 @@ impl RunningProcess {
         Self { child, lines, output: Vec::new() }
     }
 
-    /// Returns the next line for which `matches` returns true. `description` is for the message of a failure.
+    /// Returns the next line for which `matches` returns true. A failure shows `description`.
     pub fn wait_for_line(&mut self, description: &str, matches: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
@@ -86,7 +83,7 @@ impl RunningProcess {
         assert!(status.success());
     }
 
-    /// Waits until the process has exited. Returns its whole output and its exit status. `None` means that a signal ended it.
+    /// Waits until the process has exited. Returns its whole output, and its exit status or `None` after a signal.
     pub fn finish(mut self) -> (Vec<String>, Option<i32>) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

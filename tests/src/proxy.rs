@@ -1,6 +1,4 @@
 //! HTTP proxy between runner and coordinator that injects faults. It also forwards gRPC.
-//!
-//! A test provides a function that selects the fault of each API call, and that can act at this moment.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +20,6 @@ use rand::rngs::StdRng;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Path of job requests over gRPC.
 const GRPC_REQUEST: &str = "/gitlab.agent.job_router.rpc.JobRouter/GetJob";
 
 /// Kind of a call of the runner API.
@@ -61,25 +58,25 @@ impl ApiCall {
 pub enum Fault {
     /// The connection is closed before the request reaches the coordinator.
     DropBefore,
-    /// The connection is closed after the coordinator has processed the request, before its response is forwarded.
+    /// The coordinator processes the request, but its response is not forwarded.
     DropAfter,
     /// The request is delayed by this time.
     Delay(Duration),
-    /// The request is sent to the coordinator twice. The second response is forwarded.
+    /// The coordinator gets the request twice. The second response is forwarded.
     Duplicate,
     /// The coordinator receives half of the request body, then both connections are closed.
     TruncateRequest,
-    /// The coordinator receives a valid request with half of the body. Calls other than traces are forwarded unchanged.
+    /// The coordinator gets a valid request with half of the body. Only affects traces.
     ShortenTrace,
     /// The runner receives half of the response, then the connection is closed.
     TruncateResponse,
-    /// The runner receives a response with this status, and with `Retry-After` in seconds unless that is `None`. The request does not reach
+    /// The runner receives this status, and `Retry-After` in seconds unless that is `None`. The request does not reach
     /// the coordinator.
     Status(u16, Option<u32>),
 }
 
 impl Fault {
-    /// Returns whether a job request with this fault loses the assigned job if the coordinator has no idempotency keys.
+    /// Returns whether this fault of a job request loses the assigned job if the coordinator has no idempotency keys.
     pub fn loses_response(self) -> bool {
         matches!(self, Self::DropAfter | Self::TruncateResponse | Self::Duplicate)
     }
@@ -103,19 +100,18 @@ impl Fault {
     }
 }
 
-/// Selects the fault of each API call, in the order in which the calls arrive.
+/// Selects the fault of each API call.
 pub type FaultSelector = Box<dyn FnMut(ApiCall) -> Option<Fault> + Send>;
 
 struct Shared {
     target: Mutex<String>,
     client: reqwest::Client,
-    /// Client for gRPC calls.
     http2: reqwest::Client,
     grpc_requests: AtomicUsize,
     select_fault: Mutex<FaultSelector>,
 }
 
-/// HTTP proxy. Dropping it stops it.
+/// HTTP proxy. Dropping this value stops the proxy.
 pub struct Proxy {
     /// URL for runners.
     pub url: String,
@@ -164,7 +160,6 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let shared = Arc::clone(&shared);
         tokio::spawn(async move {
             let service = service_fn(move |request| handle(Arc::clone(&shared), request));
-            // An error means that a fault closed the connection.
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }

@@ -1,4 +1,4 @@
-//! Fake nesting daemon for tests. Each of its virtual machines is a process with an SSH server and its own home directory.
+//! Fake nesting daemon. Each of its virtual machines is a process with an SSH server and its own home directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,17 +20,16 @@ use crate::process::{WAIT_TIMEOUT, plugin_local};
 /// Name of an image that the daemon does not have.
 pub const MISSING_IMAGE: &str = "none";
 
-/// Virtual machines of the daemon, which creates and deletes them through this type.
+/// Virtual machines that the daemon creates and deletes.
 pub struct Vms {
     homes: PathBuf,
-    /// Public key that all machines accept, as if their image contained it.
-    authorized: String,
-    running: Mutex<BTreeMap<String, Child>>,
+    /// Public key that all machines accept.
+    authorized_key: String,
+    running_machines: Mutex<BTreeMap<String, Child>>,
     /// Number of creations that will fail.
     creation_failures: Mutex<u32>,
     /// Whether creations wait until they are resumed.
-    paused: watch::Sender<bool>,
-    /// Number of creations that have begun.
+    creations_paused: watch::Sender<bool>,
     started_creations: watch::Sender<u32>,
     /// Number of machines that will be created without an SSH server.
     unreachable_machines: Mutex<u32>,
@@ -49,13 +48,13 @@ impl NestingFixture {
     /// Starts a daemon.
     pub fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let authorized = write_key(&directory.path().join("key"));
+        let authorized_key = write_key(&directory.path().join("key"));
         let vms = Arc::new(Vms {
             homes: directory.path().join("homes"),
-            authorized,
-            running: Mutex::default(),
+            authorized_key,
+            running_machines: Mutex::default(),
             creation_failures: Mutex::default(),
-            paused: watch::Sender::new(false),
+            creations_paused: watch::Sender::new(false),
             started_creations: watch::Sender::new(0),
             unreachable_machines: Mutex::default(),
         });
@@ -64,12 +63,13 @@ impl NestingFixture {
         Self { daemon, vms, directory }
     }
 
-    /// Returns the table `[runners.autoscaler.vm_isolation]`, with the additional keys `extra_keys`.
+    /// Returns the table `[runners.autoscaler.vm_isolation]` with additional keys.
     pub fn table(&self, extra_keys: &str) -> String {
         vm_isolation_table(&self.directory.path().join("nesting.sock"), &self.directory.path().join("key"), extra_keys)
     }
 
-    /// Suspends all processes of all machines (SIGSTOP). The machines still exist, but do not respond. Returns the number of processes.
+    /// Stops all processes of all machines (SIGSTOP), so that the machines do not respond. Returns the number of
+    /// processes.
     pub fn freeze(&self) -> usize {
         Machines::new(&self.vms.homes).freeze()
     }
@@ -80,7 +80,7 @@ impl NestingFixture {
     }
 }
 
-/// Returns the table `[runners.autoscaler.vm_isolation]` for a daemon at `socket`, whose machines accept the private key at `key`.
+/// Returns the table `[runners.autoscaler.vm_isolation]`. `key` is the path of the private key.
 pub fn vm_isolation_table(socket: &Path, key: &Path, extra_keys: &str) -> String {
     format!(
         "[runners.autoscaler.vm_isolation]\n      enabled = true\n      nesting_host = \"unix://{}\"\n      {extra_keys}\n      \
@@ -91,7 +91,7 @@ pub fn vm_isolation_table(socket: &Path, key: &Path, extra_keys: &str) -> String
     )
 }
 
-/// Writes a private key to a file. Returns the public key.
+/// Writes a private key to a file, and returns the public key.
 pub fn write_key(path: &Path) -> String {
     let key = PrivateKey::random(&mut russh::keys::key::safe_rng(), Algorithm::Ed25519).unwrap();
     std::fs::write(path, key.to_openssh(LineEnding::LF).unwrap().as_bytes()).unwrap();
@@ -111,12 +111,12 @@ impl Vms {
 
     /// Makes creations of machines wait until [`Self::resume_creations`].
     pub fn pause_creations(&self) {
-        self.paused.send_replace(true);
+        self.creations_paused.send_replace(true);
     }
 
     /// Lets the waiting creations of machines continue.
     pub fn resume_creations(&self) {
-        self.paused.send_replace(false);
+        self.creations_paused.send_replace(false);
     }
 
     /// Waits until this number of creations has started in total.
@@ -125,14 +125,14 @@ impl Vms {
         tokio::time::timeout(WAIT_TIMEOUT, started.wait_for(|started| *started >= creations)).await.unwrap().unwrap();
     }
 
-    /// Kills the machine and all its processes. The daemon is not notified.
+    /// Kills the machine and all its processes without notifying the daemon.
     pub async fn crash(&self, machine: &str) {
-        let child = self.running.lock().remove(machine);
+        let child = self.running_machines.lock().remove(machine);
         stop(child.unwrap()).await;
     }
 }
 
-/// Decrements the counter. Returns false if it was already 0.
+/// Returns false if the counter is already 0.
 fn take_one(counter: &Mutex<u32>) -> bool {
     let mut counter = counter.lock();
     let is_positive = *counter > 0;
@@ -150,7 +150,7 @@ async fn stop(mut child: Child) {
 impl Hypervisor for Vms {
     async fn create(&self, id: &str, image: &str) -> Result<String, String> {
         self.started_creations.send_modify(|started| *started += 1);
-        let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
+        let _ = self.creations_paused.subscribe().wait_for(|creations_paused| !creations_paused).await;
         if image == MISSING_IMAGE {
             return Err("no such image".to_owned());
         }
@@ -167,19 +167,19 @@ impl Hypervisor for Vms {
         command.arg("instance").current_dir(&home).env("HOME", &home).env("VM_IMAGE", image);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
-        let line = format!("{}\n", self.authorized);
+        let line = format!("{}\n", self.authorized_key);
         child.stdin.as_mut().unwrap().write_all(line.as_bytes()).await.unwrap();
         let mut first_line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).await.unwrap();
         let port = first_line.split_whitespace().next().unwrap().to_owned();
-        self.running.lock().insert(id.to_owned(), child);
+        self.running_machines.lock().insert(id.to_owned(), child);
         Ok(format!("127.0.0.1:{port}"))
     }
 
     async fn delete(&self, id: &str) -> Result<(), String> {
-        let child = self.running.lock().remove(id);
+        let child = self.running_machines.lock().remove(id);
         if let Some(child) = child {
-            // A machine that was stopped with SIGSTOP does not exit when its standard input is closed.
+            // A machine that was stopped with SIGSTOP does not react to the end of its standard input.
             Machines::new(self.homes.join(id)).kill_all();
             stop(child).await;
         }

@@ -1,32 +1,30 @@
-//! Record of a step's call in the result tree: its parameters and results, masked and limited in size.
+//! Record of a step's call in the result tree, masked and limited in size.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Prefix of [`CallRecord::step`] for steps that are built into the agent.
+/// Prefix of [`CallRecord::step`] for built-in steps.
 pub const BUILTIN_PREFIX: &str = "builtin:";
 
-/// Replacement of a value that a record does not contain.
+/// Replacement of an omitted value.
 pub const MASKED: &str = "[MASKED]";
 
-/// Maximum size of one text of a record. A longer text is cut.
 const MAX_TEXT_BYTES: usize = 64 * 1024;
 
-/// Maximum size of the reference of a step whose record is removed.
 const MAX_REFERENCE_BYTES: usize = 1024;
 
-/// Parameters and results of a step that an author wrote, or parameters of a built-in step. Sensitive and masked values are replaced.
+/// Parameters and results of an author's step, or parameters of a built-in step, without secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CallRecord {
-    /// Text reference of the step, before its expressions are evaluated. `script` for a script, and `builtin:NAME` for a built-in step.
+    /// Reference of the step with its expressions. `script` for a script, and `builtin:NAME` for a built-in step.
     pub step: String,
     /// Inputs, with their defaults.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub inputs: Map<String, Value>,
-    /// Environment variables of the step. A result tree omits the variables that all steps of the job have.
+    /// Environment variables of the step. A result tree excludes the variables of all steps.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub env: Map<String, Value>,
     /// Program and arguments of the step's process.
@@ -41,26 +39,26 @@ pub struct CallRecord {
     /// Variables that the step exported.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub exports: Map<String, Value>,
-    /// Whether a text was cut, or everything except `step` was removed to limit the size of the records.
+    /// Whether a text was cut, or all fields except `step` were removed.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
 }
 
 impl CallRecord {
-    /// Returns the record of a step whose values must not be in the result. The record contains only the names of the inputs.
+    /// Returns the record of a step with only the names of its inputs.
     #[must_use]
     pub fn without_values(step: &str, inputs: &Map<String, Value>) -> Self {
         let inputs = inputs.keys().map(|name| (name.clone(), Value::String(MASKED.to_owned()))).collect();
         Self { step: step.to_owned(), inputs, ..Self::default() }
     }
 
-    /// Returns whether this is the record of a step that is built into the agent.
+    /// Returns whether this is the record of a built-in step.
     #[must_use]
     pub fn is_builtin(&self) -> bool {
         self.step.starts_with(BUILTIN_PREFIX)
     }
 
-    /// Returns the record with all its texts masked by `mask`, including the names of its values.
+    /// Returns the record with all texts masked, even names.
     #[must_use]
     pub fn masked(&self, mask: &dyn Fn(&str) -> String) -> Self {
         let map = |map: &Map<String, Value>| masked_map(map, mask);
@@ -87,9 +85,8 @@ impl CallRecord {
         }
     }
 
-    /// Cuts the texts that are too long, and reduces the record to its reference if it is larger than `left`. Subtracts its size from `left`.
-    ///
-    /// Returns whether at least the reference fits.
+    /// Cuts long texts, and reduces a record of more than `left` bytes to its reference. Subtracts the final size from
+    /// `left`. Returns whether at least the reference fits.
     #[must_use]
     pub(crate) fn limit(&mut self, left: &mut usize) -> bool {
         self.cut_texts();
@@ -117,14 +114,13 @@ impl CallRecord {
     }
 }
 
-/// Returns the size of a value as JSON. `None` means that it exceeds `max`.
+/// Returns the size of a value as JSON. `None` means more than `max`.
 pub(crate) fn json_size_within(value: &impl Serialize, max: usize) -> Option<usize> {
     let mut counter = Counter { max, size: 0 };
     serde_json::to_writer(&mut counter, value).ok()?;
     Some(counter.size)
 }
 
-/// Writer that counts the bytes, and fails if there are too many.
 struct Counter {
     max: usize,
     size: usize,
@@ -141,7 +137,6 @@ impl io::Write for Counter {
     }
 }
 
-/// Cuts the texts in a value that are too long. Returns whether a text was cut.
 fn cut_value(value: &mut Value) -> bool {
     match value {
         Value::String(text) => cut(text, MAX_TEXT_BYTES),
@@ -151,7 +146,7 @@ fn cut_value(value: &mut Value) -> bool {
     }
 }
 
-/// Cuts a text of more than `max` bytes to `max` bytes, including its size at the end. Returns whether it was cut.
+/// Cuts a text to `max` bytes, and appends its original size. Returns whether the text was cut.
 pub(crate) fn cut(text: &mut String, max: usize) -> bool {
     if text.len() <= max {
         return false;
@@ -162,17 +157,16 @@ pub(crate) fn cut(text: &mut String, max: usize) -> bool {
     true
 }
 
-/// Returns a value with the texts and numbers in it masked by `mask`. Names of values are not changed.
+/// Returns a value with masked texts and numbers. Names are unchanged.
 pub fn masked_value(value: &Value, mask: &dyn Fn(&str) -> String) -> Value {
     masked_with(value, mask, &str::to_owned)
 }
 
-/// Returns a map with masked names and values. Of several names that are equal after the masking, only the last one remains.
+/// Returns a map with masked names and values. Of entries with the same masked name, only the last remains.
 fn masked_map(map: &Map<String, Value>, mask: &dyn Fn(&str) -> String) -> Map<String, Value> {
     map.iter().map(|(name, value)| (mask(name), masked_with(value, mask, mask))).collect()
 }
 
-/// Returns a value with the texts and numbers in it masked by `mask`, and the names in it masked by `mask_name`.
 fn masked_with(value: &Value, mask: &dyn Fn(&str) -> String, mask_name: &dyn Fn(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(mask(text)),

@@ -1,4 +1,4 @@
-//! Codec of all messages of the contract: prost, with small buffers.
+//! Codec of all messages: prost, with small buffers.
 
 use std::marker::PhantomData;
 
@@ -6,14 +6,13 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::ProstCodec;
 
-/// Initial size of the buffer of each call in bytes. The buffer grows with the message.
+/// Initial size of a call's buffer, which grows with the message.
 ///
-/// Each running job has a call that waits for more of its log, so tonic's default of 8 KiB would waste memory.
+/// Each running job has a waiting call, for which tonic's default of 8 KiB would waste memory.
 const BUFFER_BYTES: usize = 256;
-/// Size from which encoded messages are sent before the next one is encoded. This is tonic's default.
+/// Size of encoded messages that are sent at once, as in tonic.
 const YIELD_BYTES: usize = 32 * 1024;
 
-/// Codec of the calls of an agent.
 #[derive(Debug)]
 pub(crate) struct SmallBufferCodec<T, U>(PhantomData<(T, U)>);
 

@@ -1,4 +1,4 @@
-//! Options of a job for authors of steps: breakpoints, fake steps, and records of any size. Jobs from a coordinator have none.
+//! Options of a job for authors of steps: breakpoints, fake steps, and large records. Not for jobs of a coordinator.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use crate::result::{MAX_FULL_RESULT_BYTES, MAX_RESULT_BYTES};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Development {
-    /// Breakpoints of a job that a debugger can pause. `None` means that the job can never be paused.
+    /// Options of the debugger. `None` means that the job cannot be paused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub debug: Option<DebugOptions>,
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
-    /// Whether the records of calls have no separate maximum size ([`crate::plan::JobPlan::record_calls`]). The whole result has
+    /// Whether records of calls have no separate limit ([`crate::plan::JobPlan::record_calls`]), but only
     /// [`MAX_FULL_RESULT_BYTES`].
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub full_records: bool,
@@ -43,20 +43,20 @@ impl Development {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DebugOptions {
-    /// Breakpoints that are set when the job starts. A debugger can set and clear breakpoints later.
+    /// Initial breakpoints.
     pub breakpoints: Vec<Breakpoint>,
     /// Whether the job pauses before its first step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pause_at_start: bool,
-    /// Time for which a paused job waits while no debugger is attached, in milliseconds. The job then continues. 0 means 30 s.
+    /// Time that a paused job waits without a debugger, in milliseconds. 0 means 30 s.
     pub attach_timeout_ms: u64,
 }
 
-/// Step that replaces another step and starts no process.
+/// Step that replaces another step, without a process.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeStep {
-    /// Step that is replaced: its text reference, or its path as in [`matches_path`].
+    /// Replaced step: its reference, or its path as in [`matches_path`].
     pub step: String,
     /// Outputs of the step.
     pub outputs: Map<String, Value>,
@@ -64,7 +64,7 @@ pub struct FakeStep {
     pub exports: BTreeMap<String, String>,
     /// Output for the log.
     pub log: String,
-    /// Exit code. Any code other than 0 is a failure.
+    /// Exit code. 0 means success.
     pub exit_code: i32,
 }
 
@@ -72,11 +72,11 @@ pub struct FakeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakWhen {
-    /// Before the step runs, when its inputs and environment are known.
+    /// Before the step, with known inputs and environment.
     Before,
-    /// After the step has ended.
+    /// After the step.
     After,
-    /// After the step has failed.
+    /// After a failure of the step.
     Failure,
 }
 
@@ -90,13 +90,13 @@ impl BreakWhen {
     }
 }
 
-/// Breakpoint. Its text form is `before:STEP`, `after:STEP`, `failure:STEP` or `failure`.
+/// Breakpoint, as text `before:STEP`, `after:STEP`, `failure:STEP` or `failure`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Breakpoint {
-    /// Condition for pausing.
+    /// Condition to pause.
     pub when: BreakWhen,
-    /// Pattern for the path of the steps, as in [`matches_path`].
+    /// Pattern of step paths, as in [`matches_path`].
     pub step: String,
 }
 
@@ -144,10 +144,10 @@ impl fmt::Display for Breakpoint {
 /// Pattern that matches every step.
 pub const ANY: &str = "*";
 
-/// Returns whether `pattern` matches the step at `path`: the pattern is the whole path, the end of the path, or [`ANY`].
+/// Returns whether `pattern` is `path`, the end of `path`, or [`ANY`].
 ///
-/// A path consists of the names of the steps from the outermost one to the step, with `/` between them. A pattern consists of
-/// whole names. The values of a step with a matrix are part of its name, `build: [linux, 1]`, and may be omitted in the pattern.
+/// A path consists of the steps' names, outermost first, with `/` between them, and a pattern of whole names. A pattern
+/// may omit matrix values such as `: [linux, 1]`.
 #[must_use]
 pub fn matches_path(pattern: &str, path: &str) -> bool {
     let ends_with = |path: &str| path.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('/'));
@@ -158,7 +158,7 @@ fn without_matrix_values(path: &str) -> String {
     let mut names = String::new();
     let mut rest = path;
     while let Some((before, values)) = rest.split_once(": [") {
-        // The values may contain slashes and brackets. They end at the first `]` before a slash, or else at a `]` that ends the path.
+        // Values may contain slashes and brackets. They end at the first `]` before a slash, or at the end of the path.
         let end = values.find("]/").or_else(|| values.ends_with(']').then_some(values.len() - 1));
         let Some(after) = end.and_then(|end| values.get(end + 1..)) else { break };
         names.push_str(before);

@@ -1,10 +1,8 @@
-//! The gRPC contract between manager and agent.
+//! The gRPC contract between manager and agent: GitLab's step-runner service ([`step_runner`]) and Muster's extension
+//! ([`agent`]).
 //!
-//! The contract consists of GitLab's step-runner service ([`step_runner`]), Muster's extension ([`agent`]), the inputs of the built-in steps
-//! ([`builtin`]) to which a job is lowered, the [`client`] of an agent, [`tls`] between both, and the conventions for an agent in a [`container`].
-//!
-//! A job is one `Run` of one step, `builtin://job`, whose input is a [`plan::JobPlan`]: a tree of steps, each with its
-//! policy.
+//! A job is one `Run` of the step `builtin://job` with a [`plan::JobPlan`]: a tree of steps with policies. The inputs
+//! of built-in steps are in [`builtin`].
 
 pub mod builtin;
 mod call_record;
@@ -22,7 +20,7 @@ pub mod step_runner {
     tonic::include_proto!("proto");
 }
 
-/// Descriptors of all messages, as a `FileDescriptorSet`, for formats of messages other than the wire format.
+/// Descriptors of all messages as a `FileDescriptorSet`.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
 /// Muster's extension (package `muster.agent.v1`).

@@ -1,4 +1,4 @@
-//! The plan of a job: a tree of steps, each with the policy that the engine applies to it.
+//! Plan of a job: a tree of steps with policies.
 //!
 //! ```text
 //! JobPlan --steps--> Step { name, policy, call } --call--> a built-in step
@@ -6,7 +6,7 @@
 //!                                                      --> more steps
 //! ```
 //!
-//! Unknown fields are ignored and missing fields have defaults, so that manager and agent can have adjacent versions.
+//! Manager and agent may have adjacent versions: unknown fields are ignored, and missing fields have defaults.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 use crate::builtin::{Inputs, ResourceShare, Tls, UnpackLimits, is_zero};
 use crate::development::Development;
 
-/// Reference of the built-in step that executes a job.
+/// Built-in step that executes a job.
 pub const JOB: &str = "builtin://job";
 
 /// Prefix of `RunRequest.steps`: an empty specification, then the definition (`docs/spec/steps.md`, section 6.4).
@@ -41,23 +41,20 @@ struct JobInputs<P> {
     plan: P,
 }
 
-/// Returns the text for `RunRequest.steps` with which the agent executes `plan`.
-///
-/// The plan is opaque to the step language: an expression in it, for example in a script, is not expanded.
+/// Returns `RunRequest.steps` for a plan, whose expressions, such as those in scripts, are not expanded.
 ///
 /// # Errors
-/// Never in practice: a plan can always be serialized to JSON.
+/// Never in practice: a plan can always be serialized.
 pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
     let item = Item { name: "job".to_owned(), step: JOB.to_owned(), inputs: JobInputs { plan } };
     Ok(format!("{PREAMBLE}{}", serde_json::to_string(&Definition { run: [item] })?))
 }
 
-/// Returns the plan in `RunRequest.steps`.
-///
-/// Any text that was not created by [`job_steps`] is a step file: the plan then has one step, which runs that file in `work_dir`.
+/// Returns the plan in `RunRequest.steps`. Any other text is a step file, which a plan with one step runs in
+/// `work_dir`.
 ///
 /// # Errors
-/// If the plan is not valid. The text of a step file is not checked here.
+/// The plan is invalid. The text of a step file is not checked.
 pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Error> {
     let definition = steps.strip_prefix(PREAMBLE).unwrap_or_default();
     let parse_error = match serde_json::from_str::<Definition<JobPlan>>(definition) {
@@ -74,79 +71,80 @@ pub fn job_plan(steps: &str, work_dir: &str) -> Result<JobPlan, serde_json::Erro
         builds_dir: work_dir.to_owned(),
         steps: vec![Step::new("run", "", Call::StepFile(steps.to_owned()))],
         bare: true,
-        // The client limits what it keeps of the log, as gitlab-runner does.
+        // The client limits the log, as gitlab-runner does.
         output_limit: u64::MAX,
         ..JobPlan::default()
     })
 }
 
-/// Input `plan` of `builtin://job`: the whole job.
+/// Input `plan` of `builtin://job`.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobPlan {
-    /// Lines at the start of the log, without line breaks. They name the runner and the environment of the job.
+    /// First lines of the log, without line breaks, about the runner and the environment.
     pub header: Vec<String>,
-    /// Further lines after the header, shown as information.
+    /// Further lines after the header.
     pub notices: Vec<String>,
-    /// Problems with the job's settings, shown as warnings after the header.
+    /// Warnings after the header, about the job's settings.
     pub warnings: Vec<String>,
-    /// Project directory of the job. Temporary files are in the directory of the same name with the suffix `.tmp`.
+    /// Project directory of the job. The directory with the suffix `.tmp` has temporary files.
     pub project_dir: String,
-    /// Image of the container in which the steps run. Empty means that they run on the machine of the agent.
+    /// Image of the steps' container. Empty means the machine of the agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image: String,
-    /// Configured directory that contains the project directory. A job can change everything below it.
+    /// Configured directory around the project directory, which jobs can change.
     pub builds_dir: String,
-    /// Timeout for all steps together, in milliseconds. 0 means no limit.
+    /// Timeout for all steps, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
-    /// Part of the timeout that the sources took before these steps, in milliseconds.
+    /// Part of the timeout that the sources used earlier, in milliseconds.
     #[serde(skip_serializing_if = "is_zero")]
     pub sources_time_ms: u64,
     /// Whether the log has `section_start` and `section_end` markers.
     pub trace_sections: bool,
-    /// Whether each line of the log begins with time and stream (FF_TIMESTAMPS).
+    /// Whether lines of the log begin with time and stream (FF_TIMESTAMPS).
     pub timestamps: bool,
-    /// Maximum size of the log in bytes. Further output is dropped with a notice. 0 means 4 MiB.
+    /// Maximum size of the log in bytes, after which output is dropped with a notice. 0 means 4 MiB.
     pub output_limit: u64,
     /// Token prefixes to mask in addition to the built-in ones.
     pub mask_prefixes: Vec<String>,
-    /// Whether `glpat-` is the only built-in token prefix that is masked (FF_MASK_ALL_DEFAULT_TOKENS off).
+    /// Whether `glpat-` is the only masked built-in token prefix (FF_MASK_ALL_DEFAULT_TOKENS off).
     pub legacy_token_masking: bool,
-    /// Whether lines `::add-mask::VALUE` of the output add values to mask (`proxy_exec`).
+    /// Whether output lines `::add-mask::VALUE` add values to mask (`proxy_exec`).
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub adds_masks: bool,
-    /// Time from SIGTERM to SIGKILL when the job is stopped, in milliseconds. 0 means 10 s.
+    /// Time from SIGTERM to SIGKILL, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
-    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. An initial pause of 0 means 5 s and 5 min.
+    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. An initial 0 means 5 s
+    /// and 5 min.
     pub retry_wait_ms: (u64, u64),
-    /// Whether the job waits before its first user command until the manager approves the start.
-    ///
-    /// Before the approval the manager can still reschedule the job to another environment.
+    /// Whether the job waits for the manager's approval before its first user command. Until then, the manager can
+    /// reschedule the job.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub require_start_approval: bool,
-    /// Steps of the job, in order.
+    /// Steps in order.
     pub steps: Vec<Step>,
-    /// Whether the log has only the output of the steps, without the lines that GitLab's jobs print before and after it.
+    /// Whether the log has only the output of the steps, without GitLab's lines.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bare: bool,
-    /// Endpoint from which artifacts are downloaded, and to which they are uploaded.
+    /// Endpoint for artifacts.
     pub coordinator: ArtifactEndpoint,
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
-    /// Rules and limits for the steps that the author of the job wrote. `None` means that there are none.
+    /// Rules and limits for the author's steps. `None` means none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_policy: Option<StepPolicy>,
-    /// Built-in steps, without `builtin://`, that lists of steps must not call, because the operator has a step in their place or before them.
+    /// Names, without `builtin://`, of built-in steps that lists of steps must not call. Operator's steps run in their
+    /// place or before them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved_builtins: Vec<String>,
-    /// The job's share of a machine that other jobs use, too. `None` means that no other job uses the machine.
+    /// Share of a machine with other jobs. `None` means no other jobs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
-    /// Whether no other job and no other program uses the network of the agent, so that its traffic is the traffic of the job.
+    /// Whether only this job uses the agent's network, whose traffic is then the traffic of the job.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub has_own_network: bool,
-    /// Whether the result contains a [`CallRecord`](crate::result::CallRecord) for each step.
+    /// Whether the result has a [`CallRecord`](crate::result::CallRecord) for each step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub record_calls: bool,
     /// Options for authors of steps.
@@ -154,7 +152,7 @@ pub struct JobPlan {
     pub development: Development,
 }
 
-/// Endpoint for uploading and downloading artifacts.
+/// Endpoint for artifacts.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactEndpoint {
@@ -162,25 +160,25 @@ pub struct ArtifactEndpoint {
     pub url: String,
     /// ID of the job.
     pub job_id: i64,
-    /// Token of the job. The spool file that contains it has mode 0600.
+    /// Token of the job.
     pub token: String,
     /// Certificates for the connection.
     pub tls: Tls,
-    /// Timeout for one upload, in milliseconds. 0 means one hour.
+    /// Timeout of an upload, in milliseconds. 0 means one hour.
     pub upload_timeout_ms: u64,
-    /// Timeout for the response after an upload was sent, in milliseconds. 0 means ten minutes.
+    /// Timeout for the response after an upload, in milliseconds. 0 means ten minutes.
     pub response_timeout_ms: u64,
     /// Whether downloads try the object storage first (FF_USE_DIRECT_DOWNLOAD).
     pub direct_download: bool,
 }
 
-/// One step of a plan.
+/// Step of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// Name of the step in the result, such as GitLab's `get_sources` or `step_script`. Also the name of its log section, unless
+    /// Name of the step in the result, such as GitLab's `get_sources` or `step_script`, and of its log section unless
     /// [`Policy::section`] is set.
     pub name: String,
-    /// Conditions and limits under which the engine runs the step.
+    /// Conditions and limits of the step.
     #[serde(default)]
     pub policy: Policy,
     /// Action of the step.
@@ -188,50 +186,50 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step that runs once, if all steps before it succeeded, without a separate timeout.
+    /// Returns a step that runs once after successful steps, without its own timeout.
     #[must_use]
     pub fn new(name: &str, title: &str, call: Call) -> Self {
         Self { name: name.to_owned(), policy: Policy { title: title.to_owned(), ..Policy::default() }, call }
     }
 }
 
-/// Conditions and limits under which the engine runs a step.
+/// Conditions and limits of a step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Policy {
-    /// First line of the step's log section. Empty means that the step has no section.
+    /// First line of the log section. Empty means no section.
     pub title: String,
-    /// Name of the log section. Empty means the name of the step.
+    /// Name of the log section. Empty means that of the step.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub section: String,
-    /// Condition for running the step.
+    /// Condition of the step.
     pub when: When,
     /// Maximum number of attempts, at least 1. For [`Call::Delegate`], attempts to create the environment.
     pub attempts: u32,
-    /// Timeout for all attempts together, in milliseconds. 0 means the timeout of the job.
+    /// Timeout for all attempts, in milliseconds. 0 means that of the job.
     pub timeout_ms: u64,
     /// Whether a failure is only a warning.
     pub allow_failure: bool,
-    /// Whether the operator of the runner added the step. Its failure then counts as a failure of the runner, not of the job.
+    /// Whether the runner's operator added the step, so that its failure is a failure of the runner.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub by_operator: bool,
-    /// Variables that a step of the operator exports for the rest of the job, by name.
+    /// Variables that an operator's step exports for the rest of the job, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub exports: BTreeMap<String, ExportKind>,
-    /// Role of the step in the upload of artifacts that steps of the operator check or sign.
+    /// Role in an upload of artifacts.
     #[serde(skip_serializing_if = "UploadRole::is_none")]
     pub upload_role: UploadRole,
 }
 
-/// Role of a step in the upload of artifacts that steps of the operator check or sign.
+/// Role of a step in an upload of artifacts that the operator's steps check or sign.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UploadRole {
     /// No role.
     #[default]
     None,
-    /// Checks or signs the artifacts. If the step fails, and its failure is not only a warning, the artifacts are not uploaded. The
-    /// output `files` of the step names files to add to the archives.
+    /// Checks or signs the artifacts. After a failure that is not only a warning, they are not uploaded. The output
+    /// `files` adds files to the archives.
     Check,
     /// Uploads the artifacts.
     Upload,
@@ -260,18 +258,18 @@ impl Default for Policy {
     }
 }
 
-/// Condition for a step, given how the earlier steps in the same list have ended.
+/// Condition of a step on the earlier steps of its list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum When {
-    /// Runs if no earlier step failed, and the job was not canceled.
+    /// Runs if no earlier step failed and the job was not canceled.
     #[default]
     OnSuccess,
-    /// Runs if an earlier step failed, or if the job was canceled during its scripts.
+    /// Runs if an earlier step failed, or the job was canceled during its scripts.
     OnFailure,
-    /// Runs after success and failure, but not after the job was stopped or timed out.
+    /// Runs after success and failure, but not after a stop or timeout of the job.
     Always,
-    /// Always runs, even after a timeout or a cancellation. For cleaning up.
+    /// Always runs. For cleaning up.
     Finally,
 }
 
@@ -279,50 +277,51 @@ pub enum When {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Call {
-    /// Runs a built-in step. Its inputs are literal: an expression in them, for example in a script, is not expanded.
+    /// Runs a built-in step with literal inputs, whose expressions, such as those in scripts, are not expanded.
     Builtin {
         /// Name without `builtin://`.
         name: String,
-        /// [`Inputs`] of the step, as JSON.
+        /// [`Inputs`] of the step as JSON.
         inputs: Value,
     },
-    /// Runs an author's `run:` list: steps in GitLab's step format.
+    /// Runs an author's `run:` list.
     Run(Value),
-    /// Runs an author's step: the two documents of a step file.
+    /// Runs an author's step file.
     StepFile(String),
     /// Runs steps at another agent, in an environment that a built-in step creates.
     ///
-    /// The result of the steps is the result of this step, and a cancellation of this step cancels them. The log section of this step ends when
+    /// This step has the result of the inner steps. Its cancellation cancels the inner steps. Its log section ends when
     /// the environment is ready.
     Delegate {
-        /// Name of the built-in step that creates the environment, without `builtin://`.
+        /// Built-in step that creates the environment, without `builtin://`.
         name: String,
         /// [`Inputs`] of that step as JSON.
         inputs: Value,
-        /// Steps that this agent runs while the environment is created, before the other agent starts. They start what runs beside the
-        /// steps of the job, such as services. If one of them fails, the environment is not created.
+        /// Steps at this agent that start what runs beside the environment, such as services, before the other agent
+        /// starts. After a failure, the environment is not created.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         beside: Vec<Step>,
-        /// Steps that the other agent runs.
+        /// Steps at the other agent.
         steps: Vec<Step>,
     },
-    /// Runs a step of the operator in place of a built-in step. The conditions and limits of the built-in step apply to it.
+    /// Runs an operator's step in place of a built-in step, with the conditions and limits of the built-in step.
     Replaced {
         /// Name of the built-in step, without `builtin://`.
         name: String,
-        /// [`Inputs`] of the built-in step, as JSON.
+        /// [`Inputs`] of the built-in step as JSON.
         inputs: Value,
         /// Reference of the operator's step.
         step: String,
-        /// Inputs that the operator sets. They may contain expressions, and replace inputs of the built-in step with the same name.
+        /// Inputs of the operator, with expressions. They replace inputs of the built-in step.
         with: Map<String, Value>,
     },
-    /// Runs steps, one after the other. Their conditions refer to each other and not to steps outside this list.
+    /// Runs steps in order. Their conditions refer only to this list.
     Steps(Vec<Step>),
 }
 
 impl When {
-    /// Returns whether a step with this condition may run. `has_failed` is whether an earlier step of the same list has failed.
+    /// Returns whether a step with this condition may run. `has_failed` means that an earlier step of the list has
+    /// failed.
     #[must_use]
     pub fn allows(self, has_failed: bool) -> bool {
         match self {
@@ -336,19 +335,19 @@ impl When {
 impl Call {
     /// Returns the call of the built-in step with these inputs.
     pub fn builtin<I: Inputs>(inputs: &I) -> Self {
-        // Inputs are plain data. If their serialization failed nevertheless, the agent would reject `null` and name the step.
+        // Cannot fail. The agent would reject `null` and name the step.
         Self::Builtin { name: I::BUILTIN.to_owned(), inputs: serde_json::to_value(inputs).unwrap_or_default() }
     }
 
-    /// Returns the call that runs `steps` in the environment that the built-in step with these inputs creates. `beside` are the steps that
-    /// start what runs beside them.
+    /// Returns the call that runs `steps` in the environment of the built-in step with these inputs, and `beside`
+    /// before them at this agent.
     pub fn delegate<I: Inputs>(inputs: &I, beside: Vec<Step>, steps: Vec<Step>) -> Self {
-        // As in [`Call::builtin`], serialization cannot fail.
+        // Cannot fail, as in [`Call::builtin`].
         let inputs = serde_json::to_value(inputs).unwrap_or_default();
         Self::Delegate { name: I::BUILTIN.to_owned(), inputs, beside, steps }
     }
 
-    /// Returns the inputs if this calls the built-in step of type `I`.
+    /// Returns the inputs of a call of the built-in step `I`.
     #[must_use]
     pub fn inputs<I: Inputs>(&self) -> Option<I> {
         match self {

@@ -1,4 +1,4 @@
-//! Result of a job: the record in the agent's spool, and the tree that `muster ci show` prints.
+//! Result of a job: the record in the spool, and the tree of `muster ci show`.
 
 use muster_job::{FailureReason, TerminationCause};
 use serde::{Deserialize, Serialize};
@@ -7,20 +7,17 @@ use serde_json::Value;
 pub use crate::call_record::{BUILTIN_PREFIX, CallRecord, MASKED, masked_value};
 use crate::call_record::{cut, json_size_within};
 
-/// Key of the job's resource usage in the human-readable tree.
 const USAGE_KEY: &str = "used";
-/// Maximum size of the records of all calls of a job together.
 const MAX_RECORDS_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum size of a result as JSON, in bytes. An agent shortens a larger result, and a client rejects it.
 ///
-/// A parsed result can use many times its size in memory, and a job can answer in place of the agent in its container.
+/// A parsed result may need much more memory, and a job may answer instead of the agent in its container.
 pub const MAX_RESULT_BYTES: usize = 2 * MAX_RECORDS_BYTES;
-/// Maximum size of a result with records of any size ([`Development::full_records`]), in bytes. It is enforced like [`MAX_RESULT_BYTES`].
+/// Maximum size of a result with [`Development::full_records`], in bytes, enforced like [`MAX_RESULT_BYTES`].
 ///
 /// [`Development::full_records`]: crate::development::Development::full_records
 pub const MAX_FULL_RESULT_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum size of the name and of the message of a step in a result that is shortened, in bytes.
 const MAX_SHORT_TEXT_BYTES: usize = 1024;
 
 /// Result of a job.
@@ -28,22 +25,22 @@ const MAX_SHORT_TEXT_BYTES: usize = 1024;
 pub struct JobResult {
     /// How the job ended.
     pub outcome: Outcome,
-    /// Short message, as in the last line of the trace: `exit status 1`.
+    /// Short message in the last line of the trace, such as `exit status 1`.
     #[serde(default)]
     pub message: String,
-    /// Length of the log in bytes when the job ended. 0 if GitLab's step-runner ran the job.
+    /// Final length of the log in bytes. 0 for GitLab's step-runner.
     pub log_bytes: u64,
-    /// CRC-32 (IEEE) of the log. 0 if GitLab's step-runner ran the job.
+    /// CRC-32 (IEEE) of the log. 0 for GitLab's step-runner.
     pub log_crc32: u32,
-    /// Result tree of the steps, in the order in which they started.
+    /// Result tree of the steps, in order of their start.
     pub tree: StepNode,
-    /// Resources that the job used. `None` means that they are unknown, for example because the job could not be started.
+    /// Resources that the job used. `None` means unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<ResourceUsage>,
 }
 
 impl JobResult {
-    /// Returns the human-readable tree, with the resource usage of the job at its root.
+    /// Returns the human-readable tree, with the resource usage at its root.
     #[must_use]
     pub fn to_tree(&self) -> Option<Value> {
         let mut tree = serde_json::to_value(&self.tree).ok()?;
@@ -53,16 +50,16 @@ impl JobResult {
         Some(tree)
     }
 
-    /// Returns the human-readable tree if its JSON has at most `max` bytes. A larger tree loses the records of all calls first. `None` means
-    /// that the tree is too large even without them.
+    /// Returns the human-readable tree with at most `max` bytes of JSON, if necessary without call records. `None`
+    /// means that it is too large nevertheless.
     #[must_use]
     pub fn to_tree_within(&self, max: usize) -> Option<Value> {
         let fits = |tree: &Value| json_size_within(tree, max).is_some();
         self.to_tree().filter(fits).or_else(|| self.without_records().to_tree().filter(fits))
     }
 
-    /// Returns the result if its JSON has at most `max` bytes. A larger result loses the records of all calls first, and then the inner steps
-    /// and the ends of long texts.
+    /// Returns a result with at most `max` bytes of JSON, if necessary without call records, and then without inner
+    /// steps and the ends of long texts.
     #[must_use]
     pub fn within_limit(self, max: usize) -> Self {
         let fits = |result: &Self| json_size_within(result, max).is_some();
@@ -79,7 +76,7 @@ impl JobResult {
         result
     }
 
-    /// Returns the result without the records of the calls.
+    /// Returns the result without call records.
     #[must_use]
     pub fn without_records(&self) -> Self {
         let mut result = self.clone();
@@ -88,13 +85,13 @@ impl JobResult {
     }
 }
 
-/// Limits the records of a job in size. The records must be masked first, so that a text is not cut inside a value that must be masked.
+/// Limits the call records of a job in size. They must be masked first, because a cut may be inside a secret.
 pub fn limit_records(tree: &mut StepNode) {
     let mut left = MAX_RECORDS_BYTES;
     limit_within(tree, &mut left);
 }
 
-/// Limits the records of a step and of the steps inside it to `left` bytes. A record is removed if not even its reference fits.
+/// Limits the call records of a step and its inner steps to `left` bytes. Removes records whose reference does not fit.
 fn limit_within(node: &mut StepNode, left: &mut usize) {
     if node.call.as_mut().is_some_and(|call| !call.limit(left)) {
         node.call = None;
@@ -102,7 +99,7 @@ fn limit_within(node: &mut StepNode, left: &mut usize) {
     node.steps.iter_mut().for_each(|step| limit_within(step, left));
 }
 
-/// Removes the records of a step and of the steps inside it.
+/// Removes the call records of a step and its inner steps.
 pub fn remove_calls(node: &mut StepNode) {
     node.call = None;
     node.steps.iter_mut().for_each(remove_calls);
@@ -112,38 +109,36 @@ pub fn remove_calls(node: &mut StepNode) {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResourceUsage {
-    /// Time from start to end, in milliseconds.
+    /// Wall-clock time, in milliseconds.
     pub wall_ms: u64,
-    /// CPU time, in milliseconds. `None` means that it was not measured.
+    /// CPU time, in milliseconds. `None` means not measured.
     pub cpu_ms: Option<u64>,
-    /// Maximum memory in use at once, in bytes. `None` means that it was not measured.
+    /// Peak memory, in bytes. `None` means not measured.
     pub memory_bytes: Option<u64>,
-    /// Whether the numbers come from single processes, because the job had no cgroup.
-    ///
-    /// The CPU time then covers all processes that exited or were killed, and the memory is that of the largest process.
+    /// Whether the numbers come from single processes, without a cgroup: the CPU time of all ended processes, and the
+    /// memory of the largest process.
     pub counted_by_process: bool,
-    /// Bytes that the processes of the job read from storage. `None` means that it was not measured.
+    /// Bytes read from storage. `None` means not measured.
     pub read_bytes: Option<u64>,
-    /// Bytes that the processes of the job wrote to storage, even if the kernel had not yet flushed them. `None` means that this was not
-    /// measured.
+    /// Bytes written to storage, even if not flushed yet. `None` means not measured.
     pub written_bytes: Option<u64>,
-    /// Bytes that the job received from the network. `None` means that they were not counted, usually because the job shared its network.
+    /// Bytes received from the network. `None` means not counted, usually because the job shared its network.
     pub received_bytes: Option<u64>,
-    /// Bytes that the job sent to the network. `None` as for [`Self::received_bytes`].
+    /// Bytes sent to the network. `None` as for [`Self::received_bytes`].
     pub sent_bytes: Option<u64>,
-    /// Time for which a process in the job's cgroup waited for a CPU, in milliseconds. Without a cgroup, any process of the machine counts.
-    /// `None` means that it was not measured.
+    /// Time for which a process of the job waited for a CPU, in milliseconds. Without a cgroup, any process of the
+    /// machine. `None` means not measured.
     pub cpu_stalled_ms: Option<u64>,
-    /// Time spent waiting for memory, counted as for [`Self::cpu_stalled_ms`], in milliseconds.
+    /// Time waiting for memory, as for [`Self::cpu_stalled_ms`].
     pub memory_stalled_ms: Option<u64>,
-    /// Time spent waiting for I/O, counted as for [`Self::cpu_stalled_ms`], in milliseconds.
+    /// Time waiting for I/O, as for [`Self::cpu_stalled_ms`].
     pub io_stalled_ms: Option<u64>,
-    /// Reason why the job had no share of the machine. Empty if it had a share, or if no share was requested.
+    /// Reason why the job had no share of the machine. Empty if it had a share or needed none.
     pub share_error: String,
 }
 
 impl ResourceUsage {
-    /// Adds the resources that delegated steps used in another environment.
+    /// Adds the resources of delegated steps.
     pub fn add_delegated(&mut self, other: &Self) {
         sum(&mut self.cpu_ms, other.cpu_ms);
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
@@ -157,7 +152,7 @@ impl ResourceUsage {
         sum(&mut self.io_stalled_ms, other.io_stalled_ms);
     }
 
-    /// Returns the resource usage at the root of a tree that [`JobResult::to_tree`] created. `None` if the tree has none.
+    /// Returns the resource usage in a tree of [`JobResult::to_tree`].
     #[must_use]
     pub fn from_tree(tree: &Value) -> Option<Self> {
         serde_json::from_value(tree.get(USAGE_KEY)?.clone()).ok()
@@ -171,10 +166,9 @@ fn sum(own: &mut Option<u64>, other: Option<u64>) {
     };
 }
 
-/// Resources that the processes of a step used. In each field, `None` means that nothing was measured.
+/// Resources of a step's processes that ended during the step, with their awaited children. `None` means not measured.
 ///
-/// Only processes that ended during the step are counted, together with those of their children for which they waited. The root of the
-/// result tree has [`ResourceUsage`] instead, with more fields.
+/// The root of the result tree has [`ResourceUsage`] instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepUsage {
@@ -190,17 +184,17 @@ pub struct StepUsage {
     /// Bytes written to storage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub written_bytes: Option<u64>,
-    /// Bytes that the job received from the network during the step. Usually `None` if the job shared its network, or if other steps ran at
-    /// the same time.
+    /// Bytes received from the network during the step. `None` means not counted, usually because the job shared its
+    /// network or other steps ran at the same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub received_bytes: Option<u64>,
-    /// Bytes that the job sent to the network during the step. `None` as for [`Self::received_bytes`].
+    /// Bytes sent to the network during the step. `None` as for [`Self::received_bytes`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent_bytes: Option<u64>,
 }
 
 impl StepUsage {
-    /// Adds what an inner step used.
+    /// Adds the resources of an inner step.
     pub fn add(&mut self, inner: &Self) {
         sum(&mut self.cpu_ms, inner.cpu_ms);
         self.memory_bytes = self.memory_bytes.max(inner.memory_bytes);
@@ -215,25 +209,25 @@ impl StepUsage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum Outcome {
-    /// All required steps passed.
+    /// All required steps succeeded.
     Success,
-    /// A step failed, or the job was ended early.
+    /// A step failed, or the job ended early.
     Failed {
         /// GitLab's failure reason.
         reason: FailureReason,
-        /// Exit status of the failed step, such as the user's script, if known.
+        /// Exit status of the failed step, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
-        /// Reason why the job was ended early. `None` means that it was not.
+        /// Reason for the early end. `None` means that there was none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<TerminationCause>,
     },
 }
 
-/// A step in the result tree.
+/// Step in the result tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepNode {
-    /// Name of the step: `get_sources`, `step_script`, or the author's.
+    /// Name of the step, such as `get_sources`, or the author's.
     pub name: String,
     /// How the step ended.
     pub status: StepStatus,
@@ -247,19 +241,19 @@ pub struct StepNode {
     /// Reason why the step failed or was skipped.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Reason why the step was ended early.
+    /// Reason why the step ended early.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<TerminationCause>,
-    /// Number of attempts, if there were several. `None` means that the step was not repeated.
+    /// Number of attempts. `None` means one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// Resources that the step used, with the steps inside it. `None` means that nothing was measured.
+    /// Resources of the step and its inner steps. `None` means not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used: Option<StepUsage>,
-    /// Steps inside this one.
+    /// Inner steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepNode>,
-    /// Call of the step, if the job recorded the calls.
+    /// Call of the step, if recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<Box<CallRecord>>,
 }

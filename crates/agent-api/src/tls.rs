@@ -1,4 +1,4 @@
-//! Mutual TLS between an agent that listens on a TCP address and its clients: each end proves who it is by a certificate.
+//! Mutual TLS between an agent on a TCP address and its clients.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,32 +11,32 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// Name of HTTP/2 in the negotiation of the protocol. Go's gRPC clients require it.
+/// HTTP/2 in the protocol negotiation, which Go's gRPC clients require.
 const HTTP2: &[u8] = b"h2";
 
-/// Files of one end of a connection, in PEM format.
+/// PEM files of one end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificate of this end, followed by the certificates of intermediate authorities, if any.
+    /// Certificate of this end, followed by the certificates of intermediate authorities.
     pub certificate: PathBuf,
     /// Private key of the certificate.
     pub key: PathBuf,
-    /// Certificates of the authorities that sign the certificates of the other end.
+    /// Certificates of the authorities for the other end.
     pub authority: PathBuf,
 }
 
-/// A file that cannot be used for TLS.
+/// File that cannot be used for TLS.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to use {} for TLS: {message}", path.display())]
 pub struct TlsError {
     /// The file.
     pub path: PathBuf,
-    /// Cause, with a remedy if there is one.
+    /// Cause and remedy.
     pub message: String,
 }
 
 impl TlsFiles {
-    /// Returns the configuration of a server that accepts only clients whose certificate is from the authority.
+    /// Returns the configuration of a server that requires client certificates of the authority.
     ///
     /// # Errors
     /// [`TlsError`] if a file is invalid.
@@ -54,7 +54,8 @@ impl TlsFiles {
         Ok(config)
     }
 
-    /// Returns the configuration of a client that accepts only servers whose certificate is from the authority, and names the server's address.
+    /// Returns the configuration of a client that requires a server certificate of the authority for the server's
+    /// address.
     ///
     /// # Errors
     /// [`TlsError`] if a file is invalid.

@@ -1,4 +1,4 @@
-//! The agent's jobs: running jobs, and finished jobs whose results are in the spool.
+//! Running jobs of the agent, and finished jobs whose results are in the spool.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,10 +16,9 @@ use crate::job::{AgentContext, Job};
 use crate::run_job;
 use crate::spool::Spool;
 
-/// Maximum time that `Close` waits for the end of a job that it stopped.
+/// Maximum time that `Close` waits for the end of a stopped job.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reason why a call about a job is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("`{0}` is not a valid job ID; use up to 128 letters, digits, `-`, `_` and `.`")]
@@ -36,7 +35,6 @@ pub(crate) enum RequestError {
     CloseTimeout,
 }
 
-/// State that all calls share.
 #[derive(Debug)]
 pub(crate) struct Agent {
     pub(crate) context: Arc<AgentContext>,
@@ -61,22 +59,21 @@ impl Agent {
         Self { context, state: Mutex::default() }
     }
 
-    /// Adds a job whose result is already known.
     pub(crate) fn adopt(&self, job: Job) {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Adds a job of an earlier agent that has no result yet. The task `ending` records its result.
+    /// Adds an unfinished job of an earlier agent. The task `ending` records its result.
     pub(crate) fn adopt_unfinished(&self, job: &Arc<Job>, ending: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state.lock();
         state.jobs.insert(job.id.clone(), Arc::clone(job));
         state.tasks.spawn(ending);
     }
 
-    /// Starts a job. Does nothing if a job with this ID already exists (R3 in `docs/spec/life-of-a-job.md`).
+    /// Starts a job, unless its ID exists (R3 in `docs/spec/life-of-a-job.md`).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;
-        // Locked while the request is written, so that the same ID cannot start twice.
+        // The lock prevents that an ID starts twice while its request is written.
         let mut state = self.state.lock();
         while state.tasks.try_join_next().is_some() {}
         if state.jobs.contains_key(&entry.id) {
@@ -99,17 +96,16 @@ impl Agent {
         self.state.lock().jobs.get(id).cloned().ok_or_else(|| RequestError::Unknown(id.to_owned()))
     }
 
-    /// Returns all jobs, ordered by ID.
     pub(crate) fn jobs(&self) -> Vec<Arc<Job>> {
         let mut jobs: Vec<_> = self.state.lock().jobs.values().cloned().collect();
         jobs.sort_by(|a, b| a.id.cmp(&b.id));
         jobs
     }
 
-    /// Closes a job: ends it if it is running, and deletes its entry. Succeeds if the job does not exist.
+    /// Stops a job, and deletes its entry. Succeeds if the job does not exist.
     pub(crate) async fn close(&self, id: &str) -> Result<(), RequestError> {
         let Ok(job) = self.job(id) else {
-            // Files of an attempt that started no process may exist.
+            // An attempt that started no process may have left files.
             return match self.context.spool.entry(id) {
                 Some(entry) => entry.remove_on_blocking_thread().await.map_err(RequestError::Spool),
                 None => Ok(()),
@@ -127,7 +123,7 @@ impl Agent {
         let removed = tokio::task::spawn_blocking(move || blocking_job.remove()).await;
         removed.unwrap_or_else(|error| Err(error.into())).map_err(RequestError::Spool)?;
         let mut state = self.state.lock();
-        // Another `Close` may have completed first, and a new job may have the same ID.
+        // After a concurrent `Close`, a new job may have the same ID.
         if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
             state.jobs.remove(&job.id);
         }
@@ -136,9 +132,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Deletes jobs that ended longer ago than `retention` and were never closed (R6 in `docs/spec/life-of-a-job.md`).
-    ///
-    /// Also deletes entries of this age that have no job.
+    /// Deletes jobs that ended longer ago than `retention` (R6 in `docs/spec/life-of-a-job.md`), and entries of this
+    /// age without a job.
     pub(crate) async fn prune(&self, retention: Duration) {
         for job in self.jobs().into_iter().filter(|job| job.finished().is_some() && job.entry.age() > retention) {
             tracing::info!(
@@ -157,17 +152,15 @@ impl Agent {
         }
     }
 
-    /// Returns whether the agent can exit.
-    ///
-    /// A running job keeps the agent running. If managers can still connect (`is_reachable`), a finished job that has not been closed also
-    /// keeps it running.
+    /// Returns whether the agent can exit: no job runs, and if managers can still connect (`is_reachable`), all jobs
+    /// were closed.
     pub(crate) fn is_idle(&self, is_reachable: bool) -> bool {
         let state = self.state.lock();
         let has_running_job = state.jobs.values().any(|job| job.finished().is_none());
         !has_running_job && (!is_reachable || state.jobs.is_empty() && self.context.spool.is_empty())
     }
 
-    /// Accepts no new jobs, stops those that run, and waits until they have ended.
+    /// Accepts no new jobs, stops running jobs, and waits for their end.
     pub(crate) async fn drain(&self, cause: TerminationCause) {
         let mut tasks = {
             let mut state = self.state.lock();

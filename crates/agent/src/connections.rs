@@ -1,14 +1,13 @@
-//! Tracks connections, and closes an agent that is idle.
+//! Tracks connections, and closes an idle agent.
 //!
 //! ```text
 //! open --no connection for the idle timeout, and no job to run or fetch--> closed
 //! ```
 //!
-//! A closed agent refuses connections, so a manager that tries to connect starts a new agent.
+//! A closed agent refuses connections, so that its manager starts a new agent.
 //!
-//! The agent keeps running while a connection is open, a job is running, or a finished job has not been closed, because its manager may
-//! return at any time. If the agent's socket file was deleted and the agent does not listen on a TCP address, finished jobs no longer keep
-//! the agent running. With an unattended timeout, the agent stops even if jobs are running or their results have not been fetched.
+//! A running job keeps the agent open, and so does a finished job that was not closed, unless managers can no longer
+//! connect. After an unattended timeout, the agent stops despite its jobs.
 
 use std::fs;
 use std::io;
@@ -30,11 +29,10 @@ use tonic::transport::server::Connected;
 use crate::refused::RefusedConnections;
 use crate::tls::{ACCEPT_RETRY_DELAY, TlsListener};
 
-/// Counts the open connections.
 #[derive(Debug)]
 pub(crate) struct ConnectionTracker {
     connections: Mutex<Connections>,
-    /// Whether no connection is open. Watchers are notified whenever a connection is opened or closed.
+    /// Whether no connection is open. Changes notify watchers.
     is_empty: watch::Sender<bool>,
 }
 
@@ -51,7 +49,6 @@ impl Default for ConnectionTracker {
 }
 
 impl ConnectionTracker {
-    /// Admits a connection. `None` means that the agent is closed for connections.
     fn admit(self: &Arc<Self>, stream: Transport) -> Option<TrackedConnection> {
         let mut connections = self.connections.lock();
         if connections.is_closed {
@@ -68,22 +65,20 @@ impl ConnectionTracker {
         self.is_empty.send_replace(connections.open == 0);
     }
 
-    /// Closes the agent for connections if none is open and `is_idle` returns true. No connection is admitted during that call. Returns whether
-    /// the agent is closed.
+    /// Closes the agent if no connection is open and `is_idle` returns true. Returns whether the agent is closed.
     fn close_if(&self, is_idle: impl FnOnce() -> bool) -> bool {
         let mut connections = self.connections.lock();
         connections.is_closed = connections.open == 0 && is_idle();
         connections.is_closed
     }
 
-    /// Waits until no connection has been open for `idle_timeout` and `is_idle` returns true. Then closes the agent for connections.
-    ///
-    /// If `is_idle` returns false, it is called again after another `idle_timeout`.
+    /// Closes the agent when no connection was open for `idle_timeout` and `is_idle` returns true. Calls `is_idle`
+    /// again after another `idle_timeout`.
     pub(crate) async fn close_when_idle(&self, idle_timeout: Duration, is_idle: impl Fn() -> bool) {
         let mut is_empty = self.is_empty.subscribe();
         loop {
             if is_empty.wait_for(|empty| *empty).await.is_err() {
-                // Cannot happen: the sender is a field of `self`.
+                // Cannot happen, because `self` has the sender.
                 return;
             }
             tokio::select! {
@@ -93,8 +88,8 @@ impl ConnectionTracker {
         }
     }
 
-    /// Accepts connections to the socket and to the address indefinitely. If `only_user` is set, connections of other users to the
-    /// socket are closed.
+    /// Accepts connections to the socket and the address indefinitely. `only_user` is the only user of the socket.
+    /// `None` means all users.
     pub(crate) fn accept(
         self: Arc<Self>,
         socket: UnixListener,
@@ -110,7 +105,6 @@ impl ConnectionTracker {
     }
 }
 
-/// Accepts connections to a socket indefinitely. If `only_user` is set, those of other users are closed.
 fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = UnixStream> {
     let refused = RefusedConnections::default();
     futures::stream::unfold((listener, refused), move |(listener, refused)| async move {
@@ -132,12 +126,10 @@ fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = 
     })
 }
 
-/// Returns whether the process at the other end of a connection runs as this user.
 fn is_of(stream: &UnixStream, user: u32) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == user)
 }
 
-/// An open connection that is counted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedConnection {
     stream: Transport,
@@ -156,14 +148,12 @@ impl Connected for TrackedConnection {
     fn connect_info(&self) {}
 }
 
-/// A connection of either kind. No service depends on the kind.
 #[derive(Debug)]
 enum Transport {
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Calls a method of the stream of a [`TrackedConnection`].
 macro_rules! stream {
     ($connection:expr, $method:ident $(, $argument:expr)*) => {
         match &mut $connection.get_mut().stream {
@@ -208,7 +198,7 @@ impl AsyncWrite for TrackedConnection {
     }
 }
 
-/// A socket file, identified by device and inode, because another agent may replace the file at the same path.
+/// Socket file with its device and inode, because another agent may replace the file at this path.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -216,13 +206,11 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Returns the file that is currently at `path`.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         let metadata = fs::symlink_metadata(path)?;
         Ok(Self { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) })
     }
 
-    /// Returns whether the file still exists.
     pub(crate) fn exists(&self) -> bool {
         fs::symlink_metadata(&self.path).is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.id)
     }

@@ -1,4 +1,4 @@
-//! The gRPC service of the debugger (`debugger.proto`).
+//! gRPC service of the debugger (`debugger.proto`).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl api::debugger_server::Debugger for Service {
 
     async fn attach(&self, request: Request<api::AttachRequest>) -> Result<Response<Self::AttachStream>, Status> {
         let (job, debugger) = self.debugged_job(&request.into_inner().id)?;
-        // While a slow client has not read a state, newer states are skipped. The next state that it gets is the latest one.
+        // A slow client skips states, but then gets the latest state.
         let (states, receiver) = mpsc::channel(1);
         let mut attached = debugger.attach();
         tokio::spawn(async move {

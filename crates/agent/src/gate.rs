@@ -1,21 +1,17 @@
 //! Blocks a job before its first user command until the manager approves the start (`JobPlan.require_start_approval`).
 //!
-//! If the machine is lost before the approval, the manager knows that no user code has run and can reschedule the job (J2 in
-//! `docs/spec/life-of-a-job.md`).
+//! If the machine is lost before the approval, the manager can reschedule the job (J2 in `docs/spec/life-of-a-job.md`).
 
 use tokio::sync::watch;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GateState {
-    /// The job has not reached the gate, or does not need an approval.
     NotReached,
-    /// The job waits at the gate.
     Waiting,
-    /// The start was approved.
     Open,
 }
 
-/// The gate of one job. Clones share their state.
+/// Clones share their state.
 #[derive(Debug, Clone)]
 pub(crate) struct StartGate(watch::Sender<GateState>);
 
@@ -26,7 +22,7 @@ impl Default for StartGate {
 }
 
 impl StartGate {
-    /// Waits until the gate is open. Cancel-safe. The job's timeout limits the wait.
+    /// Waits until the gate is open. Only the job's timeout limits the wait. Cancel-safe.
     pub(crate) async fn wait_open(&self) {
         self.0.send_if_modified(|state| {
             let is_first = *state == GateState::NotReached;
@@ -35,11 +31,11 @@ impl StartGate {
             }
             is_first
         });
-        // An error cannot happen: the sender is a field of `self`.
+        // Cannot fail, because `self` has the sender.
         let _ = self.0.subscribe().wait_for(|state| *state == GateState::Open).await;
     }
 
-    /// Waits until the job has reached the gate, or the start was approved. Returns whether the job waits at the gate. Cancel-safe.
+    /// Waits until the job has reached the gate, or the gate is open. Returns whether the job waits. Cancel-safe.
     pub(crate) async fn wait_reached(&self) -> bool {
         let mut state = self.0.subscribe();
         state.wait_for(|state| *state != GateState::NotReached).await.is_ok_and(|state| *state == GateState::Waiting)

@@ -1,4 +1,4 @@
-//! A job of the agent, and the state that all jobs share.
+//! Job of the agent.
 
 use std::io;
 use std::sync::Arc;
@@ -14,17 +14,14 @@ use tokio::sync::watch;
 use crate::gate::StartGate;
 use crate::spool::{Entry, Journal, LogFile, Spool};
 
-/// State of the agent that all its jobs share.
 #[derive(Debug)]
 pub(crate) struct AgentContext {
     pub(crate) spool: Spool,
-    /// Boot ID of the system.
     pub(crate) boot_id: String,
     pub(crate) process_manager: Arc<ProcessManager>,
     pub(crate) resources: Arc<AgentResources>,
 }
 
-/// A job, from `Run` to `Close`.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) id: String,
@@ -33,16 +30,15 @@ pub(crate) struct Job {
     pub(crate) log: Arc<LogFile>,
     pub(crate) cancellation: JobCancellation,
     pub(crate) gate: StartGate,
-    /// Debugger of the job. `None` means that the job's request did not include a debugger, so no client can pause the job.
+    /// `None` means that no client can pause the job.
     pub(crate) debugger: Option<Arc<Debugger>>,
     pub(crate) started: SystemTime,
-    /// Result of the job. `None` means that the job has not ended.
+    /// `None` until the job ends.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
-    /// Whether the entry was deleted. An entry that exists later with the same ID may belong to another attempt.
+    /// Whether the entry was deleted. A later entry with this ID may belong to another attempt.
     removed: Mutex<bool>,
 }
 
-/// Result of a job, and the time when it ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) result: JobResult,
@@ -66,12 +62,11 @@ impl Job {
         }
     }
 
-    /// Returns the job with a debugger.
     pub(crate) fn with_debugger(self, debugger: Option<Debugger>) -> Self {
         Self { debugger: debugger.map(Arc::new), ..self }
     }
 
-    /// Deletes the entry of the job, once. Blocks.
+    /// Deletes the entry once. Blocks.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let mut removed = self.removed.lock();
         if !*removed {
@@ -85,7 +80,6 @@ impl Job {
         self.result.borrow().clone()
     }
 
-    /// Waits until the job has a result.
     pub(crate) async fn wait(&self) -> Option<Arc<Finished>> {
         let mut result = self.result.subscribe();
         result.wait_for(Option::is_some).await.ok().and_then(|finished| finished.clone())

@@ -1,4 +1,4 @@
-//! The agent: executes steps, and keeps running if its connection or its manager is lost.
+//! The agent: executes steps, even if its connection or its manager is lost.
 //!
 //! ```text
 //! manager --gRPC over a unix socket--> service --> agent --> running job --> builtins / steps
@@ -7,12 +7,12 @@
 //! ```
 //!
 //! Invariants:
-//! - A request is in the spool before anything is started for it.
+//! - A request is in the spool before anything starts for it.
 //! - A result is in the spool before it is reported, unless the spool is full (R4 in `docs/spec/life-of-a-job.md`).
 //! - The user's code starts at most once per run ID (J2).
 //! - A job with a result has no running process (J5).
-//! - Without an [`Options::unattended_timeout`], an agent without connections keeps running while a job runs, or while the result of a
-//!   finished job can still be fetched.
+//! - An agent without connections keeps running while a job runs or a result can be fetched, except after
+//!   [`Options::unattended_timeout`].
 
 mod agent;
 mod connections;

@@ -1,6 +1,5 @@
-//! Layer of the server that answers a call with `INTERNAL` if its handler panics (`docs/spec/steps.md`, section 6.5).
-//!
-//! Without this layer, a panic would close the connection, with all other calls on it.
+//! Answers a call whose handler panics with `INTERNAL` (`docs/spec/steps.md`, section 6.5). Otherwise, a panic closes
+//! the connection with all its calls.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +12,6 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tower::Service;
 
-/// Service whose handlers may panic.
 #[derive(Debug, Clone)]
 pub(crate) struct CatchPanics<S>(pub(crate) S);
 

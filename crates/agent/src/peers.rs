@@ -1,8 +1,8 @@
-//! Handles the parts of GitLab's current protocol that are not published (docs/spec/steps.md, section 0.3).
+//! Handles the unpublished parts of GitLab's current protocol (docs/spec/steps.md, section 0.3).
 //!
-//! - The service answers under both names that GitLab's sources contain, `proto.StepRunner` and `step.StepRunner`.
-//! - Unknown fields of a `RunRequest` are logged with their numbers, types and sizes, and durations with their values. Otherwise, they are
-//!   ignored. Field 7, for example, is probably the timeout of the job, but the client enforces this timeout, too.
+//! - The service answers under both names in GitLab's sources, `proto.StepRunner` and `step.StepRunner`.
+//! - Unknown fields of a `RunRequest` are logged with their numbers, types and sizes, and durations with their values.
+//!   Field 7 is probably the timeout of the job, which the client also enforces.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -16,21 +16,16 @@ use tonic::body::Body;
 use tonic::codegen::http::{Request, Response, Uri};
 use tower::Service;
 
-/// Maximum size of a request: a plan with its variables, including file variables.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024 * 1024;
-/// Other name of the service, with the separators of the path.
+/// Other name of the service, as in a path.
 const OTHER_SERVICE: &str = "/step.StepRunner/";
 const SERVICE: &str = "/proto.StepRunner/";
-/// Path of the call that starts a job.
 const RUN: &str = "/proto.StepRunner/Run";
-/// Numbers of the known fields of a `RunRequest`.
 const KNOWN_FIELDS: [u32; 5] = [1, 2, 3, 5, 6];
-/// Maximum number of fields that are logged for a request.
 const MAX_UNKNOWN_FIELDS: usize = 16;
-/// Size of the header of a gRPC message: the compression flag and the length.
+/// Size of a gRPC message's header: compression flag and length.
 const MESSAGE_HEADER_BYTES: usize = 5;
 
-/// Service that answers under both names, and logs the unknown fields of requests.
 #[derive(Debug, Clone)]
 pub(crate) struct TolerateNewerPeers<S>(pub(crate) S);
 
@@ -57,7 +52,7 @@ where
         if request.uri().path() != RUN {
             return Box::pin(self.0.call(request));
         }
-        // The service that was polled as ready must be the one that is called.
+        // The service that was ready must be called.
         let clone = self.0.clone();
         let mut ready = std::mem::replace(&mut self.0, clone);
         Box::pin(async move {
@@ -70,7 +65,7 @@ where
                     return Ok(Status::resource_exhausted(message).into_http());
                 }
             };
-            // The handler rejects compressed messages, because the agent offers no compression.
+            // The handler rejects compressed messages.
             let fields =
                 message.get(MESSAGE_HEADER_BYTES..).filter(|_| message.first() == Some(&0)).unwrap_or_default();
             for field in unknown_fields(fields) {
@@ -87,20 +82,17 @@ where
     }
 }
 
-/// Field of a request that this agent does not know.
-///
-/// The content is left out unless it is a duration, because it may contain secrets.
+/// Does not contain the content of the field, which may be secret.
 #[derive(Debug, PartialEq, Eq)]
 struct UnknownField {
     number: u32,
     kind: WireType,
-    /// Size of the content.
     bytes: usize,
-    /// Content as a `google.protobuf.Duration`, if it is one.
+    /// Content of a `google.protobuf.Duration`.
     duration: Option<Duration>,
 }
 
-/// Returns the first unknown fields of a `RunRequest`, up to the first invalid one. The handler rejects an invalid request.
+/// Returns the first unknown fields of a `RunRequest`, up to an invalid field. The handler rejects invalid requests.
 fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
     let mut found = Vec::new();
     while found.len() < MAX_UNKNOWN_FIELDS
@@ -115,7 +107,7 @@ fn unknown_fields(mut message: &[u8]) -> Vec<UnknownField> {
     found
 }
 
-/// Takes the content of a field from the message. `None` means that the message is invalid, or that the field is a group.
+/// Takes the content of a field from the message. `None` means an invalid message, or a group.
 fn take_content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
     let before = message.len();
     let length = match kind {
@@ -127,7 +119,7 @@ fn take_content(kind: WireType, message: &mut &[u8]) -> Option<Bytes> {
         WireType::ThirtyTwoBit => 4,
         WireType::SixtyFourBit => 8,
         WireType::LengthDelimited => usize::try_from(decode_varint(message).ok()?).ok()?,
-        // Groups are obsolete. The length of a group is not known before its content is parsed.
+        // Groups are obsolete, and have no known length.
         WireType::StartGroup | WireType::EndGroup => return None,
     };
     (length <= message.remaining()).then(|| message.copy_to_bytes(length))
@@ -150,7 +142,7 @@ mod tests {
         let request = RunRequest { id: "1".to_owned(), steps: "{}".to_owned(), ..RunRequest::default() };
         let mut bytes = request.encode_to_vec();
         assert_eq!(unknown_fields(&bytes), []);
-        // Field 7: a duration of 3600 s. Field 4: the number 300. Field 9: a text.
+        // Field 7: a duration of 3600 s. Field 4: the number 300. Field 9: text.
         bytes.extend([0x3a, 3, 0x08, 0x90, 0x1c, 0x20, 0xac, 0x02, 0x4a, 2, b'h', b'i']);
         bytes.extend(RunRequest { work_dir: "/w".to_owned(), ..RunRequest::default() }.encode_to_vec());
         let field = |number, kind, bytes, seconds: Option<u64>| UnknownField {

@@ -1,4 +1,4 @@
-//! Recovers the jobs of an earlier agent from its spool.
+//! Recovers the jobs of an earlier agent.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,31 +23,27 @@ use crate::job::{AgentContext, Finished, Job};
 use crate::run_job::{ParsedRequest, parse, persist_result, system_failure};
 use crate::spool::Entry;
 
-/// Time from SIGTERM to SIGKILL for remaining processes of a killed agent.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// Maximum time to remove what is left of the environments of all jobs that can be run again.
+/// Maximum time to remove leftovers of all jobs that can run again, during which the agent serves no calls.
 ///
-/// The agent serves no calls during the removal. The next start of such a job replaces objects with the same names.
+/// The next start of such a job replaces its leftovers.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for which the result of a lost job waits for the first attempt to remove the job's environment.
+/// Maximum time for which a lost job's result waits for the first attempt to remove its environment.
 const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Delay between two attempts to remove what is left of the environment of a lost job.
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time that an engine gets to finish a call of a killed agent.
+/// Time that an engine gets to finish a killed agent's call.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to remove what is left of the environment of a lost job. The delays add up to one hour.
+/// Maximum number of attempts to remove a lost job's environment, within one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
 const REBOOT_MESSAGE: &str =
     "the machine was restarted while the job ran, so its script was killed; the last seconds of the log may be missing";
 
-/// Recovers each job in the spool.
+/// Recovers each job in the spool, and returns tasks that remove environments of lost jobs, such as containers.
 ///
-/// Finished jobs are served unchanged. Jobs whose user code may have run are ended and fail. Jobs that never started their first
-/// command start again when their `Run` is repeated.
-///
-/// Returns tasks that remove what is left of the environments of lost jobs, such as containers.
+/// Finished jobs keep their results. Jobs whose user code may have run fail. Other jobs start again when their `Run` is
+/// repeated.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
     let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
     for entry in agent.context.spool.entries()? {
@@ -55,7 +51,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
     }
-    // The next starts of these jobs create objects with the same names, so nothing may be removed later.
+    // Must end now, because the next starts create objects with the same names.
     let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
     if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
         tracing::warn!(
@@ -66,7 +62,6 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
     Ok(removals)
 }
 
-/// Recovers one job. Adds it to `restarting` if it can be run again.
 async fn recover_job(
     agent: &Arc<Agent>,
     entry: &Entry,
@@ -75,7 +70,7 @@ async fn recover_job(
 ) -> std::io::Result<()> {
     let contents = entry.read_journal()?;
     if let Some(result) = contents.result {
-        // The agent that lost the environment may have been killed before it had removed everything.
+        // The earlier agent may not have removed everything.
         let parsed = contents.request.filter(|_| is_environment_lost(&result)).and_then(|request| parse(&request).ok());
         if let Some(parsed) = parsed {
             removals.spawn(remove_leftovers(parsed, entry.id.clone(), None));
@@ -91,7 +86,7 @@ async fn recover_job(
         return entry.remove_on_blocking_thread().await;
     };
     let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
-    // No process survives a restart of the system, and the recorded process IDs may now belong to other processes.
+    // After a restart of the system, the recorded process IDs may belong to other processes.
     if !rebooted {
         terminate_leftovers(&contents.process_records, KILL_GRACE).await;
     }
@@ -125,16 +120,16 @@ async fn recover_job(
     Ok(())
 }
 
-/// Writes the result of a lost job after the first attempt to remove its environment, or after [`FIRST_REMOVAL_TIMEOUT`].
+/// Writes the result of a lost job after the first attempt to remove its environment, or after
+/// [`FIRST_REMOVAL_TIMEOUT`].
 ///
-/// Remaining containers of the job may still write to volumes that the next job uses.
+/// Until then, its containers may write to volumes that the next job uses.
 async fn fail_after(
     first_attempt: oneshot::Receiver<()>,
     agent: Arc<AgentContext>,
     job: Arc<Job>,
     message: &'static str,
 ) {
-    // Nothing is sent: the sender is dropped after the attempt.
     if tokio::time::timeout(FIRST_REMOVAL_TIMEOUT, first_attempt).await.is_err() {
         tracing::warn!(
             job = job.id,
@@ -146,18 +141,16 @@ async fn fail_after(
     }
 }
 
-/// Writes the result of a lost job.
 fn fail(agent: &AgentContext, job: &Job, message: &str) -> std::io::Result<()> {
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let appended = job.log.append(format!("{line_break}{line}").as_bytes());
     let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
-    // The message contains no text of the job, so nothing is masked.
+    // The message contains no text of the job.
     persist_result(agent, job, outcome, &Secrets::default(), &Development::default());
     appended
 }
 
-/// Returns the directory for the temporary files of a job.
 fn temp_dir(parsed: &ParsedRequest) -> PathBuf {
     format!("{}.tmp", parsed.plan.project_dir).into()
 }
@@ -170,14 +163,14 @@ fn clear_files(parsed: &ParsedRequest, id: &str) {
     }
 }
 
-/// Returns whether a step left something that only the step itself can remove, such as the environment of a driver.
+/// Returns whether a step left something that only the step can remove, such as an environment.
 fn has_leftovers(parsed: &ParsedRequest) -> bool {
     parsed.steps.iter().flat_map(Step::builtins).any(|step| step.has_leftovers(&temp_dir(parsed)))
 }
 
 /// Removes what the steps of a lost job left, and then writes its result.
 ///
-/// The manager reuses the job's directories only when the job has a result. If this agent is also killed, the next agent starts over.
+/// The manager then reuses the job's directories. If this agent is killed, the next agent starts over.
 async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
     let journal = Arc::clone(&job.journal);
     let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));
@@ -195,7 +188,7 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
     }
     clear_files(&parsed, &job.id);
     let (attempted, first_attempt) = oneshot::channel();
-    // If this agent ends before everything is removed, the next agent continues.
+    // If this agent ends earlier, the next agent continues.
     tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
     fail_after(first_attempt, agent, job, message).await;
 }
@@ -204,14 +197,14 @@ fn is_environment_lost(result: &JobResult) -> bool {
     matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
 }
 
-/// Removes what is left of the environments of a lost job. Tries again if that fails. Drops `attempted` after the first attempt.
+/// Removes the environments of a lost job, with retries. Drops `attempted` after the first attempt.
 async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Option<oneshot::Sender<()>>) {
     for _ in 0..MAX_REMOVAL_ATTEMPTS {
         let removal = try_remove(&parsed, &id).await;
         drop(attempted.take());
         match removal {
             Removal::Complete => {
-                // The engine may still be creating the last container that the killed agent requested. The second removal finds it.
+                // The engine may still create the last container that the killed agent requested.
                 tokio::time::sleep(PENDING_CALL_TIME).await;
                 if matches!(try_remove(&parsed, &id).await, Removal::Complete) {
                     return;
@@ -225,17 +218,12 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Opti
     tracing::error!(job = id, "gave up removing the leftovers of a lost job's environment; remove them manually");
 }
 
-/// Result of an attempt to remove what is left of the environments of a lost job.
 enum Removal {
-    /// Everything was removed.
     Complete,
-    /// Something may be left, and another attempt may remove it.
     Failed,
-    /// Something may be left, and no attempt can remove it, because the settings of the job are invalid.
     Impossible,
 }
 
-/// Tries to remove what is left of the environments of a lost job.
 async fn try_remove(parsed: &ParsedRequest, id: &str) -> Removal {
     let mut removal = Removal::Complete;
     for target in parsed.steps.iter().flat_map(Step::targets) {

@@ -1,33 +1,28 @@
-//! Log lines about refused connections. A peer that connects in a loop must not fill the disk with the agent's log.
+//! Limits log lines about refused connections, so that a client in a loop does not fill the disk.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum number of lines in [`INTERVAL`].
 const MAX_LINES: u64 = 20;
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Counts refused connections, to limit the number of lines about them.
 #[derive(Debug, Default)]
 pub(crate) struct RefusedConnections(Mutex<Refused>);
 
 #[derive(Debug, Default)]
 struct Refused {
-    /// Start of the current interval. `None` means that no connection was refused yet.
     since: Option<Instant>,
-    /// Number of lines in the current interval.
     lines: u64,
-    /// Number of connections without a line since the last line.
+    /// Refused connections without a line since the last line.
     omitted: u64,
 }
 
 impl RefusedConnections {
-    /// Counts a refused connection. `None` means that the caller must not log the connection.
-    ///
-    /// `Some` contains the number of connections that were not logged since the last line.
+    /// Counts a refused connection. Returns the number of unlogged connections since the last line. `None` means that
+    /// this connection must not be logged.
     pub(crate) fn count(&self) -> Option<u64> {
         let mut refused = self.0.lock();
         let now = Instant::now();

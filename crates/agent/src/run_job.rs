@@ -1,4 +1,4 @@
-//! Runs one job: from the request in the spool to the result in the spool.
+//! Runs a job, from the request in the spool to the result in the spool.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,36 +27,31 @@ use rand::Rng;
 use crate::job::{AgentContext, Finished, Job};
 use crate::spool::LogSink;
 
-/// A parsed request.
 pub(crate) struct ParsedRequest {
-    /// The plan without its steps.
     pub(crate) plan: JobPlan,
     pub(crate) steps: Vec<Step<Context>>,
-    /// Sources, caches and dependencies that the steps declare.
     declared: Declared,
     env: HashMap<String, String>,
 }
 
 impl ParsedRequest {
-    /// Returns the environment variables of all processes. They override the agent's own.
+    /// Returns the environment variables of all processes, which override the agent's.
     pub(crate) fn environment(&self) -> impl Iterator<Item = (OsString, OsString)> {
         self.env.iter().map(|(key, value)| (key.into(), value.into()))
     }
 
-    /// Returns whether the request contains a step file. Several such jobs can run in the same directory at the same time.
+    /// Returns whether the request has a step file. Such jobs may share a directory.
     pub(crate) fn is_step_file(&self) -> bool {
         matches!(self.steps.as_slice(), [Step { call: Call::StepFile(_), .. }])
     }
 }
 
-/// Reason why a request cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ParseError {
     #[error("invalid plan of the job: {0}")]
     Plan(#[from] serde_json::Error),
     #[error("{0:?} is not a valid project directory; use an absolute path")]
     ProjectDir(String),
-    /// A step of the plan or the step file of a user is invalid.
     #[error("{0}")]
     Steps(#[from] PlanError),
 }
@@ -69,7 +64,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
         return Err(ParseError::ProjectDir(plan.project_dir));
     }
     if plan.bare {
-        // Temporary files are stored beside the project directory.
+        // Temporary files are beside the project directory.
         let parent = std::path::Path::new(&plan.project_dir).parent();
         plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
     }
@@ -78,7 +73,7 @@ pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
     Ok(ParsedRequest { plan, steps, declared, env: request.env.clone() })
 }
 
-/// Executes a job, writes its result to the spool, and then publishes the result.
+/// Executes a job, stores its result in the spool, and then publishes it.
 pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, parsed: ParsedRequest) {
     let started = StartTime::now();
     let variables = Variables::new(variables(request));
@@ -92,13 +87,11 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     persist_result(&agent, &job, outcome, &secrets, &parsed.plan.development);
 }
 
-/// Returns the debugger of a job. `None` means that its request includes none.
 pub(crate) fn debugger(request: &RunRequest, plan: &JobPlan) -> Option<Debugger> {
     let options = plan.development.debug.as_ref()?;
     Some(Debugger::new(options, secrets(plan, &Variables::new(variables(request.clone())))))
 }
 
-/// Returns the values that must not appear in the log or in the result.
 fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     let prefixes = plan.mask_prefixes.iter().map(String::as_str);
     if plan.legacy_token_masking {
@@ -108,9 +101,9 @@ fn secrets(plan: &JobPlan, variables: &Variables) -> Secrets {
     }
 }
 
-/// Writes the result of a job to the spool, then publishes it.
+/// Stores a job's result in the spool, and then publishes it.
 ///
-/// The outcome is masked, because names and errors of steps can quote values. `development` sets the maximum sizes of records and result.
+/// Masks the outcome, because names and errors of steps may quote values. `development` limits the size.
 pub(crate) fn persist_result(
     agent: &AgentContext,
     job: &Job,
@@ -134,9 +127,9 @@ pub(crate) fn persist_result(
     let result = result.within_limit(development.max_result_bytes());
     if let Err(error) = job.journal.record_result(&result) {
         agent.spool.release_reserve();
-        // The space of the reserve is too small for the records of many calls.
+        // The reserve is too small for the records of many calls.
         if let Err(retry_error) = job.journal.record_result(&result.without_records()) {
-            // The result is published anyway, because the manager can still report it to the coordinator.
+            // The manager can still report the published result.
             tracing::error!(job = job.id, %error, %retry_error, "failed to write the result to the spool");
         }
     }
@@ -144,7 +137,6 @@ pub(crate) fn persist_result(
     job.log.close();
 }
 
-/// Masks the texts of an outcome.
 fn masked(mut outcome: JobOutcome, secrets: &Secrets) -> JobOutcome {
     mask(&mut outcome.tree, secrets);
     outcome.message = secrets.mask(&outcome.message);
@@ -154,7 +146,7 @@ fn masked(mut outcome: JobOutcome, secrets: &Secrets) -> JobOutcome {
     outcome
 }
 
-/// Masks a step and the steps inside it. The engine limits the depth of the tree, so the recursion is limited, too.
+/// Masks a step and the steps inside it. The engine limits the depth.
 fn mask(node: &mut StepNode, secrets: &Secrets) {
     node.name = secrets.mask(&node.name);
     node.message = secrets.mask(&node.message);
@@ -196,7 +188,7 @@ async fn run(
         fault_agent.spool.release_reserve();
         fault_job.cancellation.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
-            // The final message always fits, and names the limit.
+            // The final message fits, and names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
             let _ = fault_job.log.append(format!("\n{line}").as_bytes());
         }
@@ -246,7 +238,6 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
     variables.collect()
 }
 
-/// Returns the outcome of a job that could not be executed, and writes the reason to the log.
 fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
@@ -256,7 +247,6 @@ fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
     system_failure(started, message, None)
 }
 
-/// Returns the outcome of a job that failed because of its machine or its agent.
 pub(crate) fn system_failure(started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
     let mut tree = started.node("job", Some(&failure).into(), Usage::default(), Vec::new());

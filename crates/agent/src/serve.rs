@@ -28,62 +28,57 @@ use crate::recover::recover;
 use crate::spool::{Spool, SpoolError};
 use crate::tls::{TcpError, TcpOptions, TlsListener};
 
-/// Keep-alive of an agent that listens on a TCP address: a connection whose client was lost does not count as open.
+/// Keep-alive for a TCP address, so that a connection to a lost client does not count as open.
 const TCP_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
-/// Interval at which old jobs are deleted. This is only a fallback, because `Close` normally deletes a job.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
-/// Time for managers to fetch the results of jobs that a shutdown ended.
+/// Time for managers to fetch results after a shutdown.
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
-/// Maximum time for which deleting old workspaces may delay the end of the agent.
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum time for which removing prepared containers may delay the end of the agent. A busy engine needs seconds for each container.
+/// Maximum time to remove prepared containers at the end of the agent. A busy engine needs seconds for each container.
 const PREPARED_TIMEOUT: Duration = Duration::from_secs(8);
-/// Maximum time to wait for an earlier agent of the same spool that is shutting down. Longer than [`PREPARED_TIMEOUT`].
+/// Maximum time for the shutdown of an earlier agent of the spool. Longer than [`PREPARED_TIMEOUT`].
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(14);
-/// Maximum time for which a copy of the lock may outlive an agent that was killed.
+/// Maximum time for which a copy of a killed agent's lock may exist.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval between attempts to lock the spool.
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Maximum length of a socket's path in bytes, set by the kernel.
+/// Limit of the kernel.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Options of an agent.
 #[derive(Debug)]
 pub struct Options {
-    /// Socket to listen on. If its directory does not exist, it is created for this user only.
+    /// Socket to listen on. A missing directory is created for this user only.
     pub socket: PathBuf,
-    /// ID of the only user whose processes may connect. `None` means that each process that can reach the socket may connect.
+    /// ID of the only user who may connect. `None` means every user with access to the socket.
     pub only_user: Option<u32>,
-    /// Additional TCP address to listen on. Its clients can run jobs as this user. `None` means only the socket.
+    /// Additional TCP address, whose clients can run jobs as this user. `None` means only the socket.
     pub tcp: Option<TcpOptions>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
-    /// ID of the process with which the agent and all its jobs end. `None` means that the agent does not depend on any process.
+    /// Process with which the agent and its jobs end. `None` means no such process.
     pub exit_with_pid: Option<i32>,
-    /// Notified as soon as the socket accepts calls.
+    /// Notified when the socket accepts calls.
     pub ready: Option<oneshot::Sender<()>>,
-    /// Time for which a finished job is kept if it is never closed.
+    /// Time to keep a finished job that is not closed.
     pub retention: Duration,
-    /// Maximum size of the requests and logs of all jobs together, in bytes.
+    /// Maximum size in bytes of all jobs' requests and logs.
     pub spool_limit: u64,
-    /// Boot ID of the system. Jobs with another boot ID ended when the system was restarted.
+    /// Boot ID of the system. Jobs with another boot ID have ended.
     pub boot_id: String,
     /// Way to find the processes of a job.
     pub containment: Containment,
-    /// Maximum number of open files for each process of a job. `None` means the limit of this process.
+    /// Maximum number of open files of a job's process. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
-    /// Time without a connection after which the agent exits if it has neither a running job nor a result to fetch. `None` means that it keeps
-    /// running.
+    /// Time without a connection after which an agent without jobs to run or fetch exits. `None` means never.
     pub idle_timeout: Option<Duration>,
-    /// Time without a connection after which the agent ends its jobs and exits. `None` means that it waits indefinitely for its manager to return.
+    /// Time without a connection after which the agent ends its jobs and exits. `None` means never.
     pub unattended_timeout: Option<Duration>,
     /// Stops the agent, as SIGTERM does.
     pub shutdown: CancellationToken,
 }
 
-/// Returns the boot ID of the system. Empty if the system has none.
-///
-/// Without boot IDs, all jobs count as started since the last boot.
+/// Returns the boot ID of the system. Empty if the system has none, so that all jobs count as started since the last
+/// boot.
 #[must_use]
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
@@ -98,7 +93,7 @@ pub enum ServeError {
     /// Another process listens on the socket.
     #[error("process {pid} already listens on {}; stop it, or use another socket", path.display())]
     SocketTaken {
-        /// ID of the other process. 0 if it is unknown.
+        /// ID of the other process. 0 means unknown.
         pid: i32,
         /// Path of the socket.
         path: PathBuf,
@@ -109,7 +104,7 @@ pub enum ServeError {
     /// A file, a directory or a signal handler cannot be used.
     #[error("failed to {action} {}", path.display())]
     Io {
-        /// Operation that failed, as a verb phrase that precedes the path.
+        /// Failed operation, as a verb phrase before the path.
         action: &'static str,
         /// The file or directory.
         path: PathBuf,
@@ -127,11 +122,10 @@ pub enum ServeError {
 
 /// Runs an agent until it is stopped or idle.
 ///
-/// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of the process [`Options::exit_with_pid`] stop the
-/// agent: it accepts no new jobs, stops those that run, and returns when all of them have a result. The agent also returns after
-/// [`Options::idle_timeout`] without connections, running jobs and results to fetch.
+/// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of [`Options::exit_with_pid`]
+/// stop the agent, which then stops its jobs and waits for their results.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    // The address is bound first: the spool must not change if the agent cannot start.
+    // Bound first, because the spool must not change if the agent cannot start.
     let tcp = match &options.tcp {
         Some(tcp) => Some(TlsListener::bind(tcp).await?),
         None => None,
@@ -154,7 +148,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         ProcessManager::new(options.containment, options.job_nofile_limit),
         options.boot_id,
     ));
-    // Dropping the tasks ends them with the agent.
+    // Dropping these tasks ends them.
     let _removals = recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
     agent.prune(options.retention).await;
 
@@ -199,7 +193,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    // From here on, the next agent waits for this agent to end. If a file was deleted meanwhile, its path may belong to another agent.
+    // The next agent now waits for the end of this agent. The path of a deleted file may belong to another agent.
     agent.context.spool.mark_shutting_down();
     if socket.exists() {
         let _ = fs::remove_file(&options.socket);
@@ -221,10 +215,9 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     Ok(result?)
 }
 
-/// Opens the spool.
+/// Opens the spool. Waits while its owner shuts down.
 ///
-/// Waits if the agent that owns the spool is shutting down. Also waits briefly for any other owner: if an agent is killed while it
-/// starts a process, that process has a copy of the lock.
+/// Waits briefly for any other owner: a process that a killed agent was starting has a copy of the lock.
 async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     let started = Instant::now();
     loop {
@@ -232,7 +225,7 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
             Err(SpoolError::InUse { is_shutting_down, .. })
                 if started.elapsed() < if is_shutting_down { PREDECESSOR_EXIT_TIMEOUT } else { LOCK_COPY_TIMEOUT } =>
             {
-                // No event announces that the lock is free.
+                // No event announces a free lock.
                 tokio::time::sleep(PREDECESSOR_POLL_INTERVAL).await;
             }
             opened => return opened,
@@ -240,9 +233,8 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     }
 }
 
-/// Waits until the agent is idle. From then on, it accepts no connections. Never returns without an idle timeout.
-///
-/// `is_reachable` returns whether managers can connect.
+/// Waits until the agent is idle, and then closes it for connections. Never returns without a timeout. `is_reachable`
+/// returns whether managers can connect.
 async fn wait_until_idle(
     connections: &ConnectionTracker,
     agent: &Agent,
@@ -253,7 +245,7 @@ async fn wait_until_idle(
     let is_idle = || {
         let is_idle = agent.is_idle(is_reachable());
         if is_idle {
-            // The mark must precede the first refused connection, because the refused manager starts the next agent.
+            // Marked before the first refused connection, after which the manager starts the next agent.
             agent.context.spool.mark_shutting_down();
         }
         is_idle
@@ -262,14 +254,14 @@ async fn wait_until_idle(
     tracing::info!(idle_s = idle_timeout.as_secs(), "agent is idle, shutting down");
 }
 
-/// Waits until no connection has been open for `unattended_timeout`. From then on, the agent accepts no connections.
+/// Waits until no connection was open for `unattended_timeout`, and then closes the agent for connections.
 async fn wait_until_unattended(connections: &ConnectionTracker, unattended_timeout: Option<Duration>) {
     let Some(unattended_timeout) = unattended_timeout else { return std::future::pending().await };
     connections.close_when_idle(unattended_timeout, || true).await;
     tracing::warn!(unattended_s = unattended_timeout.as_secs(), "no manager is connected, shutting down");
 }
 
-/// Binds the socket so that only this user can connect. A socket on which no process listens is replaced.
+/// Replaces a socket without a listener.
 fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
         return Err(ServeError::SocketPath(path.to_owned()));
@@ -290,7 +282,7 @@ fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     muster_files::listen(path).and_then(UnixListener::from_std).map_err(failed("listen on the socket"))
 }
 
-/// Prints the TCP address, and then the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
+/// Prints the TCP address, and the line by which the host finds the socket (`docs/spec/steps.md`, section 6.11).
 fn print_ready_lines(socket: &Path, tcp: Option<&TlsListener>) {
     if let Some(tcp) = tcp {
         let _ = writeln!(io::stderr(), "step-runner is listening on TCP address {}", tcp.address);

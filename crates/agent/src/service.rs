@@ -1,4 +1,4 @@
-//! The gRPC services of the agent: GitLab's step-runner service, and Muster's extension.
+//! gRPC services of the agent: GitLab's step-runner, and Muster's extension.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,6 @@ use tonic::{Request, Response, Status};
 use crate::agent::{Agent, RequestError};
 use crate::job::Job;
 
-/// Service of one agent.
 #[derive(Debug, Clone)]
 pub(crate) struct Service(pub(crate) Arc<Agent>);
 
@@ -77,7 +76,7 @@ impl proto::step_runner_server::StepRunner for Service {
     }
 }
 
-/// Returns the state of a job as the step-runner service defines it (`docs/spec/steps.md`, section 6.5).
+/// Returns the state of a job (`docs/spec/steps.md`, section 6.5).
 fn status(job: &Job) -> proto::Status {
     use proto::status_error::Kind;
     use proto::step_result::Status as S;

@@ -1,7 +1,7 @@
 //! Connections over TCP with mutual TLS.
 //!
-//! A connection counts as open only after its handshake. A client without a certificate therefore cannot reach a service, and cannot keep an
-//! idle agent from exiting.
+//! A connection counts as open after its handshake, so a client without a certificate cannot keep an idle agent from
+//! exiting.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,23 +20,23 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::refused::RefusedConnections;
 
-/// Delay before connections are accepted again after an error, which is usually a lack of file descriptors.
+/// Delay after an error of `accept`, which is usually a lack of file descriptors.
 pub(crate) const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// Maximum duration of a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of handshakes at once. A further connection ends the oldest handshake of the network with the most handshakes.
+/// Maximum number of handshakes at once. A further connection ends the oldest handshake of the network with the most
+/// handshakes.
 ///
-/// Clients that never finish a handshake thus cannot block clients of other networks.
+/// Thus, clients that never finish a handshake cannot block clients of other networks.
 const MAX_HANDSHAKES: usize = 64;
-/// Bits of an IPv6 address that identify its network. One machine usually has all addresses of a network.
+/// One machine usually has all addresses of such a network.
 const IPV6_NETWORK_BITS: u32 = 64;
 
-/// Address on which an agent accepts clients with a certificate.
+/// TCP address on which an agent accepts clients with a certificate.
 #[derive(Debug, Clone)]
 pub struct TcpOptions {
-    /// Host and port. With port 0, the system chooses one.
+    /// Host and port. Port 0 lets the system choose.
     pub address: String,
-    /// Certificate and key of the agent, and the certificate authorities that sign its clients' certificates.
+    /// Certificate and key of the agent, and the authorities of its clients' certificates.
     pub tls: TlsFiles,
 }
 
@@ -57,7 +57,6 @@ pub enum TcpError {
     },
 }
 
-/// Bound TCP listener with its TLS settings.
 pub(crate) struct TlsListener {
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -65,7 +64,6 @@ pub(crate) struct TlsListener {
 }
 
 impl TlsListener {
-    /// Reads the files, and binds the address.
     pub(crate) async fn bind(options: &TcpOptions) -> Result<Self, TcpError> {
         let acceptor = TlsAcceptor::from(Arc::new(options.tls.server()?));
         let failed = |source| TcpError::Address { address: options.address.clone(), source };
@@ -74,7 +72,6 @@ impl TlsListener {
         Ok(Self { listener, acceptor, address })
     }
 
-    /// Accepts connections until the stream is dropped.
     pub(crate) fn accept(self) -> impl Stream<Item = TlsStream<TcpStream>> {
         let (sender, receiver) = mpsc::channel(1);
         let accepting = AbortOnDropHandle::new(tokio::spawn(self.accept_loop(sender)));
@@ -117,9 +114,7 @@ impl TlsListener {
     }
 }
 
-/// A handshake that has not finished.
 struct Handshake {
-    /// Network of the client.
     network: IpAddr,
     task: AbortHandle,
 }
@@ -134,8 +129,8 @@ fn network(address: IpAddr) -> IpAddr {
 
 /// Returns the index of the handshake to end for a new connection from the network `new`.
 ///
-/// `running` has the networks of all handshakes, the oldest first. The result is the oldest handshake of the network with the most handshakes,
-/// including the new one. If several networks have the same number, it is the oldest of all their handshakes.
+/// `running` has the networks of all handshakes, oldest first. The result is the oldest handshake of the network with
+/// the most handshakes, including the new one.
 fn index_to_end(running: impl Iterator<Item = IpAddr> + Clone, new: IpAddr) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::from([(new, 1)]);
     running.clone().for_each(|network| *counts.entry(network).or_default() += 1);
@@ -144,10 +139,7 @@ fn index_to_end(running: impl Iterator<Item = IpAddr> + Clone, new: IpAddr) -> O
     running.map(counts).position(|count| count == most)
 }
 
-/// Passes a connection on after its handshake.
-///
-/// # Errors
-/// The reason why the client was refused.
+/// Passes a connection on after its handshake. Returns the reason for a refused client.
 async fn shake_hands(
     acceptor: TlsAcceptor,
     stream: TcpStream,
@@ -157,12 +149,12 @@ async fn shake_hands(
     let _ = stream.set_nodelay(true);
     let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
     let stream = done.map_err(|_| "no TLS handshake in time".to_owned())?.map_err(|error| error.to_string())?;
-    // The receiver is closed if the agent shuts down.
+    // Fails during a shutdown.
     drop(accepted.send(stream).await);
     Ok(())
 }
 
-/// Logs why a client was refused. `omitted` in the line is the number of refused clients without a line.
+/// Logs why a client was refused, with the number of unlogged refused clients.
 fn report(refused: &RefusedConnections, peer: SocketAddr, done: Result<(), String>) {
     if let Err(error) = done
         && let Some(omitted) = refused.count()
@@ -175,8 +167,7 @@ fn report(refused: &RefusedConnections, peer: SocketAddr, done: Result<(), Strin
 mod tests {
     use super::*;
 
-    /// Returns the network whose handshake ends for a new connection. The oldest handshake is the first.
-    fn ended<'a>(running: &[&'a str], new: &str) -> Option<(usize, &'a str)> {
+    fn handshake_to_end<'a>(running: &[&'a str], new: &str) -> Option<(usize, &'a str)> {
         let parsed = |address: &str| network(address.parse().unwrap());
         let index = index_to_end(running.iter().map(|address| parsed(address)), parsed(new))?;
         Some((index, running[index]))
@@ -184,16 +175,20 @@ mod tests {
 
     #[test]
     fn network_with_the_most_handshakes_loses_its_oldest() {
-        assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.3"), Some((1, "10.0.0.2")));
-        assert_eq!(ended(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")));
-        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")), "the new handshake must count");
-        assert_eq!(ended(&["10.0.0.1", "10.0.0.2"], "10.0.0.3"), Some((0, "10.0.0.1")));
-        assert_eq!(ended(&[], "10.0.0.1"), None);
+        assert_eq!(handshake_to_end(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.3"), Some((1, "10.0.0.2")));
+        assert_eq!(handshake_to_end(&["10.0.0.1", "10.0.0.2", "10.0.0.2"], "10.0.0.2"), Some((1, "10.0.0.2")));
+        assert_eq!(
+            handshake_to_end(&["10.0.0.1", "10.0.0.2"], "10.0.0.2"),
+            Some((1, "10.0.0.2")),
+            "the new handshake must count"
+        );
+        assert_eq!(handshake_to_end(&["10.0.0.1", "10.0.0.2"], "10.0.0.3"), Some((0, "10.0.0.1")));
+        assert_eq!(handshake_to_end(&[], "10.0.0.1"), None);
     }
 
     #[test]
     fn addresses_of_one_machine_count_together() {
-        assert_eq!(ended(&["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2"], "::1").unwrap().0, 1);
-        assert_eq!(ended(&["10.0.0.1", "::ffff:10.0.0.2", "10.0.0.2"], "::1").unwrap().0, 1);
+        assert_eq!(handshake_to_end(&["2001:db8::1", "2001:db8:0:1::1", "2001:db8:0:1::2"], "::1").unwrap().0, 1);
+        assert_eq!(handshake_to_end(&["10.0.0.1", "::ffff:10.0.0.2", "10.0.0.2"], "::1").unwrap().0, 1);
     }
 }

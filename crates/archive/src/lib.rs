@@ -1,17 +1,13 @@
-//! Reads the entries of an archive and writes them as files below an open directory, within limits.
+//! Reads entries of an archive, and writes them below an open directory, within limits.
 //!
-//! Reading and writing can be used separately: [`read`] calls a function for each entry, [`Tree`] writes entries, and [`write_files`] writes
-//! them with several threads. [`unpack`] combines them.
+//! Neither the archive nor the directory is trusted, because an earlier job may have created links there:
 //!
-//! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory.
-//!
-//! - Nothing outside of the directory is created, changed or removed, even while another process replaces directories with links. Every
-//!   operation is relative to an open directory, and names are resolved so that they never leave it.
-//! - A symbolic link of the archive is created as it is, wherever it points to, because creating a link writes nothing at its target. Links
-//!   are created after all other entries, and no entry is written below a link of the archive.
-//! - A link that already exists below the open directory is followed only if it is relative and leads to a directory below the open
-//!   directory.
-//! - Bytes, entries, the directories that their names imply, compression ratio and headers are limited ([`Limits`]).
+//! - Nothing outside of the directory is changed, even if another process replaces directories with links. Every
+//!   operation is relative to an open directory, and resolved names never leave it.
+//! - A symbolic link of the archive may have any target. Links are created after all other entries, and no entry is
+//!   written below them.
+//! - An existing link is followed only if it is relative and leads to a directory below the open one.
+//! - Bytes, entries, implied directories, compression ratio and headers are limited ([`Limits`]).
 
 mod limits;
 mod meter;
@@ -43,10 +39,10 @@ use cap_std::fs::Dir;
 /// Reason why an archive was not unpacked completely.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The caller's `stop` function returned true.
+    /// The `stop` function returned true.
     #[error("stopped")]
     Stopped,
-    /// The bytes are not an archive of the format, or are damaged.
+    /// The archive is damaged, or has another format.
     #[error("failed to read the archive")]
     Broken(#[source] io::Error),
     /// The name of an entry leaves the directory, is empty, or is not a valid file name.
@@ -57,20 +53,20 @@ pub enum UnpackError {
         /// Name of the entry.
         name: String,
     },
-    /// The entry cannot be unpacked, for example because it is a device.
+    /// The entry has a kind that cannot be unpacked, such as a device.
     #[error(
         "entry `{name}` of the archive is a {kind}, which cannot be unpacked; the remaining entries were not unpacked"
     )]
     Kind {
         /// Name of the entry.
         name: String,
-        /// Description of the entry, such as `device`.
+        /// Kind, such as `device`.
         kind: &'static str,
     },
     /// The archive exceeds a limit.
     #[error(transparent)]
     Limit(#[from] Exceeded),
-    /// The system failed to perform an operation for a reason that the archive did not cause.
+    /// The system failed.
     #[error("failed to unpack `{name}`")]
     Io {
         /// Name of the entry.
@@ -83,14 +79,13 @@ pub enum UnpackError {
     NoThread(#[source] io::Error),
 }
 
-/// Unpacks an archive into an open directory. Existing files are replaced. Several threads unpack zip archives.
+/// Unpacks an archive into an open directory, and replaces existing files. Several threads unpack zip archives.
 ///
-/// `stop` is called often ([`Meter::new`]). If it returns true, unpacking ends with [`UnpackError::Stopped`].
-/// Returns the skipped entries: entries below a link of the archive, entries that conflict with an existing directory, and entries whose
-/// name or permissions the file system rejects.
+/// `stop` is called often ([`Meter::new`]). Returns entries that were skipped: below a link of the archive, in conflict
+/// with a directory, or with a name or permissions that the file system rejects.
 ///
 /// # Errors
-/// [`UnpackError`]. Some of the entries may already be unpacked.
+/// [`UnpackError`]. Some entries may already be unpacked.
 pub fn unpack(
     archive: &File,
     into: &Dir,

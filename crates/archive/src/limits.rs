@@ -2,25 +2,21 @@
 
 use std::fmt;
 
-/// Maximum sizes and numbers of an archive and its unpacked content.
-///
-/// The defaults are far above what jobs use.
+/// Limits of an archive, far above what jobs use by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all files together. Defaults to 1 TiB.
+    /// Maximum size of all files in bytes. Defaults to 1 TiB.
     pub bytes: u64,
-    /// Number of entries. Defaults to 2,000,000.
-    ///
-    /// A directory that has no entry, but is created because it is part of the name of an entry, counts as an entry.
+    /// Maximum number of entries, including directories that only the names of entries imply. Defaults to 2,000,000.
     pub entries: u64,
-    /// Unpacked bytes for each byte of the archive. Defaults to 1000.
+    /// Maximum number of unpacked bytes per byte of the archive. Defaults to 1000.
     pub ratio: u64,
-    /// Unpacked bytes up to which the ratio is not limited. Defaults to 10 GiB.
+    /// Number of unpacked bytes up to which the ratio is unlimited. Defaults to 10 GiB.
     pub ratio_floor: u64,
-    /// Bytes of headers. Defaults to 256 MiB.
+    /// Maximum size of headers in bytes. Defaults to 256 MiB.
     ///
-    /// For zip, the limit applies to the headers of all entries together. For tar, it applies to the headers of each entry. The names and
-    /// targets of links, and the names of directories, stay in memory until the end. They have a separate limit of the same size.
+    /// This is a limit for the headers of all entries of a zip archive, or of each entry of a tar archive. Names of
+    /// links and directories, which stay in memory, have a separate limit of the same size.
     pub header_bytes: u64,
 }
 
@@ -43,7 +39,7 @@ pub enum Limit {
     HeaderBytes,
 }
 
-/// Error of an archive that exceeds a limit.
+/// A limit was exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exceeded {
     /// The limit.

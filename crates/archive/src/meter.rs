@@ -1,4 +1,4 @@
-//! Counts the unpacked entries and bytes of an archive. Ends reading when a limit is exceeded or the caller stops it.
+//! Counts unpacked entries and bytes, and ends reading above a limit or after a stop.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::OnceLock;
@@ -8,21 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use crate::UnpackError;
 use crate::limits::{Exceeded, Limit, Limits};
 
-/// The counters of one archive, for reading it and for writing its entries. Several threads may use them.
+/// Counters of one archive, for one or more threads.
 pub struct Meter<'a> {
     limits: Limits,
-    /// Size of the archive in bytes. The maximum until it is known, so that the compression ratio is not limited.
+    /// Size of the archive in bytes. The maximum means unknown, without a limit of the ratio.
     size: AtomicU64,
     stop: &'a (dyn Fn() -> bool + Sync),
     entries: AtomicU64,
     bytes: AtomicU64,
-    /// Whether bytes of headers are counted. False while content is read.
+    /// Whether bytes of headers are counted.
     counts_headers: AtomicBool,
-    /// Bytes of headers that may still be read.
+    /// Remaining bytes of headers.
     headers: AtomicU64,
-    /// Bytes of names and targets that may still be stored until the end.
+    /// Remaining bytes of names and targets in memory.
     retainable: AtomicU64,
-    /// The limit that was exceeded first.
+    /// Limit that was exceeded first.
     exceeded: OnceLock<Exceeded>,
     stopped: AtomicBool,
 }
@@ -34,7 +34,8 @@ impl std::fmt::Debug for Meter<'_> {
 }
 
 impl<'a> Meter<'a> {
-    /// Returns counters with these limits. `stop` is called often, for example before each read. If it returns true, the work ends.
+    /// Returns counters with these limits. `stop` is called before each read, for example, and ends the work if it
+    /// returns true.
     #[must_use]
     pub fn new(limits: Limits, stop: &'a (dyn Fn() -> bool + Sync)) -> Self {
         Self {
@@ -51,12 +52,12 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Sets the size of the archive in bytes, from which the compression ratio is computed.
+    /// Sets the size of the archive in bytes, for the compression ratio.
     pub fn set_size(&self, bytes: u64) {
         self.size.store(bytes, Relaxed);
     }
 
-    /// Returns why reading ended early: because of a stop or an exceeded limit. `None` if neither happened.
+    /// Returns the stop or exceeded limit that ended the reading, if any.
     pub fn cause(&self) -> Option<UnpackError> {
         if self.stopped.load(Relaxed) {
             return Some(UnpackError::Stopped);
@@ -64,7 +65,7 @@ impl<'a> Meter<'a> {
         self.exceeded.get().copied().map(UnpackError::Limit)
     }
 
-    /// Compares the number of entries and the size of a zip directory, as its end record declares them, with the limits.
+    /// Checks the declared number of entries and size of a zip directory.
     pub(crate) fn check_zip_directory(&self, entries: u64, bytes: u64) -> Result<(), UnpackError> {
         let limits = &self.limits;
         self.check(entries <= limits.entries, Limit::Entries, limits.entries)?;
@@ -72,7 +73,7 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// Counts one more entry, or a directory that the name of an entry implies.
+    /// Counts an entry, or a directory that a name implies.
     ///
     /// # Errors
     /// [`UnpackError::Limit`], or [`UnpackError::Stopped`] after a stop.
@@ -83,14 +84,14 @@ impl<'a> Meter<'a> {
         Ok(())
     }
 
-    /// Counts bytes of names and targets that are stored until the end.
+    /// Counts bytes of names and targets that stay in memory.
     pub(crate) fn retain(&self, bytes: usize) -> Result<(), UnpackError> {
         let fits = take(&self.retainable, bytes as u64);
         self.check(fits, Limit::HeaderBytes, self.limits.header_bytes)?;
         Ok(())
     }
 
-    /// Calls `read`, and limits the bytes that it reads through a [`Headers`] reader of this meter.
+    /// Limits the bytes that `read` reads through a [`Headers`] reader.
     pub(crate) fn limit_headers<T>(&self, read: impl FnOnce() -> T) -> T {
         self.headers.store(self.limits.header_bytes, Relaxed);
         self.counts_headers.store(true, Relaxed);
@@ -104,7 +105,7 @@ impl<'a> Meter<'a> {
         self.check(fits, Limit::HeaderBytes, self.limits.header_bytes).map_err(io::Error::other)
     }
 
-    /// Returns a reader of an entry's content that counts its bytes, and fails after a stop or above a limit.
+    /// Returns a reader that counts an entry's content, and fails after a stop or above a limit.
     pub fn content<R: Read>(&self, inner: R) -> impl Read {
         Content { inner, meter: self }
     }
@@ -125,7 +126,7 @@ impl<'a> Meter<'a> {
         Err(*self.exceeded.get_or_init(|| exceeded))
     }
 
-    /// Fails if the caller's `stop` function returns true.
+    /// Fails after a stop.
     ///
     /// # Errors
     /// [`UnpackError::Stopped`]
@@ -138,14 +139,13 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Subtracts `bytes` from a counter. If the counter is smaller, sets it to zero and returns false.
+/// Subtracts `bytes` from a counter. Returns false if it is too small.
 fn take(counter: &AtomicU64, bytes: u64) -> bool {
     let before = counter.fetch_update(Relaxed, Relaxed, |left| Some(left.saturating_sub(bytes)));
     before.is_ok_and(|before| before >= bytes)
 }
 
-/// Reader of the archive itself. It checks for a stop at each read, so that reading can be stopped even in a million empty blocks, which
-/// yield no content.
+/// Reader of the archive itself. It can be stopped even in a million empty blocks without content.
 pub(crate) struct Packed<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -164,7 +164,7 @@ impl<R: Seek> Seek for Packed<'_, R> {
     }
 }
 
-/// Reader that passes bytes to a library that parses headers, and counts them.
+/// Reader that counts bytes of headers.
 pub(crate) struct Headers<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -178,7 +178,7 @@ impl<R: Read> Read for Headers<'_, R> {
     }
 }
 
-/// Reader of the content of an entry. It counts the bytes.
+/// Reader that counts bytes of content.
 pub(crate) struct Content<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,
@@ -186,7 +186,7 @@ pub(crate) struct Content<'a, R> {
 
 impl<R: Read> Read for Content<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Not `ErrorKind::Interrupted`, because callers retry after it.
+        // Callers retry after `ErrorKind::Interrupted`.
         self.meter.check_stop().map_err(io::Error::other)?;
         let read = self.inner.read(buffer)?;
         self.meter.count_content(read as u64)?;

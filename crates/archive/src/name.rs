@@ -2,9 +2,9 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// Returns the name as a relative path without `.`. Returns `None` if the name is empty or absolute, or contains `..` or NUL.
+/// Returns a name as a relative path without `.`. `None` means that it is empty or absolute, or contains `..` or NUL.
 ///
-/// The path is empty for the root directory (`.`). A backslash is an ordinary character, as in the file systems of Unix.
+/// The path of the root directory (`.`) is empty. A backslash is an ordinary character.
 pub(crate) fn relative(name: &Path) -> Option<PathBuf> {
     if name.as_os_str().is_empty() || name.as_os_str().as_encoded_bytes().contains(&0) {
         return None;

@@ -1,4 +1,4 @@
-//! Opens the directory that an archive is unpacked into.
+//! Opens the target directory of an archive.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,19 +11,19 @@ use cap_std::fs::Dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// Specifies which part of a directory's path jobs can change. Links in that part are not followed.
+/// Part of a directory's path that jobs can change, and in which links are not followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
-    /// No part, because the user chose the directory. Links in the path are followed.
+    /// No part, because the user chose the directory.
     Chosen,
-    /// Everything below this directory. The directory itself may be a link. A link below it is an error, because a job may have created it.
+    /// Everything below this directory, which may be a link itself. A link below it is an error.
     Below(PathBuf),
 }
 
-/// Opens a directory. Creates it and its parents if they do not exist.
+/// Opens a directory. Creates it and its parents if necessary.
 ///
 /// # Errors
-/// The error of the system: [`io::ErrorKind::NotADirectory`] for a link that is not allowed.
+/// The error of the system, or [`io::ErrorKind::NotADirectory`] for a link that is not allowed.
 pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
     let Root::Below(base) = root else {
         fs::create_dir_all(path)?;
@@ -36,7 +36,7 @@ pub fn create_root(path: &Path, root: &Root) -> io::Result<Dir> {
     let relative = path.strip_prefix(base).map_err(|_| outside())?;
     fs::create_dir_all(base)?;
     let mut walked = base.clone();
-    // `O_PATH` requires no read permission. Only the last directory must be readable.
+    // `O_PATH` needs no read permission, which only the last directory requires.
     let mut dir = openat(CWD, base, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     for part in relative.components() {
         let Component::Normal(name) = part else { return Err(outside()) };

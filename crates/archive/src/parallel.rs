@@ -4,13 +4,12 @@
 //! entries of the archive --> Tree (names, directories, links) --batches of files--> threads (read, unpack, write) --> Tree (skipped)
 //! ```
 //!
-//! One thread reads the names, checks them, and opens or creates the directories. No other thread resolves paths. For each file, the
-//! other threads get an open directory and a file name of one component.
+//! One thread resolves all paths: it checks names, and opens or creates directories. The other threads get an open
+//! directory and a file name.
 //!
-//! If an entry is written over or below another entry, the two are never in flight at the same time. The result is therefore the same as if
-//! the entries were unpacked one after the other. Such a conflict is found by comparing the names of the entries. Below an existing link,
-//! the names do not show all conflicts, because an entry there can have a second name. So an entry below an existing link is unpacked while
-//! no other file is in flight.
+//! Entries with conflicting paths are never in flight at the same time, so the result is that of one thread. Names
+//! reveal all conflicts except below an existing link, where an entry can have a second name. Such an entry is
+//! therefore unpacked alone.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -28,39 +27,36 @@ use crate::skipped::SkippedEntries;
 use crate::tree::Tree;
 use crate::workers::Workers;
 
-/// Maximum number of files in a batch.
 const BATCH_FILES: usize = 32;
-/// Maximum number of open directories of a batch.
+/// Maximum number of open directories per batch.
 const BATCH_DIRECTORIES: usize = 4;
-/// Number of unpacked bytes from which a batch is complete.
+/// Size of a complete batch in unpacked bytes.
 const BATCH_BYTES: u64 = 1 << 20;
-/// Maximum number of files whose names are compared with those of later entries.
+/// Maximum number of files to compare with later entries.
 const MAX_RECENT: usize = 8192;
-/// Length of the paths of the recent files and of the directories above these files, in bytes, at which the reading thread waits until no
-/// file is in flight. A deep path can have thousands of directories above it.
+/// Maximum length of the paths of recent files and their directories in bytes, because a deep path has thousands of
+/// directories. Then the reading thread waits until no file is in flight.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
-/// A file to write.
 struct Planned<H> {
     place: FilePlace,
-    /// Handle from which the worker finds the content.
+    /// Handle with which the worker finds the content.
     handle: H,
     entry: Entry,
-    /// Position of the entry in the archive.
+    /// Position in the archive.
     order: u64,
 }
 
-/// Results of a batch.
 type Written = Vec<(Entry, u64, Result<(), PutError>)>;
 
-/// Writes entries below `into`. Existing files are replaced, and several threads write files.
+/// Writes entries below `into` with several threads, and replaces existing files.
 ///
-/// `visit` calls its argument for each entry, in the order of the archive, with a handle from which a worker finds the content of a file.
-/// `worker` is called once for each thread, and returns the function that writes the files of the thread.
+/// `visit` calls its argument for each entry in order, with a handle for the content. `worker` returns the function
+/// that writes the files of one thread.
 ///
 /// # Errors
-/// [`UnpackError`], including errors of `visit`. Some of the entries before and after the entry with the error may be written.
-/// Links of the archive and attributes of directories may be missing.
+/// [`UnpackError`], including errors of `visit`. Other entries may be written, but links and attributes of directories
+/// may be missing.
 pub fn write_files<H, W>(
     into: &Dir,
     meter: &Meter<'_>,
@@ -103,23 +99,22 @@ where
         writing.wait()?;
         writing.tree.finish()
     });
-    // The libraries see a stop or an exceeded limit as a read error, and return it as their own error.
+    // Libraries return a stop or an exceeded limit as their own error.
     written.map_err(|error| meter.cause().unwrap_or(error))
 }
 
 struct Writing<'a, H> {
     tree: Tree<'a>,
     root: &'a Dir,
-    /// The directory for which [`Writing::is_behind_link`] was called last, with the result.
+    /// Last directory for which [`Writing::is_behind_link`] was called, and the result.
     checked: Option<(PathBuf, bool)>,
     workers: Workers<Vec<Planned<H>>, Written>,
     batch: Vec<Planned<H>>,
     batch_bytes: u64,
-    /// Files that may be in flight.
     recent_files: HashSet<PathBuf>,
-    /// Directories above the recent files.
+    /// Directories of these files, with their parents.
     recent_directories: HashSet<PathBuf>,
-    /// Length of the paths in both sets, in bytes.
+    /// Length of the paths in both sets in bytes.
     recent_bytes: usize,
 }
 
@@ -134,7 +129,7 @@ impl<H: Send> Writing<'_, H> {
             self.wait()?;
         }
         let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
-        // In most cases, the set already contains the directory because of an earlier file.
+        // Parents of a known directory are known, too.
         for above in parent.ancestors() {
             if !self.recent_directories.insert(above.to_owned()) {
                 break;
@@ -152,7 +147,7 @@ impl<H: Send> Writing<'_, H> {
         }
     }
 
-    /// Returns whether the path of a directory contains an existing link, or may contain one. Links of the archive do not exist before the end.
+    /// Returns whether the path of a directory may contain an existing link. Links of the archive are created later.
     fn is_behind_link(&mut self, directory: &Path) -> bool {
         if directory.as_os_str().is_empty() {
             return false;
@@ -161,7 +156,7 @@ impl<H: Send> Writing<'_, H> {
             Some((path, result)) if path == directory => *result,
             _ => {
                 let opened = openat2(self.root, directory, OFlags::PATH, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-                // Without `openat2`, this is unknown, so a link is assumed.
+                // Without `openat2`, a link is assumed.
                 let result = !matches!(opened, Ok(_) | Err(Errno::NOENT | Errno::NOTDIR));
                 self.checked = Some((directory.to_owned(), result));
                 result
@@ -169,12 +164,12 @@ impl<H: Send> Writing<'_, H> {
         }
     }
 
-    /// Returns whether a recent file has the path of the entry, or is above or below it.
+    /// Returns whether the path of the entry equals, contains or is below that of a recent file.
     fn conflicts(&self, entry: &Entry) -> bool {
         if self.recent_files.is_empty() {
             return false;
         }
-        // An entry for a directory above a recent file changes nothing until the end, when the attributes of directories are set.
+        // The attributes of a directory are set at the end, so its entry does not conflict with files in it.
         let is_above = entry.kind != EntryKind::Directory && self.recent_directories.contains(&entry.path);
         is_above || entry.path.ancestors().any(|path| self.recent_files.contains(path))
     }
@@ -195,7 +190,6 @@ impl<H: Send> Writing<'_, H> {
         Ok(())
     }
 
-    /// Waits until no file is in flight.
     fn wait(&mut self) -> Result<(), UnpackError> {
         if !self.batch.is_empty() {
             self.submit()?;
@@ -207,7 +201,7 @@ impl<H: Send> Writing<'_, H> {
         Ok(())
     }
 
-    /// Waits for the results of the earliest batch. Returns whether there was a batch.
+    /// Handles the results of the earliest batch. Returns whether there was one.
     fn receive(&mut self) -> Result<bool, UnpackError> {
         let Some(written) = self.workers.receive() else { return Ok(false) };
         for (entry, order, result) in written {

@@ -1,4 +1,4 @@
-//! Writes one file at a place in an open directory.
+//! Writes one file in an open directory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Permissions};
@@ -13,13 +13,12 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::UnpackError;
 
-/// Number of bytes of content to copy at once.
+/// Number of bytes to copy at once.
 pub(crate) const CHUNK: usize = 64 * 1024;
 
-/// Place of a file in an open directory.
 #[derive(Debug)]
 pub(crate) struct FilePlace {
-    /// Directory of the file. `None` stands for the root.
+    /// Directory of the file. `None` means the root.
     dir: Option<Arc<Dir>>,
     name: OsString,
     mode: u32,
@@ -31,7 +30,7 @@ impl FilePlace {
         Self { dir, name: name.to_owned(), mode, modified }
     }
 
-    /// Returns whether both files are written through the same open directory.
+    /// Returns whether both files have the same open directory.
     pub(crate) fn is_beside(&self, other: &Self) -> bool {
         match (&self.dir, &other.dir) {
             (Some(dir), Some(other)) => Arc::ptr_eq(dir, other),
@@ -40,7 +39,7 @@ impl FilePlace {
         }
     }
 
-    /// Writes the file, and replaces an existing one. Removes the file if it cannot be written completely.
+    /// Writes or replaces the file. Removes it if it cannot be written completely.
     pub(crate) fn write(&self, root: &Dir, content: &mut dyn Read, buffer: &mut [u8]) -> Result<(), PutError> {
         let dir = self.dir.as_deref().unwrap_or(root);
         let file = create_or_replace(dir, &self.name, || create(dir, &self.name, self.mode))?;
@@ -49,7 +48,7 @@ impl FilePlace {
         })
     }
 
-    /// Opens the regular file that exists at this place, if it has no other hard links.
+    /// Opens the existing regular file, if it has no other hard links.
     fn existing(&self, root: &Dir) -> Option<File> {
         let dir = self.dir.as_deref().unwrap_or(root);
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -58,7 +57,7 @@ impl FilePlace {
         (metadata.is_file() && metadata.nlink() == 1).then_some(file)
     }
 
-    /// Sets the permissions and the time of an existing file, and keeps its content.
+    /// Sets permissions and time of an existing file.
     fn keep(&self, file: &File) -> io::Result<()> {
         let metadata = file.metadata()?;
         if metadata.mode() & 0o7777 != self.mode {
@@ -73,7 +72,7 @@ impl FilePlace {
     }
 }
 
-/// Place of a file that a worker of [`crate::write_files`] writes.
+/// Place of a file for a worker of [`crate::write_files`].
 #[derive(Debug)]
 pub struct FileTarget<'a> {
     pub(crate) place: &'a FilePlace,
@@ -82,35 +81,32 @@ pub struct FileTarget<'a> {
 }
 
 impl FileTarget<'_> {
-    /// Opens the regular file at this place. `None` if it does not exist, cannot be opened, or has other hard links.
+    /// Opens the existing regular file, if it has no other hard links.
     #[must_use]
     pub fn existing(&self) -> Option<File> {
         self.place.existing(self.root)
     }
 
-    /// Keeps the content of the existing file, because it is already the content of the entry. Sets its permissions and its time.
+    /// Keeps the existing file, which has the right content, and sets its permissions and time.
     ///
     /// # Errors
-    /// [`PutError::Write`] if the permissions or the time cannot be set.
+    /// [`PutError::Write`] if they cannot be set.
     pub fn keep(&self, file: &File) -> Result<(), PutError> {
         Ok(self.place.keep(file)?)
     }
 
-    /// Writes the file, and replaces an existing one. Removes the file if it cannot be written completely.
-    ///
-    /// # Errors
-    /// [`PutError`]
+    /// Writes or replaces the file. Removes it if it cannot be written completely.
     pub fn write(&mut self, content: &mut dyn Read) -> Result<(), PutError> {
         self.place.write(self.root, content, self.buffer)
     }
 }
 
-/// Error of reading or of writing an entry.
+/// Error of an entry.
 #[derive(Debug)]
 pub enum PutError {
-    /// Writing the file failed.
+    /// The file cannot be written.
     Write(io::Error),
-    /// Reading the content failed, a limit is exceeded, or the work was stopped.
+    /// The content cannot be read, exceeds a limit, or was stopped.
     Read(UnpackError),
 }
 
@@ -135,7 +131,7 @@ impl From<io::Error> for PutError {
     }
 }
 
-/// Creates a file that does not exist and fills it, without following a link. Returns the open file.
+/// Creates and fills a file, without following a link. Returns the open file.
 ///
 /// # Errors
 /// [`UnpackError::Broken`] if reading the content fails, otherwise [`UnpackError::Io`].
@@ -146,7 +142,7 @@ pub fn write_new(dir: &Dir, name: &str, mode: u32, content: &mut dyn Read) -> Re
 }
 
 fn create(dir: &Dir, name: &OsStr, mode: u32) -> io::Result<File> {
-    // The name has one component, and `EXCL` follows no link, so the file cannot be outside of the directory.
+    // The name has one component, and `EXCL` follows no link.
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(mode | 0o200))?.into())
 }
@@ -174,7 +170,7 @@ fn fill(
     Ok(file)
 }
 
-/// Calls `create`. If the name already exists, removes the existing file and calls `create` again.
+/// Calls `create`. Replaces an existing file.
 pub(crate) fn create_or_replace<T>(dir: &Dir, name: &OsStr, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match create() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -185,7 +181,7 @@ pub(crate) fn create_or_replace<T>(dir: &Dir, name: &OsStr, create: impl Fn() ->
     }
 }
 
-/// Removes a file or a link, or a directory if it is empty.
+/// Removes a file, a link, or an empty directory.
 fn remove(dir: &Dir, name: &OsStr) -> io::Result<()> {
     match dir.symlink_metadata(name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

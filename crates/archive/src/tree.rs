@@ -1,4 +1,4 @@
-//! Writes entries below an open directory.
+//! Writes entries of an archive.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -18,18 +18,18 @@ use crate::place::{CHUNK, FilePlace, PutError, create_or_replace};
 use crate::read::{Entry, EntryKind};
 use crate::skipped::SkippedEntries;
 
-/// Writes entries below an open directory. Without [`Tree::finish`], links and attributes of directories are missing.
+/// Writes entries below an open directory. [`Tree::finish`] adds links and attributes of directories.
 pub struct Tree<'a> {
     root: &'a Dir,
-    /// The directory used last. `None` stands for the root.
+    /// Last used directory. `None` means the root.
     current: Option<(PathBuf, Arc<Dir>)>,
-    /// Symbolic links of the archive with their targets, created at the end.
+    /// Links of the archive with their targets, which are created at the end.
     links: BTreeMap<PathBuf, PathBuf>,
-    /// Permissions and times of directories, set at the end, because a read-only directory cannot be filled.
+    /// Permissions and times of directories, which are set at the end, because a read-only directory cannot be filled.
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
     skipped: SkippedEntries,
-    /// Position of the last added entry in the archive.
+    /// Position of the last entry in the archive.
     added: u64,
     buffer: Vec<u8>,
 }
@@ -41,8 +41,7 @@ impl std::fmt::Debug for Tree<'_> {
 }
 
 impl<'a> Tree<'a> {
-    /// Returns a tree that writes below `root`. The meter counts the directories that names imply, and the bytes that stay in memory until
-    /// the end.
+    /// Returns a tree below `root`. The meter counts implied directories, and bytes that stay in memory.
     #[must_use]
     pub fn new(root: &'a Dir, meter: &'a Meter<'a>) -> Self {
         Self {
@@ -57,11 +56,12 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Writes one entry. Skips it if it is below a link of the archive, conflicts with an existing directory, or has a name or permissions
-    /// that the file system rejects.
+    /// Writes one entry. Skips it if it is below a link of the archive, conflicts with a directory, or has a name or
+    /// permissions that the file system rejects.
     ///
     /// # Errors
-    /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if reading the content fails, or the error of the meter.
+    /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if the content cannot be read, or the error of the
+    /// meter.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
         self.added += 1;
         let Some(place) = self.place(entry, self.added)? else { return Ok(()) };
@@ -71,9 +71,9 @@ impl<'a> Tree<'a> {
         self.settle(entry, self.added, written)
     }
 
-    /// Adds one entry except the content of a file. `order` is the position of the entry in the archive.
+    /// Adds one entry except a file's content. `order` is its position in the archive.
     ///
-    /// Returns the place of the file. `None` means that the entry is not a file, or was skipped.
+    /// Returns the place of a file. `None` means another kind of entry, or a skipped one.
     pub(crate) fn place(&mut self, entry: &Entry, order: u64) -> Result<Option<FilePlace>, UnpackError> {
         self.added = order;
         if let Some(link) = self.link_above(&entry.path) {
@@ -81,7 +81,7 @@ impl<'a> Tree<'a> {
             self.skipped.add(order, &entry.path, &reason);
             return Ok(None);
         }
-        // If several entries have the same name, the last one is used.
+        // The last of several entries with the same name is used.
         self.links.remove(&entry.path);
         match self.put(entry) {
             Ok(place) => Ok(place),
@@ -89,11 +89,10 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Handles the result of writing an entry. An entry that conflicts with an existing directory, or whose name or permissions the file
-    /// system rejects, counts as skipped.
+    /// Handles the result of writing an entry. An entry with a conflict counts as skipped.
     ///
     /// # Errors
-    /// Any other error of the entry.
+    /// Any other error.
     pub(crate) fn settle(
         &mut self,
         entry: &Entry,
@@ -130,7 +129,7 @@ impl<'a> Tree<'a> {
         Ok(Some(FilePlace::new(dir, name, entry.mode.unwrap_or(0o644), entry.modified)))
     }
 
-    /// Returns the link of the archive that is above the path.
+    /// Returns the link of the archive above a path, if there is one.
     fn link_above(&self, path: &Path) -> Option<PathBuf> {
         if self.links.is_empty() {
             return None;
@@ -142,7 +141,7 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir.as_ref())
     }
 
-    /// Makes a directory the current one. Missing directories are created, and count as entries unless `entry` is the directory itself.
+    /// Makes a directory the current one. Missing directories are created, and count as entries, except `entry` itself.
     fn enter_directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;
@@ -157,8 +156,8 @@ impl<'a> Tree<'a> {
     }
 
     fn create_directories(&self, path: &Path, entry: &Path) -> Result<Dir, PutError> {
-        // The part of the path that exists is opened from the root, because it may contain links. Each directory below it is
-        // opened relative to its parent, so a deep path does not require a walk from the root for each of its directories.
+        // The existing part of the path is opened from the root, because it may contain links. Each further directory
+        // is opened from its parent, which is faster for a deep path.
         let existing = path.ancestors().skip(1).find_map(|above| Some((above, self.root.open_dir(above).ok()?)));
         let (existing, mut dir) = match existing {
             Some((above, dir)) if !above.as_os_str().is_empty() => (above, dir),
@@ -191,12 +190,12 @@ impl<'a> Tree<'a> {
         Ok(dir)
     }
 
-    /// Creates the links and sets the attributes of directories. Returns all entries that were skipped.
+    /// Creates links, and sets attributes of directories. Returns the skipped entries.
     ///
     /// # Errors
     /// [`UnpackError::Io`] if writing fails, or the error of the meter.
     pub fn finish(mut self) -> Result<SkippedEntries, UnpackError> {
-        // In reverse order, a link `a/b` is created before a link `a`, so no link is created through another link of the archive.
+        // In reverse order, `a/b` is created before a link `a`, so no link is created through another one.
         for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
             self.meter.check_stop()?;
             match self.link(&path, &target) {
@@ -208,11 +207,11 @@ impl<'a> Tree<'a> {
                 linked => linked.map_err(|error| error.into_unpack_error(&path))?,
             }
         }
-        // Attributes are set in reverse order, because a parent directory's permissions may prevent access to its subdirectories.
+        // In reverse order, because a parent's permissions may prevent access to its subdirectories.
         for (path, (mode, modified)) in std::mem::take(&mut self.attributes).into_iter().rev() {
             self.meter.check_stop()?;
             match self.set_attributes(&path, mode, modified) {
-                // For example, the directory has another owner. This is ignored, because its files are unpacked.
+                // For example, the directory has another owner. Its files are unpacked nevertheless.
                 Err(error) if is_conflict(&error) => {}
                 set => set.map_err(|error| PutError::Write(error).into_unpack_error(&path))?,
             }
@@ -242,12 +241,11 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Splits a path into its directory and its name.
 fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
     path.parent().zip(path.file_name()).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
 }
 
-/// Returns whether an error is caused by the name of an entry or by an existing file of that name, and not by the machine.
+/// Returns whether an error is due to the entry's name or an existing file, instead of the machine.
 fn is_conflict(error: &io::Error) -> bool {
     use io::ErrorKind::{
         AlreadyExists, DirectoryNotEmpty, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, PermissionDenied,

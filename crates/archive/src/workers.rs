@@ -1,10 +1,6 @@
-//! Threads that work on the parts of an archive at the same time, and return their results in the order of the parts.
+//! Threads that work on parts of an archive, and return results in the order of the parts.
 //!
-//! ```text
-//! submit --> tasks --> threads --> results --> receive, in the order of `submit`
-//! ```
-//!
-//! Memory is bounded, because the number of tasks whose results have not been received is limited.
+//! The number of tasks without a received result is limited, and so is memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,17 +10,16 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, Scope};
 
-/// Maximum number of threads.
 const MAX_THREADS: usize = 16;
-/// Maximum number of tasks per thread whose results have not been received.
+/// Maximum number of tasks per thread without a received result.
 const TASKS_PER_THREAD: usize = 4;
 
-/// Threads that work on tasks of type `T` and return results of type `R`. The threads end when this value is dropped.
+/// Threads that turn tasks of type `T` into results of type `R`, until this value is dropped.
 #[derive(Debug)]
 pub struct Workers<T, R> {
     tasks: SyncSender<(usize, T)>,
     results: Receiver<(usize, thread::Result<R>)>,
-    /// Results that arrived before the result of an earlier task.
+    /// Results that arrived before that of an earlier task.
     early: BTreeMap<usize, thread::Result<R>>,
     submitted: usize,
     received: usize,
@@ -32,11 +27,10 @@ pub struct Workers<T, R> {
 }
 
 impl<T: Send, R: Send> Workers<T, R> {
-    /// Starts one thread for each processor that this process may use, at most 16. `worker` is called once for each thread and returns the
-    /// function that works on the tasks.
+    /// Starts one thread per available processor, at most 16. `worker` returns the function of one thread.
     ///
     /// # Errors
-    /// The error of the system if it cannot start any thread.
+    /// The error of the system if no thread can be started.
     pub fn start<'scope, W>(scope: &'scope Scope<'scope, '_>, worker: impl Fn() -> W) -> io::Result<Self>
     where
         W: FnMut(T) -> R + Send + 'scope,
@@ -53,7 +47,7 @@ impl<T: Send, R: Send> Workers<T, R> {
             let (queue, sender, worker) = (Arc::clone(&queue), sender.clone(), worker());
             match thread::Builder::new().spawn_scoped(scope, move || run(&queue, &sender, worker)) {
                 Ok(_) => started += 1,
-                // The limit on processes is reached. The threads that were started do the work.
+                // The limit on processes is reached. The started threads do the work.
                 Err(_) if started > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -61,23 +55,23 @@ impl<T: Send, R: Send> Workers<T, R> {
         Ok(Self { tasks, results, early: BTreeMap::new(), submitted: 0, received: 0, max_unreceived })
     }
 
-    /// Returns whether a result must be received with [`Workers::receive`] before the next task can be submitted.
+    /// Returns whether [`Workers::receive`] must be called before the next task is submitted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.submitted - self.received >= self.max_unreceived
     }
 
-    /// Submits a task. Has no effect if all threads have ended, which they do only when this value is dropped.
+    /// Submits a task.
     pub fn submit(&mut self, task: T) {
         if self.tasks.send((self.submitted, task)).is_ok() {
             self.submitted += 1;
         }
     }
 
-    /// Waits for the result of the earliest task whose result was not received. Returns `None` if there is no such task.
+    /// Waits for the result of the earliest task. `None` means that there is no task.
     ///
     /// # Panics
-    /// If the thread panicked while it worked on the task.
+    /// If the thread panicked on the task.
     pub fn receive(&mut self) -> Option<R> {
         if self.received == self.submitted {
             return None;
@@ -92,7 +86,6 @@ impl<T: Send, R: Send> Workers<T, R> {
     }
 }
 
-/// Works on tasks until the queue is closed.
 fn run<T, R>(
     queue: &Mutex<Receiver<(usize, T)>>,
     results: &Sender<(usize, thread::Result<R>)>,
@@ -101,7 +94,7 @@ fn run<T, R>(
     loop {
         let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((index, task)) = task else { return };
-        // A panic is a result, because the caller would otherwise wait for the result forever.
+        // Without this result of a panic, the caller would wait forever.
         let result = catch_unwind(AssertUnwindSafe(|| worker(task)));
         if results.send((index, result)).is_err() {
             return;

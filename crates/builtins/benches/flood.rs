@@ -1,7 +1,6 @@
-//! Measures how fast the log of a job with many secrets is masked, and how long that delays other tasks on the same thread.
+//! Measures how fast the log of a job with many secrets is masked, and the delay of other tasks on the same thread.
 //!
-//! `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]` prints MiB per second and the longest time between two polls of
-//! another task, for a log without secrets and for a log with a secret in each line.
+//! Run it with `cargo bench -p muster-builtins --bench flood -- [MIB] [SECRETS]`.
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "output of a benchmark")]
 
@@ -17,7 +16,6 @@ use muster_steps::log::Log;
 use muster_steps::process::{Command, Containment, ProcessEnd, ProcessManager};
 use muster_steps::stop::StopToken;
 
-/// Writes the log to a file, as the agent's spool does.
 struct FileSink(std::fs::File, Arc<AtomicU64>);
 
 impl Sink for FileSink {
@@ -31,7 +29,7 @@ fn secret(number: usize) -> String {
     format!("{:08x}-secret-{number}", number.wrapping_mul(2_654_435_761) & 0xffff_ffff)
 }
 
-/// Writes a log of this size. If `has_secrets` is set, each line contains a secret, otherwise only the beginning of a secret.
+/// Writes a log of this size. Each line contains a secret, or only its beginning if `has_secrets` is not set.
 fn write_log(path: &Path, mib: usize, secrets: usize, has_secrets: bool) {
     let mut block = Vec::new();
     for line in 0.. {
@@ -50,7 +48,7 @@ fn write_log(path: &Path, mib: usize, secrets: usize, has_secrets: bool) {
 
 /// Writes the log to the trace of a job, while another task runs on the same thread.
 ///
-/// Returns the duration, the longest delay of the other task, and the number of bytes that were written to `spool`.
+/// Returns the duration, the longest delay of that task, and the number of bytes that were written to `spool`.
 async fn flood(log: &Path, spool: &Path, secrets: usize) -> (Duration, Duration, u64) {
     let values: Vec<String> = (0..secrets).map(secret).collect();
     let options = TraceOptions {

@@ -1,4 +1,4 @@
-//! `builtin://agent/process`: runs steps at a second agent on this machine, with its own working directory and environment.
+//! `builtin://agent/process`: runs steps at a second agent on this machine, with its own directory and environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,25 +21,22 @@ use crate::context::Context;
 
 /// Maximum time until the second agent answers at its socket.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Delay between two attempts to connect. The second agent does not announce that it is ready.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Time between TERM and KILL for the second agent.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Process of the second agent.
 struct RunningAgent {
     socket: PathBuf,
     project_dir: PathBuf,
-    /// Connection that was used last. `None` means that no connection has been opened yet.
+    /// Connection that was used last, if any.
     connection: Mutex<Option<AgentConnection>>,
-    /// Description of how the process ended. `None` means that it is running.
+    /// Reason why the process ended. `None` means that it is running.
     ended: watch::Receiver<Option<String>>,
     stop: StopToken,
     watcher: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
-/// Log that discards the output of the second agent's process. The log of the delegated steps is read through the connection.
 pub(crate) struct DiscardedLog;
 
 impl Log for DiscardedLog {

@@ -25,12 +25,12 @@ pub struct AgentResources {
     pub prepared: Arc<PreparedContainers>,
     /// Copies of repositories that jobs share.
     pub(crate) mirrors: Mirrors,
-    /// URL and client of the last coordinator that was used. Most agents run jobs of a single coordinator.
+    /// URL and client of the coordinator that was used last.
     client: Mutex<Option<(String, Client)>>,
 }
 
 impl AgentResources {
-    /// Returns the resources of an agent with these templates, this cache of remote steps, and these prepared containers.
+    /// Returns resources with these parts.
     #[must_use]
     pub fn new(templates: Templates, steps: StepCache, prepared: PreparedContainers) -> Self {
         Self { templates, steps: Arc::new(steps), prepared: Arc::new(prepared), ..Self::default() }
@@ -38,7 +38,7 @@ impl AgentResources {
 
     /// Returns a client for the coordinator at `url`, which does not include `/api/v4`.
     ///
-    /// A client with certificates is created for each job, because the certificates are files of the job.
+    /// Certificates are files of the job, so a client with certificates is not shared.
     pub(crate) fn client(&self, url: &str, tls: &TlsFiles) -> Result<Client, ClientError> {
         let parsed = || Url::parse(url).map_err(|error| ClientError::Setup(error.to_string()));
         if !tls.is_empty() {

@@ -6,19 +6,17 @@ use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use tokio::time::timeout;
 
-/// Maximum time for work to end after a stop.
+/// Time after a stop until running work is abandoned.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Receiver of the warning that work was abandoned.
 pub(crate) trait ReportAbandoned {
-    /// Prints the warning `line`, which names the work.
+    /// Prints a warning about the abandoned work.
     fn abandoned(&self, line: &str);
 }
 
-/// Runs work that blocks its thread in a separate thread. Long work must check `stop` often.
+/// Runs blocking work in a separate thread. Long work must check `stop` often.
 ///
-/// After a stop, the work has five seconds to end. Then its thread is abandoned, with a warning that begins with `description`. A system
-/// call that hangs thus does not keep the job from ending.
+/// After a stop, work that hangs is abandoned after five seconds, with a warning that begins with `description`.
 ///
 /// # Errors
 /// The error of the work, [`Failure::Stopped`] if it was abandoned, or [`Failure::System`] if it panicked.

@@ -1,4 +1,4 @@
-//! State that the built-in steps of one job share: its directories, variables, processes and trace.
+//! State that the built-in steps of one job share.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -46,24 +46,23 @@ use crate::trace::Trace;
 use crate::transfer::{MessageLevel, TransferContext};
 use crate::variables::Variables;
 
-/// Function that returns the bundled steps of a job.
 type BundledStepsOf = fn(&Arc<Context>) -> Arc<dyn BundledSteps>;
 
-/// Time between TERM and KILL, if the plan does not set it.
+/// Default time between TERM and KILL.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// ID of the job at a second agent, which runs only the delegated part of one job.
+/// Job ID at an agent that runs delegated steps.
 const DELEGATED_JOB_ID: &str = "delegated";
 
-/// Number of the first service that a list of steps starts.
-pub(crate) const FIRST_CALLED_SERVICE: u32 = 1000;
+/// Number of the first service that a list of steps starts. Services of the plan have lower numbers.
+pub(crate) const FIRST_STEP_SERVICE: u32 = 1000;
 
-/// Directory of the fetched steps, in the temporary directory of the job.
+/// Directory of fetched steps, in the temporary directory of the job.
 const STEPS_DIR: &str = "remote-steps";
 
-/// Callback that runs before the user's first command. The command waits for it, and is not started if it returns an error.
+/// Callback before the user's first command. If it fails, the command is not started.
 ///
-/// The future may be dropped before it completes. Then the callback is called again.
+/// If the future is dropped before it completes, the callback is called again.
 pub type OnUserCode = Box<dyn Fn() -> BoxFuture<'static, io::Result<()>> + Send + Sync>;
 
 /// Returns the limits of a plan. 0 means the default.
@@ -83,23 +82,23 @@ fn limits(plan: UnpackLimits) -> Limits {
 pub struct Context {
     /// Directory of the checkout.
     pub project_dir: PathBuf,
-    /// Directory for file variables and other temporary files. Defaults to `<project_dir>.tmp`; a step file has a separate directory.
+    /// Directory for temporary files, usually `<project_dir>.tmp`.
     pub temp_dir: PathBuf,
     /// Variables of the job.
     pub variables: Variables,
-    /// Time between TERM and KILL when processes are terminated.
+    /// Time between TERM and KILL.
     pub grace: Duration,
     /// Time when the agent started the job.
     pub started_at: OffsetDateTime,
     /// Directory and limits for unpacking archives.
     pub(crate) extraction: Extraction,
-    /// Endpoint of the coordinator that stores the job's artifacts.
+    /// Coordinator that stores the job's artifacts.
     pub coordinator: ArtifactEndpoint,
-    /// Plan of the job, without the lines for the log.
+    /// Plan of the job without messages for the log.
     plan: JobPlan,
     /// All processes of the job.
     pub processes: Processes,
-    /// Network of the job. `None` means that its traffic cannot be counted, usually because the job shares its network.
+    /// Network of the job. `None` means that its traffic cannot be counted, usually because it is shared.
     pub(crate) network: Option<JobNetwork>,
     /// Trace of the job.
     pub trace: Arc<Trace>,
@@ -107,31 +106,31 @@ pub struct Context {
     pub shared: Arc<AgentResources>,
     /// Services that run on this machine until the job ends.
     pub(crate) services: Mutex<Vec<RunningService>>,
-    /// Archives of caches that the job restored, by path.
+    /// Restored archives of caches, by path.
     pub(crate) restored_caches: Mutex<HashMap<PathBuf, Restored>>,
-    /// The job's view of a mirror of its repository. `None` means that the job has no view, or that its view is in a container.
+    /// The job's view of a mirror. `None` means that the job has no view, or that the view is in a container.
     pub(crate) mirror_view: Mutex<Option<View>>,
-    /// Time that the preparation of the mirror took. It counts against the timeout for the sources.
+    /// Time that the preparation of the mirror took. It counts against the timeout of the sources.
     pub(crate) mirror_time: Mutex<Duration>,
-    /// Environment in containers that is being created, for the steps that start its services. `None` at any other time.
+    /// Containers that are being created, for steps that start services there. `None` at any other time.
     pub(crate) service_host: Mutex<Option<Arc<ServiceHost>>>,
-    /// Driver of the custom executor, from its preparation to its cleanup.
+    /// Driver of the custom executor, between preparation and cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Callback that gets the results of the job's step files. With `None`, they are written to a file if `CI_STEPS_DEBUG` is set, or else dropped.
+    /// Callback for the results of step files. With `None`, they are written to a file if `CI_STEPS_DEBUG` is set.
     pub on_results: Option<engine::OnResults>,
-    /// Sources, caches and dependencies that the steps of the plan declare. Lists of steps may use them.
+    /// Sources, caches and dependencies that lists of steps may use.
     pub declared: Declared,
-    /// Number for the next service that a list of steps starts. The services of the plan have lower numbers.
-    pub(crate) called_services: AtomicU32,
-    /// Bundled steps that lists of steps may call. Set when the job starts.
+    /// Number of the next service that a list of steps starts.
+    pub(crate) next_step_service: AtomicU32,
+    /// Bundled steps for lists of steps. Set when the job starts.
     pub(crate) bundled_steps: OnceLock<BundledStepsOf>,
     /// Files that steps of the operator add to the archives of the job's artifacts.
     pub(crate) added_artifacts: Mutex<Vec<String>>,
     on_user_code: OnUserCode,
     user_code_started: tokio::sync::Mutex<bool>,
-    /// Resource usage of delegated steps in their environments, and of services.
+    /// Resource usage of services, and of delegated steps in their environments.
     pub(crate) delegated_usage: Mutex<Vec<ResourceUsage>>,
 }
 
@@ -142,7 +141,7 @@ impl std::fmt::Debug for Context {
 }
 
 impl Context {
-    /// Returns the state for the job that `plan` describes.
+    /// Returns the state for the job of a plan.
     pub fn new(
         plan: &JobPlan,
         variables: Variables,
@@ -183,7 +182,7 @@ impl Context {
             debugger: None,
             on_results: None,
             declared: Declared::default(),
-            called_services: AtomicU32::new(FIRST_CALLED_SERVICE),
+            next_step_service: AtomicU32::new(FIRST_STEP_SERVICE),
             bundled_steps: OnceLock::new(),
             added_artifacts: Mutex::default(),
             on_user_code,
@@ -197,7 +196,7 @@ impl Context {
         self.trace.write(Stream::Runner, line.as_bytes());
     }
 
-    /// Writes the job's file variables, and creates the directory for them and other temporary files.
+    /// Creates the temporary directory, and writes the file variables.
     pub(crate) async fn write_files(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "writing the job's temporary files", stop, move || {
@@ -219,21 +218,18 @@ impl Context {
     /// Creates the project directory unless it exists.
     ///
     /// # Errors
-    /// [`Failure`], for example if the path contains a symbolic link that a job could have created.
+    /// For example, if the path contains a symbolic link that a job could have created.
     pub(crate) async fn create_project_dir(&self, stop: &StopToken) -> Result<(), Failure> {
         let extraction = self.extraction.clone();
         blocking(self, "creating the project directory", stop, move || extraction.open_root().map(drop)).await
     }
 
-    /// Returns whether the job has a cgroup for its share of a machine that other jobs use, too.
+    /// Returns whether the job has a cgroup for its share of the machine.
     pub(crate) fn has_share(&self) -> bool {
         self.plan.share.as_ref().is_some_and(|share| !share.cgroup.is_empty())
     }
 
     /// Returns a client for the job's coordinator.
-    ///
-    /// # Errors
-    /// [`Failure::System`] if the URL or a certificate is invalid.
     pub(crate) async fn client(&self, stop: &StopToken) -> Result<Client, Failure> {
         let tls = self.tls_files(&self.coordinator.tls);
         let (shared, url) = (Arc::clone(&self.shared), self.coordinator.url.clone());
@@ -261,16 +257,16 @@ impl Context {
         self.variables.environment(self.processes.environment(), &self.temp_dir)
     }
 
-    /// Runs a command and waits until it has ended. The output of the command is written to the trace.
+    /// Runs a command, and writes its output to the trace.
     ///
     /// # Errors
-    /// The command could not be started, was stopped, or exited with a status other than 0.
+    /// If the command cannot be started, is stopped, or exits with a status other than 0.
     pub(crate) async fn wait(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // An exit code from a container must be marked. Steps in a container have a bare plan. Other bare plans are step files, whose
-                // exit codes no job reports.
+                // Exit codes from a container must be marked. A bare plan is that of a container, or of a step file,
+                // whose exit codes are not reported.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),
@@ -279,7 +275,6 @@ impl Context {
 }
 
 impl Context {
-    /// Returns the fetcher for the job's remote steps.
     pub(crate) fn step_fetcher(&self) -> StepFetcher {
         let mut fetcher = StepFetcher::new(Arc::clone(&self.shared.steps), self.temp_dir.join(STEPS_DIR));
         fetcher.servers.push(self.coordinator.url.clone());
@@ -369,7 +364,7 @@ impl engine::Job for Context {
             image: target.image().to_owned(),
             steps: steps.to_vec(),
             bare: true,
-            // The log's limit, its timestamps and the job's timeout are handled here, not at the second agent.
+            // The first agent applies the limit and timestamps of the log, and the timeout.
             output_limit: u64::MAX,
             timestamps: false,
             timeout_ms: 0,
@@ -377,7 +372,7 @@ impl engine::Job for Context {
             require_start_approval: false,
             share: None,
             has_own_network: target.has_own_network(),
-            // The debugger is attached to this agent, not to the second one.
+            // The debugger is attached to the first agent.
             development: Development { debug: None, ..self.plan.development.clone() },
             ..self.plan.clone()
         };
@@ -391,7 +386,6 @@ impl engine::Job for Context {
     }
 
     fn add_variables(&self, variables: Vec<engine::ExportedVariable>) -> Result<(), Failure> {
-        // The values are masked before the job can use them.
         for variable in variables.iter().filter(|variable| variable.kind.is_masked()) {
             self.trace.add_secret(&variable.value);
         }
@@ -406,12 +400,12 @@ impl engine::Job for Context {
         self.delegated_usage.lock().push(usage.clone());
     }
 
-    /// Recreates missing temporary files of the job, and reads the variables that earlier steps wrote to `GITLAB_ENV`.
+    /// Recreates missing temporary files, and reads variables that earlier steps wrote to `GITLAB_ENV`.
     async fn begin_step(self: &Arc<Self>, stop: &StopToken) -> Result<(), Failure> {
         let context = Arc::clone(self);
         blocking(&**self, "preparing the step", stop, move || {
             let Self { variables, temp_dir, extraction, .. } = &*context;
-            // This also detects a symbolic link in place of the directory, which must not be followed.
+            // This also detects a symbolic link in place of the directory.
             variables.read_gitlab_env(temp_dir)?;
             let restored = variables.restore_files(temp_dir, &extraction.root_trust);
             restored.map_err(Failure::io("failed to restore the temporary files of the job"))
@@ -419,7 +413,7 @@ impl engine::Job for Context {
         .await
     }
 
-    /// Records the start of the user's code in the spool. Fails if it cannot be recorded, or if the job is stopped first.
+    /// Records the start of the user's code. Fails if the record cannot be written or the job is stopped.
     async fn wait_until_user_code_may_run(&self, stop: &StopToken) -> Result<(), Failure> {
         let mut started = self.user_code_started.lock().await;
         if *started {

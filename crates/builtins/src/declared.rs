@@ -1,18 +1,18 @@
-//! What a job has declared, and what its lists of steps may therefore use.
+//! Sources, caches and dependencies that a job declares, and that its lists of steps may therefore use.
 
 use std::collections::BTreeSet;
 
 use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, CacheEntry, CacheRestore, CacheSave, Checkout};
 use muster_agent_api::plan::{Call, JobPlan, Step};
 
-/// Sources, caches and dependencies of a job, as its plan declares them.
+/// Declarations in the plan of a job.
 #[derive(Debug, Clone, Default)]
 pub struct Declared {
-    /// Checkout of the job. `None` means that the job has no sources.
+    /// Checkout of the job. `None` means no sources.
     pub checkout: Option<Checkout>,
     /// Caches to restore.
     pub restore: Vec<CacheEntry>,
-    /// Caches to save, each once.
+    /// Caches to save, without duplicates.
     pub save: Vec<CacheEntry>,
     /// Jobs whose artifacts this job may download.
     pub downloads: Vec<ArtifactSource>,
@@ -21,7 +21,7 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// Returns what a plan declares. Steps that run at another agent are not included.
+    /// Returns the declarations of a plan, without steps that run at another agent.
     #[must_use]
     pub fn from_plan(plan: &JobPlan) -> Self {
         let mut declared = Self { reserved: plan.reserved_builtins.clone(), ..Self::default() };
@@ -38,7 +38,7 @@ impl Declared {
             } else if let Some(CacheRestore { caches }) = step.call.inputs() {
                 self.restore.extend(caches);
             } else if let Some(CacheSave { caches }) = step.call.inputs() {
-                // A cache with `when: always` is in the step for success and in the step for failure.
+                // A cache with `when: always` is in two steps.
                 let mut known: BTreeSet<String> = self.save.iter().map(|cache| cache.key.clone()).collect();
                 self.save.extend(caches.into_iter().filter(|cache| known.insert(cache.key.clone())));
             } else if let Some(ArtifactsDownload { from }) = step.call.inputs() {

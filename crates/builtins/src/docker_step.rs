@@ -1,5 +1,4 @@
-//! `builtin://docker/container` runs steps in a container of a Docker or Podman engine, and `builtin://docker/service` starts a service beside
-//! it. [`docker`] does the work.
+//! `builtin://docker/container` and `builtin://docker/service`, with [`docker`].
 
 use std::sync::Arc;
 

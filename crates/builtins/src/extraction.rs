@@ -1,5 +1,3 @@
-//! Settings for unpacking archives of artifacts and caches.
-
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::PathBuf;
@@ -9,7 +7,7 @@ use muster_archive::{Format, Limit, Limits, Root, SkippedEntries, UnpackError, c
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 
-/// Source of the limits of an extraction, for the error about an exceeded limit.
+/// Source of the limits, for the message about an exceeded limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LimitsFrom {
     /// `[runners.unpack]` in config.toml.
@@ -18,16 +16,16 @@ pub enum LimitsFrom {
     CiConfig,
     /// Flags of a command.
     Flags,
-    /// Built-in defaults. There is no setting.
+    /// Built-in defaults.
     Defaults,
 }
 
 /// Directory and limits for unpacking archives.
 #[derive(Debug, Clone)]
 pub struct Extraction {
-    /// Directory that archives are unpacked into. It is created if it does not exist.
+    /// Directory for the content. It is created if necessary.
     pub root: PathBuf,
-    /// Part of the path that jobs can change. Links in this part are not followed.
+    /// Part of the path that jobs can change, and in which links are not followed.
     pub root_trust: Root,
     /// Limits for each archive.
     pub limits: Limits,
@@ -36,22 +34,22 @@ pub struct Extraction {
 }
 
 impl Extraction {
-    /// Returns the settings for a directory that the user chose, with the default limits.
+    /// Returns settings for a directory that the user chose, with default limits.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self { root, root_trust: Root::Chosen, limits: Limits::default(), limits_from: LimitsFrom::Defaults }
     }
 
-    /// Unpacks an archive. Its first bytes determine the format. Returns the entries that were skipped.
+    /// Unpacks an archive, whose first bytes determine the format. Returns the skipped entries.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the archive is invalid or exceeds a limit, [`Failure::System`] if a file cannot be read or written, or
+    /// [`Failure::Step`] if the archive is invalid or exceeds a limit, [`Failure::System`] if a file cannot be used, or
     /// [`Failure::Stopped`].
     pub fn run(&self, mut archive: File, stop: &StopToken) -> Result<SkippedEntries, Failure> {
         let mut head = [0; 4];
         let length = archive.read(&mut head).and_then(|length| archive.rewind().map(|()| length));
         let length = length.map_err(Failure::io("failed to read the archive"))?;
-        // Like gitlab-runner, assume zip if the format is unknown.
+        // As in gitlab-runner, an unknown format is zip.
         let format = Format::from_magic(head.get(..length).unwrap_or_default()).unwrap_or(Format::Zip);
         if format == Format::TarGzip {
             return Err(Failure::Step("the archive is a gzip file, which is not supported".to_owned()));
@@ -61,27 +59,20 @@ impl Extraction {
         unpacked.map_err(|error| self.failure(&error, stop))
     }
 
-    /// Opens the directory, and creates it with its parents if necessary. Rejects symbolic links that a job could have created
-    /// ([`create_root`]).
-    ///
-    /// # Errors
-    /// [`Failure::System`].
+    /// Opens the directory. Creates it if necessary. Rejects links that a job could have created ([`create_root`]).
     pub(crate) fn open_root(&self) -> Result<Dir, Failure> {
         create_root(&self.root, &self.root_trust).map_err(|error| {
             Failure::System(format!("failed to open the directory `{}`: {error}", self.root.display()))
         })
     }
 
-    /// Creates the parent directory of [`Extraction::root`], with the checks of [`Extraction::open_root`].
-    ///
-    /// # Errors
-    /// [`Failure::System`].
+    /// Creates the parent of [`Extraction::root`], with the checks of [`Extraction::open_root`].
     pub(crate) fn create_parent(&self) -> Result<(), Failure> {
         let Some(parent) = self.root.parent() else { return Ok(()) };
         Self { root: parent.to_owned(), ..self.clone() }.open_root().map(drop)
     }
 
-    /// Returns the failure of a step for an archive that was not unpacked.
+    /// Returns the failure for an error of an archive.
     pub(crate) fn failure(&self, error: &UnpackError, stop: &StopToken) -> Failure {
         if let Some(cause) = stop.cause() {
             return Failure::Stopped(cause);

@@ -1,8 +1,4 @@
 //! `builtin://job`: runs a whole job, including everything before and after its steps.
-//!
-//! ```text
-//! header -> steps -> last line -> result
-//! ```
 
 use std::fs;
 use std::io;
@@ -28,7 +24,7 @@ use crate::job_steps;
 use crate::service;
 use crate::share::{self, JobResources};
 
-/// Maximum time to remove the job's temporary files.
+/// Maximum time to remove temporary files.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Result of a job.
@@ -36,15 +32,15 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 pub struct JobOutcome {
     /// Success or failure.
     pub outcome: Outcome,
-    /// Message of the failure. Empty for success.
+    /// Message of the failure, or empty.
     pub message: String,
     /// Results of the steps.
     pub tree: StepNode,
-    /// Resource usage of the job. `None` means unknown.
+    /// Resource usage, if known.
     pub used: Option<ResourceUsage>,
 }
 
-/// Executes the steps of a job. When this returns, all processes of the job have ended and its trace is closed.
+/// Executes a job. Afterwards, all its processes have ended and the trace is closed.
 pub async fn run(
     context: Arc<Context>,
     plan: &JobPlan,
@@ -55,7 +51,7 @@ pub async fn run(
     context.bundled_steps.get_or_init(|| job_steps::bundled_steps);
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
-    // Boxed, so that its state takes no memory while the steps run.
+    // Boxing frees the memory before the steps run.
     let preparation = Box::pin(prepare(&context, plan, steps, cancellation, engine.deadline()));
     let (resources, prepared) = preparation.await;
     let StepsResult { failure, nodes } = match prepared {
@@ -86,7 +82,7 @@ pub async fn run(
     JobOutcome { outcome: outcome(failure.as_ref()), message: tree.message.clone(), tree, used: Some(used) }
 }
 
-/// Prepares the job before its first step: its share of the machine, its sticky context, its files and the operator's limits.
+/// Prepares the job before its first step.
 async fn prepare(
     context: &Arc<Context>,
     plan: &JobPlan,
@@ -103,7 +99,7 @@ async fn prepare(
         let created = if plan.bare {
             create_work_dir(context, &stop).await
         } else if steps.iter().any(Step::is_by_operator) {
-            // The operator's steps run in this directory, before the checkout creates it.
+            // The operator's steps may run in this directory before the checkout.
             context.create_project_dir(&stop).await
         } else {
             Ok(())
@@ -122,7 +118,7 @@ async fn prepare(
     stop.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, work).await
 }
 
-/// Prepares the operator's limits for the processes of the job's author.
+/// Prepares the operator's limits for processes of the job's author.
 fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Result<(), Failure> {
     let Some(policy) = plan.step_policy.as_ref().filter(|_| steps.iter().any(Step::has_steps_by_author)) else {
         return Ok(());
@@ -138,7 +134,7 @@ fn set_limits(context: &Context, plan: &JobPlan, steps: &[Step<Context>]) -> Res
     })
 }
 
-/// Creates the project directory for a bare plan, such as the steps of a job in a container.
+/// Creates the project directory for a bare plan, such as in a container.
 async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
     let dir = context.project_dir.clone();
     blocking(&**context, "creating the job's directory", stop, move || {
@@ -148,10 +144,10 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
     .await
 }
 
-/// Makes root the owner of a directory, if this process runs as root.
+/// Makes root the owner of a directory, if this process is root.
 ///
-/// A later job as another user changes the owner of all files, unless the directory already belongs to that user. In that case, the files
-/// that this job creates as root would keep their owner.
+/// Otherwise, a later job of the old owner would see the expected owner, and not take over root's files in the
+/// directory.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {
@@ -160,7 +156,6 @@ fn take_ownership(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first lines of the trace.
 fn first_lines(plan: &JobPlan) -> String {
     let header = plan.header.iter().map(|line| style::plain(line));
     let notices = plan.notices.iter().map(|notice| style::info(notice));

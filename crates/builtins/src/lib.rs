@@ -1,9 +1,8 @@
-//! Built-in steps of Muster, such as checkout, cache, artifacts, script and Docker container. [`job`] runs them as the steps of a job.
+//! Built-in steps of Muster, such as checkout, cache and script. [`job`] runs them as the steps of a job.
 //!
 //! Each step implements `muster_steps::builtin::Builtin` for its inputs, and is listed in [`registry`].
 //!
-//! Invariant: everything that a job prints is written through [`trace::Trace`], so that no masked value reaches the log (J6 of
-//! ARCHITECTURE.md).
+//! Invariant: all output of a job passes through [`trace::Trace`], which masks it (J6 of ARCHITECTURE.md).
 
 mod agent_process;
 mod agent_resources;

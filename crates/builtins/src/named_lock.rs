@@ -1,11 +1,11 @@
-//! Locks on the subdirectories of a private directory that the jobs of a machine share.
+//! Locks on subdirectories of a private directory that jobs of a machine share.
 //!
 //! ```text
 //! <root>/<name>/       a subdirectory
 //! <root>/<name>.lock   its lock file, whose modification time is the time of the last use
 //! ```
 //!
-//! The system releases the locks of a process that ended.
+//! The system releases the locks of an ended process.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -18,27 +18,23 @@ use rustix::io::Errno;
 use tokio::time::Instant;
 
 const SUFFIX: &str = ".lock";
-/// Time between two attempts to take a lock. flock can only wait by blocking a thread, so the lock is polled.
+/// Time between two attempts to take a lock. `flock` can only wait by blocking a thread.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Kind of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Shared,
     Exclusive,
 }
 
-/// Returns whether `name` can be the name of a subdirectory.
 pub(crate) fn is_valid_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Takes the lock of a subdirectory. Dropping the file releases it.
-///
-/// The wait is limited, because a process that a job started can hold the lock indefinitely, and must not delay other jobs.
+/// Takes the lock of a subdirectory, until the file is dropped.
 ///
 /// # Errors
-/// The error of the system, and [`io::ErrorKind::TimedOut`] if another process holds the lock for longer than `timeout`.
+/// The error of the system, or [`io::ErrorKind::TimedOut`], because a job's process can hold the lock indefinitely.
 pub(crate) async fn lock(root: &Path, name: &str, kind: Kind, timeout: Duration) -> io::Result<File> {
     let deadline = Instant::now() + timeout;
     loop {
@@ -59,11 +55,7 @@ pub(crate) async fn lock(root: &Path, name: &str, kind: Kind, timeout: Duration)
     }
 }
 
-/// Takes the lock of a subdirectory.
-/// Returns `None` if another process holds the lock, or has removed the lock file in the meantime.
-///
-/// # Errors
-/// The error of the system.
+/// Takes the lock of a subdirectory. `None` means that another process holds it, or has removed the lock file.
 pub(crate) fn try_lock(root: &Path, name: &str, kind: Kind) -> io::Result<Option<File>> {
     muster_files::private_directory(root)?;
     let lock = file(root, name)?;
@@ -80,18 +72,18 @@ pub(crate) fn try_lock(root: &Path, name: &str, kind: Kind) -> io::Result<Option
     Ok(is_same.then_some(lock))
 }
 
-/// Opens a lock file, and creates it if it does not exist.
+/// Opens or creates a lock file.
 pub(crate) fn file(root: &Path, name: &str) -> io::Result<File> {
     let mut options = OpenOptions::new();
     Ok(muster_files::open_with(options.create(true).truncate(false).write(true).mode(0o600), &path(root, name))?)
 }
 
-/// Removes a lock file. The caller holds the exclusive lock.
+/// Removes a lock file. The caller must hold the exclusive lock.
 pub(crate) fn remove(root: &Path, name: &str) -> io::Result<()> {
     fs::remove_file(path(root, name))
 }
 
-/// Returns the names of the subdirectories, and when each was used last.
+/// Returns the names of subdirectories with the times of their last use.
 pub(crate) fn last_uses(root: &Path) -> Vec<(String, SystemTime)> {
     let last_use = |entry: fs::DirEntry| {
         let name = entry.file_name().to_str()?.strip_suffix(SUFFIX).filter(|name| is_valid_name(name))?.to_owned();

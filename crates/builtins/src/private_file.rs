@@ -1,22 +1,22 @@
-//! Private files at paths that the job can write.
+//! Private files at paths to which the job can write.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Creates a private file with this content, as [`create`] does.
+/// Replaces what exists at the path with a private file.
 pub(crate) fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     create(path)?.write_all(content)
 }
 
-/// Creates an empty private file, and opens it for writing. What exists at the path is removed first.
+/// Replaces what exists at the path with an empty private file, which is open for writing.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     remove(path)?;
     File::options().write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Removes what exists at the path: a file, a link, or a directory that the job created.
+/// Removes a file, a link, or a directory at the path.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

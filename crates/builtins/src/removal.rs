@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-/// Removes a directory if it exists, even if a job has removed write permissions (docs/spec/job-execution.md, section 4.3).
+/// Removes a directory if it exists, even without write permissions (docs/spec/job-execution.md, section 4.3).
 pub(crate) fn remove_tree(dir: &Path) -> io::Result<()> {
     match muster_files::remove_tree(dir) {
         Ok(()) => Ok(()),
@@ -43,7 +43,7 @@ mod tests {
             mkdirat(&deepest, "d", 0o755.into()).unwrap();
             deepest = openat(&deepest, "d", flags, Mode::empty()).unwrap();
         }
-        // This also tests the second pass: the deepest directory can be emptied only after its permissions were changed.
+        // The deepest directory cannot be emptied before its permissions are changed.
         mkdirat(&deepest, "inner", 0o755.into()).unwrap();
         rustix::fs::fchmod(&deepest, 0o500.into()).unwrap();
         let removed = tree.clone();

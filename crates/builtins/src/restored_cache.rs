@@ -1,36 +1,33 @@
-//! Record of a restored cache, for the comparison of its files with the archive when the cache is saved.
+//! Record of a restored cache, for the later comparison of its files with the archive.
 
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Time at which the system changed a file last, in seconds and nanoseconds. Unlike the modification time, no program can set it.
+/// Last change of a file by the system, in seconds and nanoseconds. No program can set it.
 pub(crate) type ChangeTime = (i64, i64);
 
 /// Record of the restore of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Inode number and modification (not change) time of the archive. They show whether another job has replaced it.
+    /// Inode number and modification time of the archive, which change if another job replaces it.
     pub(crate) archive: (u64, ChangeTime),
-    /// Time at which the restore ended.
+    /// End of the restore.
     pub(crate) at: ChangeTime,
 }
 
 impl Restored {
     /// Returns the record of a restore that has just ended.
     ///
-    /// `archive` is the metadata of the open archive, and `directory` is on the file system of the restored files.
-    ///
-    /// # Errors
-    /// The error of the system.
+    /// `archive` is the metadata of the open archive. `directory` is on the file system of the restored files.
     pub(crate) fn now(archive: &Metadata, directory: &Path) -> io::Result<Self> {
-        // The time must come from the file system's clock. This process's clock is finer, and can differ.
+        // The time must come from the file system, because this process's clock can differ.
         let at = change_time(&tempfile::tempfile_in(directory)?.metadata()?);
         Ok(Self { archive: identity(archive), at })
     }
 
-    /// Returns the time at which the restore ended, if `archive` is the archive that was restored.
+    /// Returns the end of the restore, if `archive` was restored.
     pub(crate) fn end_for(&self, archive: &Metadata) -> Option<ChangeTime> {
         (self.archive == identity(archive)).then_some(self.at)
     }

@@ -1,4 +1,4 @@
-//! A service of a job on this machine, and the end of its output.
+//! A running service of a job on this machine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,23 +9,21 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Maximum number of bytes of a service's output that are kept for a message about its failure.
+/// Maximum number of bytes of output for a message.
 const MAX_OUTPUT_BYTES: usize = 4096;
 
-/// A service that was started.
 #[derive(Debug)]
 pub(crate) struct RunningService {
     pub(crate) title: String,
     pub(crate) stop: StopToken,
     pub(crate) output: Arc<Tail>,
-    /// Description of how the process ended. `None` means that it is running.
+    /// Reason why the process ended. `None` means that it is running.
     pub(crate) ended: watch::Receiver<Option<String>>,
     pub(crate) watcher: JoinHandle<()>,
-    /// Whether the step that started the service has already reported that it failed.
+    /// Whether a step has already reported the failure of the service.
     pub(crate) is_reported: bool,
 }
 
-/// End of the output of a service.
 #[derive(Debug, Default)]
 pub(crate) struct Tail(Mutex<VecDeque<u8>>);
 
@@ -39,8 +37,8 @@ impl Log for Tail {
 }
 
 impl Tail {
-    /// Returns a message with the end of the output.
-    pub(crate) fn after(&self, message: &str) -> String {
+    /// Appends the end of the output to a message.
+    pub(crate) fn append_to(&self, message: &str) -> String {
         let bytes: Vec<u8> = self.0.lock().iter().copied().collect();
         match String::from_utf8_lossy(&bytes).trim() {
             "" => format!("{message}; it printed nothing"),
@@ -50,7 +48,7 @@ impl Tail {
 }
 
 impl RunningService {
-    /// Waits until the process has ended. Returns a description of how it ended. Cancel-safe.
+    /// Waits for the end of the process, and returns its reason. Cancel-safe.
     pub(crate) async fn end(&self) -> String {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());

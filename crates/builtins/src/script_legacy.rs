@@ -1,8 +1,7 @@
-//! `builtin://script_legacy`: the step in which gitlab-runner runs a script if `FF_SCRIPT_TO_STEP_MIGRATION` is on (docs/spec/steps.md,
-//! section 8.6).
+//! `builtin://script_legacy`: the step for scripts with `FF_SCRIPT_TO_STEP_MIGRATION` (docs/spec/steps.md, section
+//! 8.6).
 //!
-//! The shell first reads the variables that an earlier script of the job wrote to `GITLAB_ENV`. The agent does not read this file, because
-//! the job chooses the path.
+//! The shell reads variables from `GITLAB_ENV`. The agent does not, because the job chooses this path.
 
 use muster_agent_api::builtin::Script;
 use muster_steps::bundled::BundledCall;
@@ -13,32 +12,27 @@ use serde_json::Value;
 
 use crate::shell_text::{EchoColor, PIPEFAIL, READ_ONLY, push_commands_in, push_quoted};
 
-/// Name of the step.
 pub(crate) const NAME: &str = "script_legacy";
 
-/// Color in which gitlab-runner's step prints the commands.
+/// Color of commands in gitlab-runner's step.
 const COLOR: EchoColor = EchoColor { start: "\x1b[1;32m", end: "\x1b[0m" };
-/// Variable with the directory for temporary files of the job.
+/// Variable with the job's directory for temporary files.
 const TEMP_DIR: &str = "RUNNER_TEMP_PROJECT_DIR";
-/// Name of the file in that directory with variables for later scripts.
+/// File in that directory with variables for later scripts.
 const ENV_FILE: &str = "gitlab_runner_env";
 
-/// Returns inputs and outputs of the step.
 pub(crate) fn spec() -> Spec {
     let script = Parameter { kind: Kind::Array, default: None, is_sensitive: false };
     let flag = |name: &str| {
         (name.to_owned(), Parameter { kind: Kind::Boolean, default: Some(Value::Bool(false)), is_sensitive: false })
     };
-    // Texts are quoted for any POSIX shell, so `posix_escape` has no effect.
+    // Texts are always quoted for any POSIX shell, so `posix_escape` has no effect.
     let flags = ["debug_trace", "check_for_errors", "posix_escape", "trace_sections"].map(flag);
     let inputs = std::iter::once(("script".to_owned(), script)).chain(flags).collect();
     Spec { inputs, outputs: Outputs::default() }
 }
 
 /// Returns the commands of the shell.
-///
-/// # Errors
-/// [`PortError::Failed`] if the script is empty.
 pub(crate) fn commands(call: &BundledCall<'_>) -> Result<String, PortError> {
     let is_on = |name: &str| call.inputs.get(name).and_then(Value::as_bool).unwrap_or_default();
     let lines = call.inputs.get("script").and_then(Value::as_array).into_iter().flatten();
@@ -66,14 +60,14 @@ pub(crate) fn commands(call: &BundledCall<'_>) -> Result<String, PortError> {
     Ok(text)
 }
 
-/// Adds commands that export `GITLAB_ENV`, and each `NAME=VALUE` line of that file.
+/// Adds commands that export `GITLAB_ENV`, and the `NAME=VALUE` lines of that file.
 fn push_env_file(text: &mut String, directory: &str) {
     text.push_str("export GITLAB_ENV=");
     push_quoted(text, &format!("{directory}/{ENV_FILE}"));
     text.push_str(
         "\nif [ -f \"$GITLAB_ENV\" ]; then\nwhile IFS= read -r _runner_line || [ -n \"$_runner_line\" ]; do\n",
     );
-    // A shell ends if it must export an invalid name or a read-only variable. The first pattern matches a line without `=`.
+    // Exporting an invalid name or a read-only variable would end the shell. The first pattern is a line without `=`.
     text.push_str("case \"${_runner_line%%=*}\" in\n\"$_runner_line\" | '' | [0-9]* | *[!A-Za-z0-9_]*");
     READ_ONLY.iter().for_each(|name| text.extend([" | ", name]));
     text.push_str(") ;;\n*) export \"$_runner_line\" ;;\nesac\ndone < \"$GITLAB_ENV\"\nfi\n");

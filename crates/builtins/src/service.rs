@@ -1,11 +1,11 @@
-//! `builtin://service`: starts a service for the job, such as a database, on the machine of the job.
+//! `builtin://service`: starts a service for the job, such as a database, on this machine.
 //!
 //! ```text
 //! port is free -> process starts in an empty directory -> port accepts a connection -> the job's steps -> process terminated
 //! ```
 //!
-//! The processes of a service are a separate set that is recorded with the job, so the next agent terminates them if this agent
-//! is killed.
+//! The processes of a service are recorded with the job, so that the next agent terminates them if this agent is
+//! killed.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -31,24 +31,24 @@ use crate::context::Context;
 use crate::running_service::{RunningService, Tail};
 use crate::share;
 
-/// Delay between two attempts to connect.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 #[async_trait]
 impl Builtin<Context> for HostService {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // The service also serves `after_script`, so a stop of the job does not end it. A slow service is kept, because it can become ready later.
+        // A stop of the job does not end the service, which `after_script` may use. A slow service may become ready
+        // later.
         let (running, ready) = start(self, StopToken::new(), context, stop).await?;
         context.services.lock().push(running);
         ready
     }
 }
 
-/// Starts a service of a list of steps. It runs until `stop` is stopped, or until the end of the job. Returns when the service is ready.
+/// Starts a service of a list of steps, and waits until it is ready. It runs until `stop` is stopped or the job ends.
 ///
 /// # Errors
 /// [`Failure`] if the service cannot be started or is not ready in time. Its processes have then ended.
-pub(crate) async fn start_called(
+pub(crate) async fn start_for_step(
     service: &HostService,
     context: &Arc<Context>,
     stop: &StopToken,
@@ -62,7 +62,7 @@ pub(crate) async fn start_called(
     ready
 }
 
-/// Starts a service that runs until `end` is stopped. Also returns the failure if it is not ready.
+/// Starts a service that runs until `end` is stopped. Also returns whether it is ready.
 ///
 /// # Errors
 /// [`Failure`] if no process was started.
@@ -141,7 +141,7 @@ impl Start for HostService {
                 tokio::time::sleep(CONNECT_RETRY_DELAY).await;
             }
         };
-        let failed = |message: &str| Err(Failure::System(service.output.after(message)));
+        let failed = |message: &str| Err(Failure::System(service.output.append_to(message)));
         tokio::select! {
             biased;
             cause = stop.stopped() => Err(Failure::Stopped(cause)),
@@ -160,14 +160,14 @@ impl Start for HostService {
     }
 }
 
-/// Terminates the services of a job at the same time. Prints a warning for each that ended unexpectedly.
+/// Terminates the services of a job. Prints a warning for each that ended unexpectedly.
 pub(crate) async fn terminate(context: &Context) {
     let services = std::mem::take(&mut *context.services.lock());
     for service in &services {
         let ended = service.ended.borrow().clone();
         if let Some(end) = ended.filter(|_| !service.is_reported && service.stop.cause().is_none()) {
             let message = format!("The service {} ended before the job: {end}", service.title);
-            context.print(&style::warning(&service.output.after(&message)));
+            context.print(&style::warning(&service.output.append_to(&message)));
         }
         service.stop.stop(TerminationCause::ManagerShutdown);
     }

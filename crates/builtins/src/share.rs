@@ -1,4 +1,4 @@
-//! A job's share of a machine that runs several jobs, its sticky context and its resource usage.
+//! A job's share of a machine, its sticky context and its resource usage.
 
 use std::io;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::sticky::StickyDir;
 /// Variable with the path of the job's sticky context.
 pub const CONTEXT_DIR: &str = "MUSTER_CONTEXT_DIR";
 
-/// Maximum time that a job waits at its end for the removal of old sticky contexts.
+/// Maximum time to wait for the removal of old sticky contexts.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Sticky context of a running job, and the measurement of its resource usage.
 #[derive(Debug)]
 pub(crate) struct JobResources {
-    /// Stall times of the machine at the start of the job. They are subtracted from those at its end.
+    /// Stall times of the machine before the job.
     stalled: PressureStall,
     /// Whether to measure how long the job waits for resources.
     measure: bool,
     sticky: Option<StickyDir>,
 }
 
-/// Gives the job's processes their share of the machine. Returns a message if that failed.
+/// Gives the job's processes their share of the machine. Returns a message after a failure.
 #[must_use]
 pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<String> {
     if share.cgroup.is_empty() {
@@ -46,7 +46,7 @@ pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<S
 }
 
 impl JobResources {
-    /// Opens the sticky context and starts the measurement. If the context cannot be opened, prints a warning, and the job runs without it.
+    /// Opens the sticky context and starts the measurement. A failure to open the context is only a warning.
     pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &StopToken) -> Self {
         let mut resources = Self { stalled: PressureStall::of_machine(), measure: share.measure, sticky: None };
         let Some(settings) = share.context.clone() else { return resources };
@@ -70,7 +70,7 @@ impl JobResources {
         resources
     }
 
-    /// Closes the sticky context, and adds the times for which the job waited for resources to `used`.
+    /// Closes the sticky context, and adds the job's waiting times for resources to `used`.
     ///
     /// All processes of the job must have ended.
     pub(crate) async fn end(self, context: &Context, used: &mut ResourceUsage) {
@@ -96,7 +96,7 @@ impl JobResources {
     }
 }
 
-/// Returns the resource usage of a job or service that ran for `wall`. All processes must have ended.
+/// Returns the resource usage of a job or service that ran for `wall`. All its processes must have ended.
 ///
 /// `network` is `None` for a service, or if the traffic cannot be counted.
 pub(crate) fn usage(processes: &Processes, network: Option<&JobNetwork>, wall: Duration) -> ResourceUsage {

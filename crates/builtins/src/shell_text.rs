@@ -1,27 +1,27 @@
-//! Text that a POSIX shell executes: quoted words, and commands that are each printed before they run.
+//! Text for a POSIX shell: quoted words, and commands that are printed before they run.
 
 use std::fmt::Write;
 
 use muster_agent_api::builtin::Script;
 use muster_steps::style;
 
-/// Commands, and the prefix of their section names: `script_step` for `script_step_0`.
+/// Prefix of section names, such as `script_step` for `script_step_0`, and commands.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 /// Read-only variables of bash.
 pub(crate) const READ_ONLY: [&str; 6] = ["BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"];
-/// Command that sets `pipefail` if the shell supports it. The subshell is needed because a failure would end the shell.
+/// Command that sets `pipefail` if possible. Without the subshell, a failure would end the shell.
 pub(crate) const PIPEFAIL: &str = "(set -o pipefail) 2>/dev/null && set -o pipefail";
-/// Check after each command, for `FF_ENABLE_BASH_EXIT_CODE_CHECK`.
+/// Check after each command (`FF_ENABLE_BASH_EXIT_CODE_CHECK`).
 const EXIT_CODE_CHECK: &str =
     "_runner_exit_code=$?; if [ $_runner_exit_code -ne 0 ]; then exit $_runner_exit_code; fi\n";
 
-/// Adds the commands of blocks. Each is printed before it runs.
+/// Adds commands. Each is printed before it runs.
 pub(crate) fn push_commands(body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
     push_commands_in(&EchoColor::OF_JOB, body, script, blocks);
 }
 
-/// Adds the commands of blocks. Each is printed in this color before it runs.
+/// Adds commands. Each is printed in this color before it runs.
 pub(crate) fn push_commands_in(color: &EchoColor, body: &mut String, script: &Script, blocks: &[ScriptBlock<'_>]) {
     for (section, command) in commands(blocks) {
         match command {
@@ -39,14 +39,13 @@ pub(crate) fn push_commands_in(color: &EchoColor, body: &mut String, script: &Sc
     }
 }
 
-/// Returns the trimmed commands of blocks, each with the name of its section.
+/// Returns the trimmed commands with the names of their sections.
 pub(crate) fn commands<'a>(blocks: &'a [ScriptBlock<'a>]) -> impl Iterator<Item = (String, &'a str)> {
     blocks.iter().flat_map(|(block, commands)| {
         commands.iter().enumerate().map(move |(index, command)| (format!("{block}_{index}"), command.trim()))
     })
 }
 
-/// Returns the text that is printed before a command runs.
 pub(crate) fn echo_text(command: &str) -> String {
     match command.split_once('\n') {
         None => format!("$ {command}"),
@@ -54,14 +53,13 @@ pub(crate) fn echo_text(command: &str) -> String {
     }
 }
 
-/// Escape sequences around a command that is printed before it runs.
+/// Escape sequences around a printed command.
 pub(crate) struct EchoColor {
     pub(crate) start: &'static str,
     pub(crate) end: &'static str,
 }
 
 impl EchoColor {
-    /// Color in the scripts of a job.
     pub(crate) const OF_JOB: Self = Self { start: style::BOLD_GREEN, end: style::RESET };
 
     pub(crate) fn paint(&self, text: &str) -> String {
@@ -69,7 +67,6 @@ impl EchoColor {
     }
 }
 
-/// Returns whether a shell can set a variable with this name.
 pub(crate) fn can_be_set(key: &str) -> bool {
     !key.is_empty()
         && !key.starts_with(|first: char| first.is_ascii_digit())
@@ -77,15 +74,13 @@ pub(crate) fn can_be_set(key: &str) -> bool {
         && !READ_ONLY.contains(&key)
 }
 
-/// Adds a command that prints a line.
 pub(crate) fn print(body: &mut String, line: &str) {
-    // The `echo` of some shells interprets backslashes, so use `printf`.
+    // `echo` interprets backslashes in some shells.
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
 
-/// Adds commands that print `shown`, a command of several lines, in a section. See docs/spec/job-execution.md, section 1.8.
-///
-/// The section is closed before the command runs.
+/// Adds commands that print a command of several lines in a section, which is closed before it runs
+/// (docs/spec/job-execution.md, section 1.8).
 fn print_in_section(body: &mut String, section: &str, shown: &str) {
     let _ = writeln!(
         body,
@@ -95,7 +90,6 @@ fn print_in_section(body: &mut String, section: &str, shown: &str) {
     let _ = writeln!(body, "printf 'section_end:%s:section_{section}\\r\\033[0K\\n' \"$(date +%s)\"");
 }
 
-/// Quotes a text for any POSIX shell.
 pub(crate) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     push_quoted(&mut quoted, text);

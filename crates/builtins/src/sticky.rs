@@ -1,12 +1,12 @@
-//! Sticky contexts: directories that the jobs of one project and protection level share on a machine.
+//! Sticky contexts: directories that jobs of one project and protection level share on a machine.
 //!
 //! ```text
 //! <root>/<name>/       directory of one context
-//! <root>/<name>.lock   locked (shared) while jobs use the directory; the modification time is the time of the last use
+//! <root>/<name>.lock   shared lock of jobs that use the directory
 //! ```
 //!
-//! After each job, contexts whose last use is too long ago are removed. Then the least recently used ones are removed until the
-//! rest is small enough. A context that a job uses is not removed. The system releases the lock of a process that ended.
+//! After each job, contexts that have been unused for too long are removed, and then the least recently used ones above
+//! the size limit.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -20,7 +20,7 @@ use muster_files::DiskUsage;
 use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
 
-/// Maximum time to wait for the lock of a context, which is held exclusively while the context is removed.
+/// Maximum time to wait for another process that removes the context.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sticky context in use by a job.
@@ -28,18 +28,17 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct StickyDir {
     settings: StickyContext,
     dir: PathBuf,
-    /// Lock file. Dropping it releases the lock.
     lock: File,
-    /// Time of the previous use. `None` means that the context is new.
+    /// Time of the previous use. `None` means a new context.
     last_use: Option<SystemTime>,
 }
 
 impl StickyDir {
-    /// Opens the context of a job, and creates it if it does not exist.
+    /// Opens the context of a job. Creates it if necessary.
     ///
     /// # Errors
-    /// The error of the system, [`io::ErrorKind::InvalidInput`] if the name is invalid, or [`io::ErrorKind::TimedOut`] if a process holds the
-    /// lock for longer than [`LOCK_TIMEOUT`].
+    /// The error of the system, [`io::ErrorKind::InvalidInput`] if the name is invalid, or [`io::ErrorKind::TimedOut`]
+    /// if another process holds the lock.
     pub(crate) async fn open(settings: StickyContext) -> io::Result<Self> {
         if !named_lock::is_valid_name(&settings.name) {
             return Err(io::Error::new(
@@ -71,7 +70,6 @@ impl StickyDir {
         &self.dir
     }
 
-    /// Returns the line about the context for the trace.
     pub(crate) fn description(&self) -> String {
         match self.last_use {
             None => "Sticky context: new".to_owned(),
@@ -85,7 +83,7 @@ impl StickyDir {
         }
     }
 
-    /// Releases the context, and removes contexts that exceed the limits. Returns warnings for the trace.
+    /// Releases the context, and removes contexts above the limits. Returns warnings for the trace.
     pub(crate) fn close(self) -> Vec<String> {
         let Self { settings, lock, .. } = self;
         if let Err(error) = lock.set_modified(SystemTime::now()) {
@@ -96,7 +94,7 @@ impl StickyDir {
     }
 }
 
-/// Removes contexts that are too old, then the least recently used ones until the rest is small enough.
+/// Removes contexts that are too old, then the least recently used ones above the size limit.
 fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let root = Path::new(&limits.root);
     let mut remaining: Vec<(SystemTime, String, u64)> = Vec::new();
@@ -148,7 +146,7 @@ fn remove(root: &Path, name: &str) -> bool {
     }
 }
 
-/// Returns the disk space that the files in a directory use, in bytes.
+/// Returns the disk space of a directory in bytes.
 fn disk_usage(dir: &Path) -> u64 {
     let mut usage = DiskUsage::default();
     usage.add(dir, u64::MAX, &|| false);
@@ -196,7 +194,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &lock, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
         let error = StickyDir::open(settings(root.path(), "trapped")).await.unwrap_err();
         assert!(error.to_string().contains("it is a FIFO"), "{error}");
-        // The lock is older than the maximum age, so the next job tries to remove its context.
+        // The lock is old, so the next job tries to remove its context.
         let limits = StickyContext { max_age_s: 1, ..settings(root.path(), "other") };
         let time = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
         let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
@@ -204,12 +202,11 @@ mod tests {
         StickyDir::open(limits).await.unwrap().close();
     }
 
-    /// The clock is paused, so waiting for the lock takes no time.
     #[tokio::test(start_paused = true)]
     async fn lock_held_by_job_delays_only_its_own_context() {
         let root = tempfile::tempdir().unwrap();
         let own = StickyDir::open(settings(root.path(), "mine")).await.unwrap();
-        // A script can lock the file itself, because the job can write to the directory.
+        // Scripts of a job can lock the file, too.
         let held = named_lock::file(root.path(), "mine").unwrap();
         drop(own);
         rustix::fs::flock(&held, FlockOperation::LockExclusive).unwrap();

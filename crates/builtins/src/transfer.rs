@@ -1,4 +1,4 @@
-//! Port to the context in which files are selected, packed and transferred: a job, or a command such as `artifacts-uploader`.
+//! Context of a file transfer: a job, or a command such as `artifacts-uploader`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -25,36 +25,36 @@ pub enum MessageLevel {
     Error,
 }
 
-/// Callback with the number of bytes of each chunk that was transferred. It is dropped at the end of the transfer.
+/// Callback with the number of bytes of each chunk. It is dropped at the end of the transfer.
 pub type Meter = Box<dyn FnMut(usize) + Send>;
 
 /// Context of a file transfer.
 #[async_trait]
 pub trait TransferContext: Send + Sync {
-    /// Returns the absolute path of the directory that patterns are relative to. Archives are unpacked into it.
+    /// Returns the absolute directory for patterns and for unpacked archives.
     fn root(&self) -> &Path;
 
     /// Returns the directory and limits for unpacking archives.
     fn extraction(&self) -> Extraction;
 
-    /// Returns the directory for archives while they are written or read.
+    /// Returns the directory for temporary archives.
     fn staging(&self) -> &Path;
 
-    /// Returns the variables that patterns and names may use.
+    /// Returns the variables for patterns and names.
     fn environment(&self) -> Vec<(OsString, OsString)>;
 
-    /// Prints a message. `line` has no line break at its end.
+    /// Prints a message without a line break at its end.
     fn report(&self, level: MessageLevel, line: &str);
 
-    /// Returns the callback for the progress of a transfer. `_total` is its size in bytes, if it is known.
+    /// Returns the progress callback of a transfer. `_total` is its size in bytes, if known.
     fn meter(&self, _label: &str, _total: Option<u64>) -> Meter {
         Box::new(|_| {})
     }
 
-    /// Runs git in [`TransferContext::root`] and writes its output to `out`. Returns whether git succeeded.
+    /// Runs git in [`TransferContext::root`], and writes its output to `out`. Returns whether git succeeded.
     ///
     /// # Errors
-    /// [`Failure`] if git could not be started or was stopped.
+    /// [`Failure`] if git cannot be started or is stopped.
     async fn git(&self, args: &[&str], out: Arc<File>, stop: &StopToken) -> Result<bool, Failure>;
 }
 
@@ -74,11 +74,10 @@ pub(crate) mod test_support {
 
     use super::*;
 
-    /// Context with only a directory. It records the messages.
+    /// Context with a directory, which records messages.
     #[derive(Debug)]
     pub(crate) struct RecordingContext {
         root: PathBuf,
-        /// Messages that were printed.
         pub(crate) messages: Arc<Mutex<Vec<String>>>,
     }
 

@@ -1,8 +1,7 @@
-//! Moves leftovers of earlier jobs out of the way of a new job, and removes them in the background.
+//! Moves leftovers of earlier jobs out of the way, and removes them in the background.
 //!
-//! Removing a directory takes longer than creating one, and a job need not wait for it. Leftovers are moved to `<path>.trash`, which is
-//! on the same file system. A thread of low priority removes them; [`Trash::close`] waits for it. Leftovers in the trash of an agent that
-//! was killed are removed together with the next leftovers of the same directory.
+//! Leftovers are moved to `<path>.trash` on the same file system, where a thread of low priority removes them. It also
+//! removes those of a killed agent in the same directory.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,9 +15,9 @@ use rand::Rng;
 
 use crate::removal::remove_tree;
 
-/// Priority of the thread: below that of jobs, but high enough to make progress.
+/// Priority of the thread, below that of jobs.
 const NICENESS: i32 = 10;
-/// Maximum number of attempts to move a leftover. The thread may remove the trash directory before a move.
+/// Maximum number of attempts to move a leftover, because the thread may remove the trash directory first.
 const MAX_ATTEMPTS: u32 = 3;
 
 /// Removes leftovers in the background.
@@ -29,7 +28,7 @@ pub struct Trash {
 
 #[derive(Debug)]
 struct Worker {
-    /// Directories to remove. One directory can be queued several times.
+    /// Directories to remove, possibly with duplicates.
     queue: Sender<PathBuf>,
     thread: JoinHandle<()>,
 }
@@ -38,12 +37,12 @@ impl Trash {
     /// Moves or removes the file or directory at `path`, if it exists.
     ///
     /// # Errors
-    /// The file or directory can neither be moved nor removed.
+    /// If it can neither be moved nor removed.
     pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
         self.discard_from(path, path)
     }
 
-    /// Moves `path` to `<base>.trash`, or removes it. `path` is `base` itself or inside `base`.
+    /// Moves `path`, which is `base` or inside `base`, to `<base>.trash`, or removes it.
     ///
     /// # Errors
     /// As for [`Trash::discard`].
@@ -57,7 +56,7 @@ impl Trash {
         for _ in 0..MAX_ATTEMPTS {
             let moved = match fs::create_dir(&trash_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
-                // A job may have created a symbolic link here. The link would lead the leftovers elsewhere.
+                // A job may have created a symbolic link here.
                 Err(_) if !fs::symlink_metadata(&trash_dir).is_ok_and(|found| found.is_dir()) => {
                     fs::remove_file(&trash_dir).and(Err(io::ErrorKind::NotFound.into()))
                 }
@@ -66,14 +65,14 @@ impl Trash {
             match moved {
                 Ok(()) => return self.remove_later(trash_dir),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                // A mount point, for example, cannot be moved. Then the job must wait for the removal.
+                // A mount point, for example, cannot be moved.
                 Err(_) => break,
             }
         }
         remove_tree(path)
     }
 
-    /// Queues the directory for the thread. If the thread cannot be started, removes the directory in the calling thread.
+    /// Queues the directory for the thread. Without the thread, removes it immediately.
     fn remove_later(&self, trash_dir: PathBuf) -> io::Result<()> {
         let mut worker = self.worker.lock();
         if worker.is_none() {
@@ -87,7 +86,7 @@ impl Trash {
         }
     }
 
-    /// Waits until all leftovers are removed. Blocks the calling thread.
+    /// Waits until all leftovers are removed, and blocks.
     pub fn close(&self) {
         let worker = self.worker.lock().take();
         if let Some(Worker { queue, thread }) = worker {
@@ -100,13 +99,13 @@ impl Trash {
 }
 
 fn remove_all(queued: &Receiver<PathBuf>) {
-    // On Linux this is the priority of the calling thread only.
+    // On Linux, this affects only the calling thread.
     if let Err(error) = rustix::process::nice(NICENESS) {
         tracing::debug!(%error, "failed to lower the priority of the thread that removes old workspaces");
     }
     for trash_dir in queued {
         match remove_tree(&trash_dir) {
-            // Another leftover was moved to this directory in the meantime. Then the queue contains the directory again.
+            // Another leftover was moved here meanwhile, and is queued.
             Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
             Err(error) => tracing::warn!(%error, path = %trash_dir.display(), "failed to remove an old workspace"),
             Ok(()) => {}

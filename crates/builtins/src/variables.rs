@@ -1,4 +1,4 @@
-//! Variables of a job, and their form in its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
+//! Variables of a job and its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,25 +19,24 @@ use serde_json::{Map, Value};
 use crate::private_file;
 use crate::removal::remove_tree;
 
-/// Name of the file in the temporary directory with which a job passes variables to its later stages.
+/// File in the temporary directory with which a job passes variables to later stages.
 const ENV_FILE: &str = "gitlab_runner_env";
 const ENV_FILE_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "pass large values to later stages in files of the project" };
-/// Maximum size of an environment variable. The kernel permits up to 128 KiB; the script exports larger ones.
+/// Maximum size of an environment variable in bytes, below the kernel's 128 KiB. The script exports larger ones.
 const MAX_ENTRY_BYTES: usize = 100 * 1024;
-/// Maximum size of all variables. The kernel permits about 2 MiB for variables and arguments; the script exports the rest.
+/// Maximum size of all environment variables in bytes, below the kernel's 2 MiB. The script exports the rest.
 const MAX_TOTAL_BYTES: usize = 1024 * 1024;
-/// Permissions of the temporary directory.
 const TEMP_DIR_MODE: u32 = 0o700;
 
-/// Variable of a job. The manager has already expanded its value.
+/// Variable of a job with its expanded value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobVariable {
-    /// Name of the variable.
+    /// Name.
     pub key: String,
-    /// Value, or the content of a file variable.
+    /// Value, or content of a file variable.
     pub value: String,
-    /// Whether this is a file variable, whose value in the job is the path of a file.
+    /// Whether this is a file variable, whose value in the job is a path.
     pub file: bool,
     /// Whether the value is masked in the trace.
     pub masked: bool,
@@ -49,19 +48,18 @@ impl std::fmt::Debug for JobVariable {
     }
 }
 
-/// Name of a variable and its value in the job.
+/// Name and value of a variable in the job.
 pub type ResolvedVariable<'a> = (Cow<'a, str>, Cow<'a, str>);
 
-/// Variables of one job. If a name occurs more than once, its last value is used.
+/// Variables of one job. The last value of a name is used.
 #[derive(Debug)]
 pub struct Variables {
     all: Vec<JobVariable>,
-    /// Variables that Muster sets while the job runs, such as `CI_JOB_STATUS`.
+    /// Variables that Muster sets later, such as `CI_JOB_STATUS`.
     changed: Mutex<HashMap<&'static str, String>>,
-    /// Variables that earlier stages of the job wrote to `GITLAB_ENV`.
+    /// Variables from `GITLAB_ENV`.
     from_gitlab_env: Mutex<Vec<(String, String)>>,
-    /// Variables that Muster or steps of the operator have added.
-    /// They replace all others, so that a job cannot change them.
+    /// Variables of Muster or of the operator's steps. They replace all others, so that a job cannot change them.
     added: Mutex<Vec<JobVariable>>,
 }
 
@@ -72,15 +70,12 @@ impl Variables {
         Self { all, changed: Mutex::default(), from_gitlab_env: Mutex::default(), added: Mutex::default() }
     }
 
-    /// Adds variables. They replace variables of the same name.
+    /// Adds variables, which replace others of the same name.
     pub fn add(&self, variables: impl IntoIterator<Item = JobVariable>) {
         self.added.lock().extend(variables);
     }
 
-    /// Adds the variables that a step of the operator exported. The files of file variables are written before the next step.
-    ///
-    /// # Errors
-    /// The file of a file variable with the same name cannot be removed.
+    /// Adds exported variables of an operator's step. Files are written before the next step.
     pub(crate) fn add_exported(&self, exported: Vec<ExportedVariable>, temp_dir: &Path) -> io::Result<()> {
         for ExportedVariable { name, value, kind } in exported {
             if let Some(path) = file_variable_path(temp_dir, &name).filter(|_| kind == ExportKind::File) {
@@ -91,24 +86,24 @@ impl Variables {
         Ok(())
     }
 
-    /// Returns the value of a variable in the payload. Ignores file variables.
+    /// Returns the value of a variable in the payload, unless it is a file variable.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.all.iter().rev().find(|variable| variable.key == key && !variable.file).map(|v| v.value.as_str())
     }
 
-    /// Returns the values by name, for expressions. The value of a file variable is its path.
+    /// Returns all values by name. The value of a file variable is its path.
     #[must_use]
     pub fn values(&self, temp_dir: &Path) -> Map<String, Value> {
         self.resolved(temp_dir).into_iter().map(|(key, value)| (key.into(), Value::String(value.into()))).collect()
     }
 
-    /// Sets a variable. It replaces the variable of the payload.
+    /// Sets a variable, which replaces the payload's.
     pub fn set(&self, key: &'static str, value: &str) {
         self.changed.lock().insert(key, value.to_owned());
     }
 
-    /// Returns all variables except those of [`Variables::set`]. A file variable has its content as value.
+    /// Returns all variables except those of [`Variables::set`]. The value of a file variable is its content.
     pub(crate) fn current(&self) -> Vec<Variable> {
         let payload = self.all.iter().map(|variable| Variable {
             key: variable.key.clone(),
@@ -132,20 +127,20 @@ impl Variables {
         payload.chain(from_gitlab_env).chain(added).collect()
     }
 
-    /// Returns the values of the payload that must be masked.
+    /// Returns the values of the payload to mask.
     pub fn masked(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
     }
 
-    /// Creates the temporary directory and writes the file variables into it.
+    /// Creates the temporary directory, and writes the file variables.
     ///
-    /// `root` determines which part of the path jobs can change. Symbolic links in that part are rejected.
+    /// Rejects symbolic links in the part of the path that jobs can change according to `root`.
     ///
     /// # Errors
-    /// A file cannot be written, or the name of a file variable is not a valid file name.
+    /// If a file cannot be written, or the name of a file variable is not a valid file name.
     pub fn write_files(&self, temp_dir: &Path, root: &Root) -> io::Result<()> {
         create_private_dir(temp_dir, root)?;
-        // A job whose end was forced may have left its files, and the next job must not read them.
+        // An earlier job may have left files, which the next job must not read.
         remove_content(temp_dir)?;
         for variable in self.all.iter().filter(|variable| variable.file) {
             let path = checked_file_path(temp_dir, variable)?;
@@ -154,9 +149,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Writes the missing files of file variables.
-    ///
-    /// A file is missing if its variable was added, or if a script or a cleanup job of the machine has removed the file.
+    /// Writes missing files of file variables: of added variables, and files that were removed.
     ///
     /// # Errors
     /// As for [`Variables::write_files`].
@@ -165,7 +158,7 @@ impl Variables {
         if is_missing(temp_dir) {
             create_private_dir(temp_dir, root)?;
         }
-        // If a name occurs more than once, its last value is used.
+        // The last value of a name is used.
         let added = self.added.lock();
         for variable in self.all.iter().chain(&*added).filter(|variable| variable.file).rev() {
             let path = checked_file_path(temp_dir, variable)?;
@@ -176,10 +169,10 @@ impl Variables {
         Ok(())
     }
 
-    /// Reads the variables that the job has written to `GITLAB_ENV` so far. Blocks the calling thread.
+    /// Reads the variables in `GITLAB_ENV`. Blocks.
     ///
     /// # Errors
-    /// The file exists but cannot be read.
+    /// If the file exists but cannot be read.
     pub fn read_gitlab_env(&self, temp_dir: &Path) -> Result<(), FileError> {
         let path = temp_dir.join(ENV_FILE);
         let read = open_in(temp_dir, ENV_FILE).and_then(|file| read_open(file, &path, ENV_FILE_LIMIT));
@@ -193,12 +186,10 @@ impl Variables {
         Ok(())
     }
 
-    /// Empties the temporary directory, which is kept for the next job.
-    ///
-    /// The directory is removed if the job has replaced it or changed its permissions, or if it cannot be emptied.
+    /// Empties the temporary directory. Removes it if the job has changed it, or if it cannot be emptied.
     ///
     /// # Errors
-    /// A file cannot be removed.
+    /// If a file cannot be removed.
     pub fn clear_files(temp_dir: &Path) -> io::Result<()> {
         let metadata = match fs::symlink_metadata(temp_dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -211,9 +202,8 @@ impl Variables {
         if is_unchanged && remove_content(temp_dir).is_ok() { Ok(()) } else { remove_tree(temp_dir) }
     }
 
-    /// Returns the environment of a process: `base`, then the variables of the job. Later values replace earlier ones.
-    ///
-    /// The environment does not contain the variables of [`Variables::exports`].
+    /// Returns the environment of a process: `base`, then the job's variables except [`Variables::exports`]. Later
+    /// values replace earlier ones.
     #[must_use]
     pub fn environment(&self, base: &[(OsString, OsString)], temp_dir: &Path) -> Vec<(OsString, OsString)> {
         let mut env = base.to_vec();
@@ -228,16 +218,14 @@ impl Variables {
         env
     }
 
-    /// Returns the variables that the script must export, because they must not be in the environment of the shell.
-    ///
-    /// These are variables that are too large, and those that would make the shell execute something at its start.
+    /// Returns the variables that the script must export: large ones, and those that a shell executes at its start.
     #[must_use]
     pub fn exports(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         let mut total = 0;
         self.resolved(temp_dir).into_iter().filter(|(key, value)| !fits_in_env(key, value, &mut total)).collect()
     }
 
-    /// Returns all variables with their values in the job. The value of a file variable is its path.
+    /// Returns all variables. The value of a file variable is its path.
     #[must_use]
     pub fn all(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         self.resolved(temp_dir)
@@ -260,15 +248,15 @@ impl Variables {
             let path = path.map(|path| path.to_string_lossy().into_owned());
             (variable.key.clone().into(), path.unwrap_or_else(|| variable.value.clone()).into())
         }));
-        // Environment variables cannot have such names and values.
+        // Environment variables cannot contain these characters.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
         env
     }
 }
 
-/// Returns whether a variable may be in the environment of a process. If so, adds its size to `total`.
+/// Returns whether a variable may be in the environment. If so, adds its size to `total`.
 ///
-/// `BASH_ENV` and `ENV` must not be there, because the shell would execute the files that they name before the script.
+/// The shell would execute the files of `BASH_ENV` and `ENV` before the script.
 fn fits_in_env(key: &str, value: &str, total: &mut usize) -> bool {
     if matches!(key, "BASH_ENV" | "ENV") {
         return false;
@@ -290,7 +278,7 @@ fn file_variable_path(temp_dir: &Path, key: &str) -> Option<PathBuf> {
 fn remove_content(dir: &Path) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        // This is the type of the entry itself, so a symbolic link is not followed.
+        // This type does not follow symbolic links.
         if entry.file_type()?.is_dir() {
             muster_files::remove_tree(&entry.path())
         } else {
@@ -318,7 +306,7 @@ fn create_private_dir(directory: &Path, root: &Root) -> io::Result<()> {
             if fs::symlink_metadata(directory)?.is_dir() {
                 return Ok(());
             }
-            // A job has created a file or a link in place of the directory.
+            // A job has replaced the directory.
             fs::remove_file(directory)?;
             fs::DirBuilder::new().mode(TEMP_DIR_MODE).create(directory)
         }
@@ -369,7 +357,7 @@ mod tests {
         for change in changes {
             variables.write_files(&temp, &Root::Chosen).unwrap();
             change();
-            // `write_files` must also replace a symbolic link that was not cleaned up.
+            // `write_files` must also replace a symbolic link.
             if !temp.is_symlink() {
                 Variables::clear_files(&temp).unwrap();
             }

@@ -1,8 +1,7 @@
 //! Azure Blob Storage.
 //!
-//! With an account key, this module computes the signatures of URLs itself, because those of `object_store` are not valid for names with
-//! characters that are escaped in URLs. With a managed identity, `object_store` signs with a key that Azure issues, and such names are
-//! rejected.
+//! With an account key, this module computes the signatures itself, because those of `object_store` are not valid for
+//! names with characters that are escaped in URLs. With a managed identity, such names are rejected.
 
 use std::time::{Duration, SystemTime};
 
@@ -24,15 +23,13 @@ const DEFAULT_DOMAIN: &str = "blob.core.windows.net";
 /// Version of Azure's protocol that defines the signed text.
 const VERSION: &str = "2020-12-06";
 
-/// A container.
 #[derive(Debug)]
 pub(crate) struct Azure {
-    /// URL of the container.
     container: Url,
     /// Name of the container in signatures.
     resource: String,
     signer: Signer,
-    /// Client with the credentials of the manager.
+    /// Has the credentials of the manager.
     client: MicrosoftAzure,
 }
 
@@ -49,7 +46,6 @@ impl Azure {
         Self::at(&format!("https://{}.{domain}", settings.account), settings)
     }
 
-    /// Returns the container of the account at this URL.
     pub(crate) fn at(account: &str, settings: &AzureSettings) -> Result<Self, CacheStoreError> {
         let url = || Url::parse(&format!("{account}/{}", settings.container)).ok();
         let container = url().ok_or_else(|| CacheStoreError::AzureAddress(account.to_owned()))?;
@@ -72,12 +68,11 @@ impl Azure {
         Ok(Self { container, resource, signer, client: builder.build()? })
     }
 
-    /// Returns the client with the credentials of the manager.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         &self.client
     }
 
-    /// Returns the URL to read an object. The same URL serves for GET and HEAD.
+    /// Returns the URL to read an object with GET or HEAD.
     pub(crate) async fn signed_url(&self, name: &str, expires_in: Duration) -> Result<Url, CacheStoreError> {
         self.signed(Method::GET, "r", name, expires_in).await
     }
@@ -124,8 +119,8 @@ fn sign_with_key(url: &mut Url, key: &hmac::Key, resource: &str, permissions: &s
     let expiry = OffsetDateTime::from(SystemTime::now() + expires_in);
     // A time after the year 9999 cannot be formatted.
     let expiry = expiry.replace_nanosecond(0).unwrap_or(expiry).format(&Rfc3339).unwrap_or_default();
-    // The empty fields are: the start time; the stored policy, addresses, protocols; the snapshot, the encryption scope, and five response
-    // headers.
+    // The empty fields are: the start time; the stored policy, addresses, protocols; the snapshot, the encryption
+    // scope, and five response headers.
     let fields = [permissions, "", &expiry, resource, "", "", "", VERSION, "b", "", "", "", "", "", "", ""].join("\n");
     let signature = STANDARD.encode(hmac::sign(key, fields.as_bytes()));
     url.query_pairs_mut()

@@ -11,13 +11,13 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
-use muster_chunks::{Collection, Listed, MAX_MARKS_BYTES, MAX_REFERENCE_BYTES, Marks, Object, Reference, Sweep};
+use muster_chunks::{Collection, MAX_MARKS_BYTES, MAX_REFERENCE_BYTES, Marks, Object, Reference, StoredObject, Sweep};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
 use crate::{CacheStore, CacheStoreError};
 
-/// Name of a key's reference below the directory of the key.
+/// Name of a reference in the directory of its key.
 const REFERENCE: &str = "/reference.json";
 
 /// Options of a collection.
@@ -25,25 +25,23 @@ const REFERENCE: &str = "/reference.json";
 pub struct CollectOptions {
     /// Current time.
     pub now: SystemTime,
-    /// Minimum age of an unused object that is marked, and minimum time between its mark and its deletion.
-    ///
-    /// It must be longer than the longest job.
+    /// Time after which an unused object is marked, and after which a marked object is deleted. Must be longer than the
+    /// longest job.
     pub grace: Duration,
-    /// A cache is deleted if no job has saved it for this time. `None` means that no cache is deleted.
+    /// Time since its last save after which a cache is deleted. `None` means that no cache is deleted.
     pub max_age: Option<Duration>,
-    /// Minimum time between two collections of a store. A store that was collected more recently is left out. `None` means that all stores
-    /// are collected.
+    /// Minimum time between two collections of a store. `None` means no minimum.
     pub min_interval: Option<Duration>,
-    /// Whether only the figures are computed, and nothing is changed.
+    /// Whether to compute only the figures, and to change nothing.
     pub dry_run: bool,
 }
 
 impl CacheStore {
-    /// Deletes the unused objects of all chunk stores below `prefix`, which is the part of their names before `/chunks/`.
-    /// Returns the name and the figures of each collected store.
+    /// Deletes the unused objects of all chunk stores whose names begin with `prefix` and `/chunks/`. Returns the name
+    /// and the figures of each collected store.
     ///
     /// # Errors
-    /// [`CacheStoreError`]. The chunk stores before the one that failed were collected, and those after it were not.
+    /// [`CacheStoreError`]. Only the chunk stores before the failed store were collected.
     pub async fn collect(
         &self,
         prefix: &str,
@@ -70,8 +68,8 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the store was collected too recently, perhaps by another manager.
-    /// Each collection writes the list of marks, so the list is as old as the last collection.
+    /// Returns whether the last collection is too recent. Each collection, also by another manager, writes the list of
+    /// marks.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,
@@ -95,14 +93,17 @@ impl CacheStore {
         group: &str,
         options: CollectOptions,
     ) -> Result<Collection, CacheStoreError> {
-        // This is the order that a sweep needs: marks, objects, references.
+        // A sweep needs this order: marks, objects, references.
         let marks_name = format!("{group}/marks.json");
         let marks = Marks::parse(&self.read_object(&marks_name, MAX_MARKS_BYTES).await?.unwrap_or_default());
         let directory = format!("{group}/objects");
         let mut listed = Vec::new();
         for object in list(bucket, &directory).await? {
             let name = object.location.filename().unwrap_or_default().to_owned();
-            listed.push(Listed { object: Object { name, size: object.size }, stored: object.last_modified.into() });
+            listed.push(StoredObject {
+                object: Object { name, size: object.size },
+                stored_at: object.last_modified.into(),
+            });
         }
         let (mut used, mut expired) = (HashSet::new(), 0);
         let mut references: Vec<(String, Option<SystemTime>)> = vec![(format!("{group}/last.json"), None)];

@@ -15,23 +15,21 @@ use crate::http::{Transport, retries};
 use crate::{CacheStoreError, SignedUpload, UploadOptions, metadata, object_path, owned, sign};
 
 const DEFAULT_DOMAIN: &str = "googleapis.com";
-/// Environment variable with the address of a server that replaces Google's, as for Google's own libraries.
+/// Address of a server that replaces Google's, as for Google's own libraries.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
-/// Environment variable with the path of the credentials, as for Google's own libraries.
+/// Path of the credentials, as for Google's own libraries.
 const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 /// Characters that are escaped in the path of a URL.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// A bucket.
 #[derive(Debug)]
 pub(crate) struct Gcs {
     signer: GoogleCloudStorage,
-    /// Client of an emulator. It sends no credentials, because an emulator does not check them. `None` means that the store is not an emulator.
+    /// Client without credentials, which an emulator does not check. `None` means that the store is not an emulator.
     emulator: Option<GoogleCloudStorage>,
 }
 
 impl Gcs {
-    /// Returns the bucket. `variable` returns the value of an environment variable, if it is set and not empty.
     pub(crate) fn open(
         settings: &GcsSettings,
         variable: &dyn Fn(&str) -> Option<String>,
@@ -68,7 +66,6 @@ impl Gcs {
         Ok(Self { signer: builder.build()?, emulator })
     }
 
-    /// Returns the client for requests of the manager.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         self.emulator.as_ref().unwrap_or(&self.signer)
     }
@@ -98,7 +95,7 @@ impl Gcs {
     }
 }
 
-/// Returns the path of an object as it is written in a URL. The signer does not escape it.
+/// Returns the path of an object as in a URL, because the signer does not escape it.
 fn escaped(name: &str) -> Result<Path, CacheStoreError> {
     object_path(name)?;
     object_path(&utf8_percent_encode(name, &ESCAPED).to_string())

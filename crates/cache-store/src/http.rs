@@ -1,4 +1,4 @@
-//! HTTP client for the manager's own requests to the stores. Agents transfer the caches with other clients.
+//! HTTP client for the manager's own requests to the stores.
 
 use std::time::Duration;
 
@@ -14,22 +14,20 @@ use crate::CacheStoreError;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum size of an answer in bytes, unless the caller sets another one.
 const MAX_ANSWER_BYTES: u64 = 32 << 20;
 
-/// Returns the settings for retries of requests. There are few retries, because a job waits for its credentials.
+/// Few retries, because a job waits for its credentials.
 pub(crate) fn retries() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: Duration::from_secs(1), base: 2.0 };
     RetryConfig { backoff, max_retries: 2, retry_timeout: Duration::from_secs(8) }
 }
 
-/// HTTP client of the manager.
 #[derive(Debug, Clone)]
 pub(crate) struct Transport {
-    /// Client for URLs with TLS. It uses the proxies of the environment.
+    /// For URLs with TLS. Uses the proxies of the environment.
     proxied: reqwest::Client,
-    /// Client without a proxy, for all URLs without TLS. The metadata services of machines cannot be reached through a proxy.
+    /// For URLs without TLS. Uses no proxy, through which the metadata services of machines cannot be reached.
     direct: reqwest::Client,
 }
 
@@ -43,12 +41,11 @@ impl Transport {
         })
     }
 
-    /// Sends a request and reads the answer.
     pub(crate) async fn send(&self, request: HttpRequest) -> Result<http::Response<Vec<u8>>, HttpError> {
         self.send_limited(request, MAX_ANSWER_BYTES).await
     }
 
-    /// Sends a request and reads an answer of at most `max_bytes`.
+    /// Fails if the answer is longer than `max_bytes`.
     async fn send_limited(&self, request: HttpRequest, max_bytes: u64) -> Result<http::Response<Vec<u8>>, HttpError> {
         let (parts, body) = request.into_parts();
         let client = if parts.uri.scheme() == Some(&Scheme::HTTP) { &self.direct } else { &self.proxied };
@@ -68,7 +65,7 @@ impl Transport {
         Ok(answer)
     }
 
-    /// Reads the object of at most `max_bytes` at a signed URL. `None` if it does not exist.
+    /// Reads the object of at most `max_bytes` at a signed URL. `None` if the object does not exist.
     pub(crate) async fn read(&self, url: &url::Url, max_bytes: u64) -> Result<Option<Vec<u8>>, HttpError> {
         let mut request = http::Request::new(HttpRequestBody::empty());
         let invalid = |error: http::uri::InvalidUri| HttpError::new(HttpErrorKind::Request, error);
@@ -84,8 +81,8 @@ impl Transport {
         }
     }
 
-    /// Queries Amazon for the region of a bucket, without credentials.
-    /// `None` if Amazon cannot be reached or returns no region.
+    /// Queries Amazon for the region of a bucket, without credentials. Returns `None` if Amazon cannot be reached or
+    /// returns no region.
     pub(crate) async fn bucket_region(&self, bucket: &str) -> Option<String> {
         let call = self.proxied.head(format!("https://s3.amazonaws.com/{bucket}"));
         let answer = call.send().await;

@@ -4,10 +4,10 @@
 //! [runners.cache] --CacheStore::open--> signer (S3, Google Cloud Storage, Azure) --sign--> URL + headers --plan--> agent
 //! ```
 //!
-//! [`CacheStore::collect`] deletes what no cache needs anymore.
+//! [`CacheStore::collect`] deletes what no cache needs.
 //!
-//! The manager has the keys of the store. An agent gets URLs that are valid for one object and a limited time, so no job can read or change
-//! the caches of another project.
+//! Only the manager has the keys of the store. An agent gets URLs for one object and a limited time, so no job can
+//! access the caches of another project.
 
 mod azure;
 mod collect;
@@ -34,7 +34,7 @@ pub use stores::CacheStores;
 
 /// Longest validity of a signed URL that S3 and Google Cloud Storage accept.
 const MAX_EXPIRY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Maximum length of the value of a metadata header in bytes. The limits of the stores for all metadata of an object are between 2 and 8 KiB.
+/// Maximum length of the value of a metadata header. The stores limit all metadata of an object to between 2 and 8 KiB.
 const MAX_METADATA_BYTES: usize = 1024;
 /// Validity of the URLs for the manager's own requests.
 const READ_EXPIRY: Duration = Duration::from_secs(60);
@@ -84,7 +84,7 @@ pub enum CacheStoreError {
         /// Error of the request.
         source: object_store::client::HttpError,
     },
-    /// There were no credentials for the store in time.
+    /// No credentials for the store arrived in time.
     #[error("failed to get credentials for the object store for caches within {} s", stores::SIGN_TIMEOUT.as_secs())]
     Timeout,
 }
@@ -122,7 +122,7 @@ enum Kind {
 }
 
 impl CacheStore {
-    /// Opens a store. No request is sent, except that Amazon is queried for the region of an S3 bucket whose settings contain none.
+    /// Opens a store. Sends no request, except to Amazon for the region of an S3 bucket without a configured region.
     ///
     /// # Errors
     /// [`CacheStoreError`] if the settings are not valid, or the HTTP client cannot be created.
@@ -173,7 +173,7 @@ impl CacheStore {
     /// Reads an object of at most `max_bytes`. `None` if it does not exist.
     ///
     /// # Errors
-    /// [`CacheStoreError`], also if the store does not answer, or the object is larger.
+    /// [`CacheStoreError`] if the store does not answer, or the object is larger.
     pub async fn read_object(&self, name: &str, max_bytes: u64) -> Result<Option<Vec<u8>>, CacheStoreError> {
         let url = self.download_url(name, READ_EXPIRY).await?;
         self.http.read(&url, max_bytes).await.map_err(|source| CacheStoreError::Read { name: name.to_owned(), source })
@@ -198,7 +198,6 @@ impl CacheStore {
     }
 }
 
-/// Returns the path of an object with exactly this name.
 fn object_path(name: &str) -> Result<Path, CacheStoreError> {
     Path::parse(name)
         .ok()
@@ -206,7 +205,6 @@ fn object_path(name: &str) -> Result<Path, CacheStoreError> {
         .ok_or_else(|| CacheStoreError::Name(name.to_owned()))
 }
 
-/// Signs a URL for a request that must have these headers.
 async fn sign(
     signer: &dyn Signer,
     method: Method,
@@ -222,8 +220,8 @@ async fn sign(
     Ok(signer.signed_url_opts(method, path, expires_in, &options).await?)
 }
 
-/// Returns the metadata header with the human-readable key of the cache.
-/// `None` if the key is empty or too long, or a header cannot contain it.
+/// Returns the metadata header with the key of the cache. `None` if the key is empty or too long, or a header cannot
+/// contain it.
 fn metadata(name: &'static str, cache_key: &str) -> Option<(&'static str, String)> {
     let fits = cache_key.len() <= MAX_METADATA_BYTES
         && !cache_key.is_empty()
@@ -233,7 +231,6 @@ fn metadata(name: &'static str, cache_key: &str) -> Option<(&'static str, String
     fits.then(|| (name, cache_key.to_owned()))
 }
 
-/// Returns headers with owned names.
 fn owned(headers: Vec<(&'static str, String)>) -> Vec<(String, String)> {
     headers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

@@ -13,14 +13,13 @@ use url::form_urlencoded::Serializer;
 use crate::CacheStoreError;
 use crate::http::Transport;
 
-/// Time for which a role is assumed. Amazon allows no more if one role assumes another.
+/// Amazon allows no longer time if one role assumes another.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// Age at which the role is assumed again, so that a signed URL is valid for most of the lifetime.
 const MAX_AGE: Duration = Duration::from_secs(5 * 60);
 const VERSION: &str = "2011-06-15";
 const SESSION: &str = "muster-cache";
 
-/// Credentials of a role. The role is assumed when a URL is signed, and again when the credentials are older than [`MAX_AGE`].
 #[derive(Debug)]
 pub(crate) struct AssumedRole {
     role: String,
@@ -29,7 +28,8 @@ pub(crate) struct AssumedRole {
     /// Credentials with which the role is assumed.
     own: AwsCredentialProvider,
     http: Transport,
-    /// Current credentials and when they were obtained. The lock is held during a request, so that concurrent jobs make one request.
+    /// Current credentials, and when they were obtained. The lock is held during a request, so that concurrent jobs
+    /// make one request.
     current: tokio::sync::Mutex<Option<(Arc<AwsCredential>, Instant)>>,
 }
 

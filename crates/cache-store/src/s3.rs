@@ -27,10 +27,9 @@ const CREDENTIALS: [(&str, AmazonS3ConfigKey); 10] = [
     ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", AmazonS3ConfigKey::ContainerAuthorizationTokenFile),
     ("AWS_EC2_METADATA_SERVICE_ENDPOINT", AmazonS3ConfigKey::MetadataEndpoint),
 ];
-/// Environment variable with the address of the STS server, which issues credentials for roles.
+/// Address of the STS server, which issues credentials for roles.
 const ROLE_SERVER: &str = "AWS_ENDPOINT_URL_STS";
 
-/// A bucket.
 #[derive(Debug)]
 pub(crate) struct S3 {
     downloads: AmazonS3,
@@ -83,21 +82,20 @@ impl S3 {
             Ok::<_, CacheStoreError>(builder().with_credentials(std::sync::Arc::new(role)).build()?)
         };
         Ok(match (&settings.role, &settings.upload_role) {
-            (Some(role), _) => Self::with(assume(role)?, None, settings),
+            (Some(role), _) => Self::from_clients(assume(role)?, None, settings),
             (None, Some(role)) => {
                 let uploads = assume(role)?;
-                Self::with(own, Some(uploads), settings)
+                Self::from_clients(own, Some(uploads), settings)
             }
-            (None, None) => Self::with(own, None, settings),
+            (None, None) => Self::from_clients(own, None, settings),
         })
     }
 
-    fn with(downloads: AmazonS3, uploads: Option<AmazonS3>, settings: &S3Settings) -> Self {
+    fn from_clients(downloads: AmazonS3, uploads: Option<AmazonS3>, settings: &S3Settings) -> Self {
         let uploads = uploads.unwrap_or_else(|| downloads.clone());
         Self { downloads, uploads, encryption: encryption(settings.encryption.as_ref()) }
     }
 
-    /// Returns the client that lists and deletes objects. It has the credentials for uploads.
     pub(crate) fn bucket(&self) -> &dyn ObjectStore {
         &self.uploads
     }
@@ -124,7 +122,6 @@ impl S3 {
     }
 }
 
-/// Address of a bucket.
 #[derive(Debug, PartialEq, Eq)]
 struct Endpoint {
     url: String,
@@ -163,7 +160,7 @@ impl Endpoint {
         let has_dots = bucket.contains('.') && !settings.insecure;
         let is_amazon = settings.server.as_ref().is_none_or(|server| server.ends_with(".amazonaws.com"));
         let bucket_in_host = match settings.path_style {
-            // Transfer acceleration supports only addresses with the bucket in the host name.
+            // Transfer acceleration requires the bucket in the host name.
             _ if settings.accelerate && settings.server.is_none() => true,
             Some(path_style) => !path_style,
             None => is_amazon && !has_dots,
@@ -173,12 +170,10 @@ impl Endpoint {
     }
 }
 
-/// Returns the domain of Amazon's servers in a region.
 fn amazon_domain(region: &str) -> &'static str {
     if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" }
 }
 
-/// Returns the headers of uploads that request encryption.
 fn encryption(encryption: Option<&S3Encryption>) -> Vec<(&'static str, String)> {
     let (kind, key) = match encryption {
         None => return Vec::new(),

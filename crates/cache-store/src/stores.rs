@@ -1,5 +1,3 @@
-//! The open stores of a manager.
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +9,10 @@ use crate::{CacheStore, CacheStoreError};
 
 /// Maximum time for opening a store and signing the URLs of one job.
 pub(crate) const SIGN_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum number of stores that stay open. Each reload of changed settings opens another one.
+/// Maximum number of open stores. Each reload of changed settings opens another store.
 const MAX_OPEN: usize = 32;
 
-/// Stores by their settings. A store stays open, because it caches temporary credentials.
+/// Stores by their settings. They stay open, because they cache temporary credentials.
 #[derive(Debug, Default)]
 pub struct CacheStores {
     open: Mutex<VecDeque<(CacheStoreSettings, Arc<CacheStore>)>>,
@@ -24,7 +22,7 @@ impl CacheStores {
     /// Returns the store with these settings.
     ///
     /// # Errors
-    /// [`CacheStoreError`] if it cannot be opened.
+    /// [`CacheStoreError`] if the store cannot be opened.
     pub async fn get(&self, settings: &CacheStoreSettings) -> Result<Arc<CacheStore>, CacheStoreError> {
         if let Some((_, store)) = self.open.lock().iter().find(|(known, _)| known == settings) {
             return Ok(Arc::clone(store));
@@ -41,7 +39,7 @@ impl CacheStores {
         Ok(store)
     }
 
-    /// Calls `sign` with the store that has these settings, within a time limit.
+    /// Calls `sign` with the store for these settings, within a time limit.
     ///
     /// # Errors
     /// The error of the store or of `sign`, or [`CacheStoreError::Timeout`].

@@ -1,4 +1,4 @@
-//! Saves a directory as chunks and restores it. `benches/cache` runs this and reads the figures.
+//! Saves a directory as chunks and restores it. Used by `benches/cache`.
 //!
 //! ```text
 //! cargo bench -p muster-chunks --bench tree -- FILES STORE TARGET ID

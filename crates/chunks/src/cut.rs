@@ -1,4 +1,4 @@
-//! Divides content into chunks at places that the content determines, so that an insertion changes only the chunks around it.
+//! Divides content into chunks, so that an insertion changes only the chunks around it.
 
 use std::io::{self, Read};
 
@@ -6,23 +6,21 @@ use fastcdc::v2020::{FastCDC, StreamCDC};
 
 use crate::index::MAX_CHUNK_BYTES;
 
-/// Minimum length of a chunk in bytes, except for the last chunk of a file.
+/// Minimum length of a chunk in bytes, except at the end of a file.
 const MIN: usize = 16 * 1024;
-/// Average length of a chunk in bytes. Smaller chunks find more duplicate content, but make the index larger.
+/// Average length of a chunk in bytes. Smaller chunks find more duplicates, but enlarge the index.
 const AVERAGE: usize = 64 * 1024;
 const MAX: usize = MAX_CHUNK_BYTES as usize;
 
-/// Returns the chunks of some content. Empty content has none.
 pub(crate) fn cut(content: &[u8]) -> impl Iterator<Item = &[u8]> {
     FastCDC::new(content, MIN, AVERAGE, MAX)
         .filter_map(|chunk| content.get(chunk.offset..chunk.offset.checked_add(chunk.length)?))
         .filter(|chunk| !chunk.is_empty())
 }
 
-/// Chunks of the content of a reader.
 pub(crate) struct ReaderChunks<R: Read>(StreamCDC<R>);
 
-/// Returns the chunks of the content of a reader. They are the same as those of [`cut`].
+/// Returns the chunks of a reader's content, which equal those of [`cut`].
 pub(crate) fn cut_reader<R: Read>(content: R) -> ReaderChunks<R> {
     ReaderChunks(StreamCDC::new(content, MIN, AVERAGE, MAX))
 }

@@ -1,13 +1,12 @@
-//! Deletes objects that no reference contains.
+//! Deletes unused objects, which no reference contains.
 //!
 //! ```text
 //! unused, older than the grace period --marked--> still unused after another grace period --> deleted
 //! ```
 //!
-//! A save reads the marks first, and never uses a marked object again. Only a save that began before the mark can
-//! use a marked object. Such a save has ended by the end of the grace period: either it has set its reference, so the object is in use, or it has
-//! failed. The period must be longer than the longest job. A mark is durable before anything is deleted because of it, so the process may be
-//! killed at any time.
+//! A save reads the marks first, and never uses a marked object. So a marked object can only be in use by a save that
+//! began before the mark. By the end of the grace period, that save has set its reference or failed, because the period
+//! must be longer than the longest job. Marks are durable before a deletion, so the process may be killed at any time.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, OpenOptions, TryLockError};
@@ -21,31 +20,31 @@ use crate::ChunkError;
 use crate::reference::Object;
 use crate::store::{Store, TEMPORARY, read, replace};
 
-/// Maximum size of the list of marks in bytes. Each job that restores or saves a cache reads it. Objects that do not fit are marked by a later
-/// pass.
+/// Maximum size of the list of marks in bytes, because each job with a cache reads it. Objects that do not fit are
+/// marked later.
 pub const MAX_MARKS_BYTES: u64 = 8 << 20;
-/// Maximum number of bytes of a mark in the list, without the name of its object: quotes, colon, comma and time.
+/// Maximum number of bytes of a mark besides the object's name: quotes, colon, comma and time.
 const MARK_BYTES: u64 = 24;
 
-/// Objects that will be deleted, with the times in seconds since 1970 at which they were found unused.
+/// Objects that will be deleted, with the Unix times in seconds of their marks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Marks(BTreeMap<String, u64>);
 
 impl Marks {
-    /// Reads a list. A damaged list counts as empty, so all grace periods begin again.
+    /// Reads a list. A damaged list counts as empty, which restarts all grace periods.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Self {
         serde_json::from_slice(bytes).unwrap_or_default()
     }
 
-    /// Returns the list as it is stored.
+    /// Returns the stored form of the list.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Returns whether an object will be deleted, so that a save must not use it.
+    /// Returns whether an object will be deleted, and must not be used.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.0.contains_key(name)
@@ -57,40 +56,46 @@ impl Marks {
     }
 }
 
-/// An object that exists.
+/// An object in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct StoredObject {
     /// The object.
     pub object: Object,
-    /// Time at which it was stored.
-    pub stored: SystemTime,
+    /// Time at which the object was stored.
+    pub stored_at: SystemTime,
 }
 
 /// Changes of one pass, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
-    /// List to store before objects are deleted.
+    /// List to store before the deletion.
     pub before: Marks,
     /// Objects to delete.
     pub delete: Vec<Object>,
-    /// List to store after objects were deleted.
+    /// List to store after the deletion.
     pub after: Marks,
 }
 
 impl Sweep {
     /// Plans a pass. `used` contains the names of all referenced objects.
     ///
-    /// The caller must read `marks` first, then `listed`, and the references last.
+    /// The caller must read `marks` first, then the objects, and the references last.
     #[must_use]
-    pub fn plan(marks: &Marks, listed: &[Listed], used: &HashSet<String>, now: SystemTime, grace: Duration) -> Self {
+    pub fn plan(
+        marks: &Marks,
+        listed: &[StoredObject],
+        used: &HashSet<String>,
+        now: SystemTime,
+        grace: Duration,
+    ) -> Self {
         let seconds = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let (now, grace) = (seconds(now), grace.as_secs());
         let is_old = |time: u64| time.saturating_add(grace) <= now;
         let (mut before, mut after, mut delete) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-        // The list must stay readable. Its present marks fit, and new ones are added only as long as they fit.
+        // The present marks fit into the limit. New marks are added only if they fit, too.
         let size = |name: &str| name.len() as u64 + MARK_BYTES;
         let mut bytes: u64 = marks.0.keys().map(|name| size(name)).sum();
-        for Listed { object, stored } in listed.iter().filter(|listed| !used.contains(&listed.object.name)) {
+        for StoredObject { object, stored_at } in listed.iter().filter(|listed| !used.contains(&listed.object.name)) {
             let name = object.name.clone();
             match marks.0.get(&name) {
                 Some(marked) if is_old(*marked) => {
@@ -100,11 +105,11 @@ impl Sweep {
                 Some(marked) => {
                     after.insert(name, *marked);
                 }
-                None if is_old(seconds(*stored)) && bytes + size(&name) <= MAX_MARKS_BYTES => {
+                None if is_old(seconds(*stored_at)) && bytes + size(&name) <= MAX_MARKS_BYTES => {
                     bytes += size(&name);
                     after.insert(name, now);
                 }
-                // The object may belong to a save that has not set its reference yet, or the list is full.
+                // A running save may have stored the object, or the list is full.
                 None => {}
             }
         }
@@ -113,23 +118,23 @@ impl Sweep {
     }
 }
 
-/// Result of a pass over one store.
+/// Result of a pass.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Collection {
-    /// Number of referenced objects, and their total size in bytes.
+    /// Number of referenced objects, and their size in bytes.
     pub used: (u64, u64),
-    /// Number of objects that the pass deletes, and their total size in bytes.
+    /// Number of deleted objects, and their size in bytes.
     pub deleted: (u64, u64),
-    /// Number of objects that are marked after the pass.
+    /// Number of marked objects after the pass.
     pub marked: u64,
-    /// Number of references that the pass deletes because of their age.
+    /// Number of references that were deleted because of their age.
     pub expired: u64,
 }
 
 impl Collection {
-    /// Returns the figures of a pass. `expired` is 0.
+    /// Returns the figures of a pass without expired references.
     #[must_use]
-    pub fn of(sweep: &Sweep, listed: &[Listed], used: &HashSet<String>) -> Self {
+    pub fn of(sweep: &Sweep, listed: &[StoredObject], used: &HashSet<String>) -> Self {
         let sum = |objects: &mut dyn Iterator<Item = &Object>| {
             objects.fold((0, 0), |(count, bytes), object| (count + 1, bytes + object.size))
         };
@@ -144,14 +149,14 @@ impl Collection {
 }
 
 impl Store {
-    /// Returns the objects that will be deleted. A save must read them before it reads references.
+    /// Returns the objects that will be deleted. A save must read them before references.
     #[must_use]
     pub fn marks(&self) -> Marks {
         let bytes = read(&self.marks_path(), MAX_MARKS_BYTES).ok().flatten();
         bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()
     }
 
-    /// Returns the time of the last collection. `None` means that there was none.
+    /// Returns the time of the last collection, if there was one.
     #[must_use]
     pub fn last_collection(&self) -> Option<SystemTime> {
         fs::symlink_metadata(self.marks_path()).ok()?.modified().ok()
@@ -161,11 +166,11 @@ impl Store {
         self.root().join("marks.json")
     }
 
-    /// Deletes the references that are older than `max_age`.
-    /// Marks unused objects, and deletes those that were marked long enough ago.
+    /// Deletes references older than `max_age`. Marks unused objects, and deletes objects that were marked for longer
+    /// than `grace`.
     ///
     /// # Errors
-    /// [`ChunkError::Busy`] if another process is deleting unused objects of the store, or another [`ChunkError`].
+    /// [`ChunkError::Busy`] if another process collects in this store, or another [`ChunkError`].
     pub fn collect(
         &self,
         now: SystemTime,
@@ -187,7 +192,7 @@ impl Store {
         Ok(Collection { expired, ..collection })
     }
 
-    /// Carries out the changes of a pass. `proceed` is called before each change. If it returns false, nothing more is changed.
+    /// Carries out a pass. Calls `proceed` before each change, and ends if it returns false.
     pub(crate) fn carry_out(&self, sweep: &Sweep, mut proceed: impl FnMut() -> bool) -> Result<(), ChunkError> {
         if !proceed() {
             return Ok(());
@@ -202,7 +207,7 @@ impl Store {
         if proceed() { replace(&self.marks_path(), &sweep.after.to_bytes()) } else { Ok(()) }
     }
 
-    /// Plans a pass without changing anything. References that are older than `max_age` count as deleted.
+    /// Plans a pass without a change. References older than `max_age` count as deleted.
     ///
     /// # Errors
     /// [`ChunkError`] if the store cannot be read.
@@ -213,7 +218,7 @@ impl Store {
         max_age: Option<Duration>,
     ) -> Result<(Sweep, Collection), ChunkError> {
         let marks = self.marks();
-        let listed = self.listed()?;
+        let listed = self.list_objects()?;
         let mut references = self.references()?;
         let all = references.len();
         references.retain(|(_, _, saved)| !max_age.is_some_and(|max_age| is_expired(now, *saved, max_age)));
@@ -236,21 +241,21 @@ impl Store {
         Ok(expired)
     }
 
-    fn listed(&self) -> Result<Vec<Listed>, ChunkError> {
+    fn list_objects(&self) -> Result<Vec<StoredObject>, ChunkError> {
         let mut listed = Vec::new();
-        for_each_file(&self.objects(), &mut |name, size, stored| {
+        for_each_file(&self.objects(), &mut |name, size, stored_at| {
             if crate::reference::is_object_name(name) && !name.starts_with(TEMPORARY) {
-                listed.push(Listed { object: Object { name: name.to_owned(), size }, stored });
+                listed.push(StoredObject { object: Object { name: name.to_owned(), size }, stored_at });
             }
         })?;
         Ok(listed)
     }
 
-    /// Removes the files of saves that were killed.
+    /// Removes files of killed saves.
     fn remove_temporary(&self, now: SystemTime, grace: Duration) {
         let mut old = Vec::new();
-        let _ = for_each_file(&self.objects(), &mut |name, _, stored| {
-            if name.starts_with(TEMPORARY) && now.duration_since(stored).unwrap_or_default() > grace {
+        let _ = for_each_file(&self.objects(), &mut |name, _, stored_at| {
+            if name.starts_with(TEMPORARY) && now.duration_since(stored_at).unwrap_or_default() > grace {
                 old.push(name.to_owned());
             }
         });
@@ -264,7 +269,7 @@ fn is_expired(now: SystemTime, saved: SystemTime, max_age: Duration) -> bool {
     now.duration_since(saved).unwrap_or_default() > max_age
 }
 
-/// Calls `visit` with the name, the size and the time of each file in a directory. A directory that does not exist is empty.
+/// Calls `visit` with name, size and time of each file in a directory, which may not exist.
 fn for_each_file(directory: &Path, visit: &mut dyn FnMut(&str, u64, SystemTime)) -> Result<(), ChunkError> {
     let failed = |error| ChunkError::Read(directory.to_owned(), error);
     let entries = match fs::read_dir(directory) {
@@ -275,8 +280,8 @@ fn for_each_file(directory: &Path, visit: &mut dyn FnMut(&str, u64, SystemTime))
     for entry in entries {
         let entry = entry.map_err(failed)?;
         let Ok(metadata) = entry.metadata() else { continue };
-        if let (Ok(stored), Some(name), true) = (metadata.modified(), entry.file_name().to_str(), metadata.is_file()) {
-            visit(name, metadata.len(), stored);
+        if let (Ok(time), Some(name), true) = (metadata.modified(), entry.file_name().to_str(), metadata.is_file()) {
+            visit(name, metadata.len(), time);
         }
     }
     Ok(())

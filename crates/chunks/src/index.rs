@@ -1,4 +1,4 @@
-//! Indexes: the files of a cache, with the places of their chunks.
+//! Index: the files of a cache with their chunks.
 //!
 //! ```text
 //! magic | BLAKE3 of the rest | zstd( header | chunks, 52 bytes each | entries )
@@ -15,28 +15,26 @@ use prost::Message;
 use crate::reference::{Object, Reference};
 use crate::{ChunkError, Hash};
 
-/// Maximum size of the object that contains an index, in bytes.
+/// Maximum size of an index in bytes, as an object.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
-/// Maximum length of a chunk's content in bytes.
+/// Maximum length of a chunk in bytes.
 pub(crate) const MAX_CHUNK_BYTES: u32 = 256 * 1024;
 
 const MAGIC: &[u8; 8] = b"musteri1";
 const HASH_BYTES: usize = 32;
 const CHUNK_BYTES: usize = 52;
-/// Level of the zstd compression of an index.
 const COMPRESSION_LEVEL: i32 = 3;
 
-/// Place and length of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) hash: Hash,
-    /// Position of its pack in the list of packs.
+    /// Position in the list of packs.
     pub(crate) pack: u32,
-    /// Position of its first byte in the pack.
+    /// Position in the pack.
     pub(crate) offset: u64,
-    /// Number of its bytes in the pack. The chunk is not compressed if this equals `length`.
+    /// Number of bytes in the pack. The chunk is not compressed if this equals `length`.
     pub(crate) packed: u32,
-    /// Length of its content.
+    /// Length of the content.
     pub(crate) length: u32,
 }
 
@@ -45,10 +43,9 @@ pub(crate) struct Chunk {
 pub struct Index {
     pub(crate) packs: Vec<Object>,
     pub(crate) chunks: Vec<Chunk>,
-    /// Encoded entries.
     entries: Vec<u8>,
     entry_count: u64,
-    /// Length of all files together.
+    /// Length of all files in bytes.
     bytes: u64,
 }
 
@@ -95,7 +92,7 @@ struct StoredEntry {
 }
 
 impl Index {
-    /// Returns the length of all files together, in bytes.
+    /// Returns the length of all files in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -107,7 +104,7 @@ impl Index {
         &self.packs
     }
 
-    /// Adds an entry. `chunks` are the positions of the chunks of a file, all of which were added before.
+    /// Adds an entry. `chunks` are the positions of its chunks, which must exist.
     pub(crate) fn add(&mut self, entry: &Entry, chunks: Vec<u32>) {
         let (kind, target) = match &entry.kind {
             EntryKind::File => (0, Vec::new()),
@@ -129,7 +126,7 @@ impl Index {
         self.bytes += entry.size.unwrap_or(0);
     }
 
-    /// Calls `visit` for each entry, with the positions of its chunks.
+    /// Calls `visit` with each entry and the positions of its chunks.
     pub(crate) fn for_each<E: From<ChunkError>>(
         &self,
         mut visit: impl FnMut(Entry, Vec<u32>) -> Result<(), E>,
@@ -171,7 +168,7 @@ impl Index {
         self.chunks.get(usize::try_from(position).ok()?)
     }
 
-    /// Returns whether this index and `other` have the same files. Times of files and places of chunks may differ.
+    /// Returns whether both indexes have the same files, apart from their times and the places of chunks.
     pub(crate) fn has_same_files(&self, other: &Self) -> bool {
         if self.entry_count != other.entry_count || self.bytes != other.bytes {
             return false;
@@ -195,7 +192,7 @@ impl Index {
         true
     }
 
-    /// Returns the object that contains the index of a key. `level` is the protection level of the cache.
+    /// Returns the index of a key as an object.
     pub(crate) fn encode(&self, key: &str, level: &str) -> std::io::Result<Vec<u8>> {
         let packs = self.packs.iter().map(|pack| Pack { name: pack.name.clone(), size: pack.size }).collect();
         let header = Header {
@@ -218,10 +215,10 @@ impl Index {
         Ok([MAGIC.as_slice(), blake3::hash(&body).as_bytes(), &body].concat())
     }
 
-    /// Reads the index that a reference names.
+    /// Reads the index of a reference.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`] if the bytes are not those that were saved for the key and the level of the reference, or exceed the limits.
+    /// [`ChunkError::Damaged`] if it does not belong to the reference, is damaged, or exceeds the limits.
     pub fn decode(object: &[u8], reference: &Reference, limits: &Limits) -> Result<Self, ChunkError> {
         let is_named = blake3::hash(object).to_hex().as_str() == reference.index_hash;
         if !is_named || object.len() as u64 != reference.index.size {
@@ -281,7 +278,7 @@ impl Index {
     }
 }
 
-/// Returns a chunk. `None` if its pack does not contain it, or if its length is invalid.
+/// Returns a chunk. `None` means that its place or length is invalid.
 fn read_chunk(bytes: &[u8; CHUNK_BYTES], packs: &[Object]) -> Option<Chunk> {
     let (hash, rest) = bytes.split_first_chunk()?;
     let (pack, rest) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! Chunks that earlier saves have stored.
+//! Chunks of earlier saves.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use crate::Hash;
 use crate::index::{Chunk, Index};
 use crate::reference::Object;
 
-/// Chunks that a save need not store again, with their places.
+/// Chunks that a save need not store again.
 #[derive(Debug, Default)]
 pub struct Known {
     packs: Vec<Object>,
@@ -15,7 +15,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Adds the chunks of an index that are in usable packs.
+    /// Adds the chunks of an index in usable packs.
     pub fn add_index(&mut self, index: &Index, is_usable: impl Fn(&Object) -> bool) {
         let usable: Vec<bool> = index.packs.iter().map(is_usable).collect();
         for chunk in &index.chunks {
@@ -28,19 +28,18 @@ impl Known {
         }
     }
 
-    /// Adds a chunk. The first place of a chunk is kept.
+    /// Adds a chunk, unless it is already known.
     fn add(&mut self, chunk: &Chunk, pack: &Object) {
         let number = *self.numbers.entry(pack.name.clone()).or_insert_with(|| {
             self.packs.push(pack.clone());
             u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
         });
-        // If two indexes declare different sizes of one pack, one index is damaged. The size in the first index is used.
+        // If two indexes declare different sizes of a pack, the first one is used.
         if self.packs.get(number as usize) == Some(pack) {
             self.chunks.entry(chunk.hash).or_insert(Chunk { pack: number, ..*chunk });
         }
     }
 
-    /// Returns the place of a chunk, and its pack.
     pub(crate) fn get(&self, hash: &Hash) -> Option<(&Chunk, &Object)> {
         let chunk = self.chunks.get(hash)?;
         Some((chunk, self.packs.get(chunk.pack as usize)?))

@@ -1,4 +1,4 @@
-//! Stores the files of caches as chunks that caches share.
+//! Stores the files of caches as shared chunks.
 //!
 //! ```text
 //! files --divided by content--> new chunks, compressed --> packs          (objects, never changed)
@@ -6,15 +6,14 @@
 //!                                                            `----------> reference of the key, written last and replaced atomically
 //! ```
 //!
-//! A chunk is named by the hash of its content, and is stored in a pack. An index describes all files of a cache and names the packs that
-//! contain their chunks, including packs of earlier saves. The reference of a cache key names its index, with the hash of the index. So every
-//! byte that is restored was compared with a hash, and damage is found before a file gets its content.
+//! A chunk is named by the hash of its content, and is stored in a pack. An index describes the files of a cache, and
+//! names the packs of their chunks, also packs of earlier saves. The reference of a cache key names its index with a
+//! hash. So all restored bytes are verified, and damage is found before a file is written.
 //!
-//! Objects are in a directory ([`Store`]), or in an object store with the same names. Each protection level has separate objects. A chunk of
-//! one level is never used at another.
+//! Objects are in a directory ([`Store`]), or in an object store with the same names.
 //!
-//! The content of references and indexes is not trusted: numbers are limited ([`muster_archive::Limits`]), and files are written by
-//! [`muster_archive`], which never writes outside of the target directory.
+//! References and indexes are not trusted: numbers are limited ([`muster_archive::Limits`]), and [`muster_archive`]
+//! writes files only in the target directory.
 
 mod cut;
 mod gc;
@@ -29,7 +28,7 @@ mod store;
 use std::io;
 use std::path::PathBuf;
 
-pub use gc::{Collection, Listed, MAX_MARKS_BYTES, Marks, Sweep};
+pub use gc::{Collection, MAX_MARKS_BYTES, Marks, StoredObject, Sweep};
 pub use index::{Index, MAX_INDEX_BYTES};
 pub use known::Known;
 pub use reference::{MAX_REFERENCE_BYTES, Object, Reference};
@@ -38,7 +37,7 @@ pub use save::{Save, SaveError, Saved};
 pub use spool::{Download, Spool, downloads};
 pub use store::{Store, directories};
 
-/// Hash of the content of a chunk (BLAKE3).
+/// Hash of a chunk (BLAKE3).
 pub type Hash = [u8; 32];
 
 /// Error of a store.
@@ -53,7 +52,7 @@ pub enum ChunkError {
     /// A file cannot be written.
     #[error("failed to write `{}`", .0.display())]
     Write(PathBuf, #[source] io::Error),
-    /// Another process is deleting unused objects of the store.
+    /// Another process is deleting unused objects.
     #[error("another process is deleting unused objects below `{}`; try again when it has ended", .0.display())]
     Busy(PathBuf),
 }

@@ -1,23 +1,22 @@
-//! References: what a cache key currently stands for.
+//! Reference: the current cache of a key.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ChunkError;
 
-/// Version of the format. Caches of another version are not restored.
+/// Version of the format. Other versions are not restored.
 pub(crate) const VERSION: u32 = 1;
 /// Maximum size of a reference in bytes.
 pub const MAX_REFERENCE_BYTES: u64 = 1 << 20;
-/// Maximum number of packs of a cache.
 const MAX_PACKS: usize = 8192;
-/// Maximum length of the name of an object or a protection level.
+/// Maximum length of an object's or protection level's name.
 const MAX_NAME: usize = 100;
 
-/// An object with its size.
+/// Name and size of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Object {
-    /// Name of the object.
+    /// Name.
     pub name: String,
     /// Size in bytes.
     pub size: u64,
@@ -27,17 +26,16 @@ pub struct Object {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reference {
-    /// Version of the format.
     version: u32,
     /// Cache key.
     pub key: String,
     /// Protection level.
     pub level: String,
-    /// Object that contains the index.
+    /// Object with the index.
     pub index: Object,
-    /// Hash of that object, in hexadecimal digits.
+    /// Hash of that object in hexadecimal.
     pub index_hash: String,
-    /// Packs that the index names.
+    /// Packs of the index.
     pub packs: Vec<Object>,
 }
 
@@ -49,7 +47,7 @@ impl Reference {
     /// Reads a reference.
     ///
     /// # Errors
-    /// [`ChunkError::Damaged`], also if it contains an object name that no save creates.
+    /// [`ChunkError::Damaged`], also if it contains an invalid object name.
     pub fn parse(bytes: &[u8]) -> Result<Self, ChunkError> {
         let reference: Self = serde_json::from_slice(bytes)
             .map_err(|error| ChunkError::damaged(format!("its reference is not valid: {error}")))?;
@@ -66,26 +64,26 @@ impl Reference {
         }
     }
 
-    /// Returns the reference as it is stored.
+    /// Returns the stored form of the reference.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Returns all objects that the cache needs.
+    /// Returns the index and the packs.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         std::iter::once(&self.index).chain(&self.packs)
     }
 }
 
-/// Returns whether a name is valid for a protection level: it consists of lowercase letters, digits and hyphens, so it is one component of
-/// a path.
+/// Returns whether a name is valid for a protection level: lowercase letters, digits and hyphens. It is thus one
+/// component of a path.
 pub(crate) fn is_level_name(name: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(is_valid)
 }
 
-/// Returns whether a save can create an object of this name. Such a name ends with `-index` or a number.
+/// Returns whether a name is valid for an object. It ends with `-index` or a number.
 pub(crate) fn is_object_name(name: &str) -> bool {
     let is_end = |end: &str| end == "index" || !end.is_empty() && end.bytes().all(|byte| byte.is_ascii_digit());
     is_level_name(name) && name.rsplit_once('-').is_some_and(|(id, end)| !id.is_empty() && is_end(end))

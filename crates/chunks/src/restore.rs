@@ -22,22 +22,21 @@ use crate::reference::Object;
 use crate::spool::Spool;
 use crate::store::Store;
 
-/// Maximum number of packs that a thread keeps open.
+/// Maximum number of open packs per thread.
 const MAX_OPEN: usize = 16;
-/// Number of files in a batch of comparisons.
 const BATCH_FILES: usize = 64;
 
 /// A cache to restore.
 pub struct Restore<'a> {
-    /// Directory of the packs.
+    /// Store with the packs.
     pub store: &'a Store,
     /// Files of the cache.
     pub index: &'a Index,
-    /// Parts of packs that are not in the directory.
+    /// Downloaded parts of packs that the store does not have.
     pub spool: Option<&'a Spool>,
     /// Limits for the files.
     pub limits: Limits,
-    /// Called often. If it returns true, restoring ends with [`UnpackError::Stopped`].
+    /// Called often. If it returns true, the restore ends with [`UnpackError::Stopped`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
 }
 
@@ -52,7 +51,7 @@ impl std::fmt::Debug for Restore<'_> {
 pub struct Restored {
     /// Entries that were skipped.
     pub skipped: SkippedEntries,
-    /// Length of the chunks that were read from packs, in bytes.
+    /// Length in bytes of the chunks that were read from packs.
     pub loaded: u64,
 }
 
@@ -68,10 +67,10 @@ pub struct RestoreError {
 }
 
 impl Restore<'_> {
-    /// Writes the files below `into`. An existing file with the same content is kept.
+    /// Writes the files below `into`. Keeps existing files with the same content.
     ///
     /// # Errors
-    /// [`RestoreError`]. Each file below the directory then has its old content or that of the cache, or was removed.
+    /// [`RestoreError`]. Files may then be unchanged, restored or removed.
     pub fn run(&self, into: &Dir) -> Result<Restored, RestoreError> {
         let meter = &Meter::new(self.limits, self.stop);
         meter.set_size(self.index.chunks.iter().map(|chunk| u64::from(chunk.packed)).sum());
@@ -114,7 +113,7 @@ impl Restore<'_> {
     }
 }
 
-/// Error while entries are visited.
+/// Error of a visit of entries.
 struct VisitError(UnpackError);
 
 impl From<UnpackError> for VisitError {
@@ -133,9 +132,9 @@ impl From<crate::ChunkError> for VisitError {
 struct OldFile {
     file: File,
     length: u64,
-    /// Whether it has the content of the cache's file.
+    /// Whether the content is the cache's.
     is_same: bool,
-    /// Positions of its chunks in the file, if its content differs.
+    /// Positions of its chunks, if the content differs.
     places: HashMap<Hash, u64>,
 }
 
@@ -171,15 +170,14 @@ impl OldFile {
     }
 }
 
-/// Reads the bytes at a position into `buffer`. Returns whether they are the content of the chunk.
+/// Reads bytes into `buffer`. Returns whether they are the chunk's content.
 fn is_chunk(file: &File, at: u64, chunk: &Chunk, buffer: &mut Vec<u8>) -> io::Result<bool> {
     buffer.resize(chunk.length as usize, 0);
     Ok(read_at(file, buffer, at)? == buffer.len() && *blake3::hash(buffer).as_bytes() == chunk.hash)
 }
 
-/// Returns for each chunk of the index whether a restore to `into` must load it.
-///
-/// A restore loads the chunks that the existing file at the same path does not contain. If there is no readable file, it loads all chunks.
+/// Returns for each chunk whether a restore to `into` must load it, because the existing file at the path does not
+/// contain it.
 ///
 /// # Errors
 /// [`UnpackError::Stopped`], [`UnpackError::NoThread`], or [`UnpackError::Broken`] if the index is invalid.
@@ -190,7 +188,7 @@ pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync
             |batch: Vec<(Entry, Vec<u32>)>| {
                 batch
                     .into_iter()
-                    .flat_map(|(entry, chunks)| missing_of(index, into, &entry, chunks))
+                    .flat_map(|(entry, chunks)| missing_chunks_of(index, into, &entry, chunks))
                     .collect::<Vec<u32>>()
             }
         };
@@ -229,7 +227,7 @@ pub fn missing_chunks(index: &Index, into: &Dir, stop: &(dyn Fn() -> bool + Sync
     Ok(missing)
 }
 
-fn missing_of(index: &Index, into: &Dir, entry: &Entry, chunks: Vec<u32>) -> Vec<u32> {
+fn missing_chunks_of(index: &Index, into: &Dir, entry: &Entry, chunks: Vec<u32>) -> Vec<u32> {
     let mut options = OpenOptions::new();
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     options.read(true).custom_flags(flags.bits().cast_signed());
@@ -246,17 +244,17 @@ fn missing_of(index: &Index, into: &Dir, entry: &Entry, chunks: Vec<u32>) -> Vec
     }
 }
 
-/// Content of a file of the cache. Each chunk is compared with its hash before its first byte is returned.
+/// Content of a file of the cache. Each chunk is verified before its first byte is returned.
 struct Content<'r, 'a> {
     restore: &'r Restore<'a>,
     reader: &'r mut ChunkReader<'a>,
     old: Option<OldFile>,
     chunks: std::slice::Iter<'r, u32>,
-    /// Number of bytes of the current chunk that were returned.
+    /// Number of returned bytes of the current chunk.
     at: usize,
-    /// Whether `reader.content` contains a chunk of this file.
+    /// Whether `reader.content` has a chunk of this file.
     is_begun: bool,
-    /// Length of the chunks that were read from packs, in bytes.
+    /// Length in bytes of the chunks that were read from packs.
     loaded: u64,
 }
 
@@ -276,7 +274,7 @@ impl Read for Content<'_, '_> {
                 return Ok(0);
             };
             let old = self.old.as_ref().and_then(|old| Some((&old.file, *old.places.get(&chunk.hash)?)));
-            // The job's own processes may change the file, so the chunk is compared again.
+            // The file may change meanwhile, so the chunk is verified again.
             let is_old =
                 old.is_some_and(|(file, at)| is_chunk(file, at, chunk, &mut self.reader.content).unwrap_or(false));
             if !is_old {
@@ -288,7 +286,6 @@ impl Read for Content<'_, '_> {
     }
 }
 
-/// Reads chunks from packs.
 pub(crate) struct ChunkReader<'a> {
     store: &'a Store,
     packs: &'a [Object],
@@ -296,9 +293,7 @@ pub(crate) struct ChunkReader<'a> {
     open: HashMap<u32, File>,
     decompressor: Option<Decompressor<'static>>,
     packed: Vec<u8>,
-    /// Content of the current chunk.
     content: Vec<u8>,
-    /// Packs with damaged or missing chunks.
     damaged: BTreeSet<u32>,
 }
 
@@ -316,13 +311,12 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Returns the bytes of a chunk as they are in its pack, after a comparison of its content with its hash.
+    /// Returns the packed bytes of a chunk after its verification.
     pub(crate) fn read_packed(&mut self, chunk: &Chunk) -> io::Result<Vec<u8>> {
         self.load(chunk)?;
         Ok(self.packed.clone())
     }
 
-    /// Loads the content of a chunk, and compares it with its hash.
     fn load(&mut self, chunk: &Chunk) -> io::Result<()> {
         self.try_load(chunk).map_err(|error| {
             self.damaged.insert(chunk.pack);

@@ -1,10 +1,11 @@
-//! Saves files: divides them into chunks, and stores those that are new.
+//! Saves files: divides them into chunks, and stores new chunks.
 //!
 //! ```text
 //! plan (reads metadata, divides large files) --parts--> threads (read, divide, hash, compress) --parts in order--> packs and index
 //! ```
 //!
-//! Every file is read, because neither its size nor its time shows that it is unchanged: package managers give all files the same time.
+//! Every file is read, because equal size and time do not mean equal content: package managers give all files the same
+//! time.
 
 mod packs;
 mod parts;
@@ -25,11 +26,10 @@ use crate::reference::{Object, Reference};
 use crate::store::Store;
 
 use packs::Packs;
-use parts::{Found, Part, PartResult, Plan};
+use parts::{FileChunk, Part, PartResult, Plan};
 
-/// Divisor of the used bytes in old packs: a save copies at most a hundredth of them to new packs.
-///
-/// Copying keeps the number of packs small.
+/// Divisor of the used bytes in old packs: a save copies at most this part to new packs, to keep the number of packs
+/// small.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -51,25 +51,25 @@ pub enum SaveError {
 
 /// Files to save.
 pub struct Save<'a> {
-    /// Directory that the paths are relative to.
+    /// Directory of the paths.
     pub root: &'a Path,
     /// Sorted paths of the files.
     pub files: &'a [PathBuf],
     /// Cache key.
     pub key: &'a str,
-    /// Directory of the objects.
+    /// Store of the objects.
     pub store: &'a Store,
     /// Chunks that need not be stored again.
     pub known: &'a Known,
-    /// Current index of the key. If it has the same files, nothing is stored.
+    /// Current index of the key. If its files are the same, nothing is stored.
     pub current: Option<&'a Index>,
-    /// Prefix of the names of new objects. No other save may use it.
+    /// Prefix of the names of new objects, which no other save may use.
     pub id: &'a str,
-    /// Size in bytes from which a pack is complete.
+    /// Size of a complete pack in bytes.
     pub pack_bytes: u64,
-    /// Maximum number of new packs. The last one is as large as necessary.
+    /// Maximum number of new packs. The last one has no size limit.
     pub max_packs: usize,
-    /// Level of zstd.
+    /// Compression level of zstd.
     pub level: i32,
     /// Called often. If it returns true, the save ends with [`SaveError::Stopped`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
@@ -81,22 +81,22 @@ impl std::fmt::Debug for Save<'_> {
     }
 }
 
-/// Result of a save. The key does not refer to it yet.
+/// Result of a save. The caller must set the reference.
 #[derive(Debug)]
 pub struct Saved {
-    /// New reference of the key. `None` means that the current index has exactly these files.
+    /// New reference of the key. `None` means that the current one has the same files.
     pub reference: Option<Reference>,
     /// New packs.
     pub packs: Vec<Object>,
-    /// Length of all files together, in bytes.
+    /// Length of all files in bytes.
     pub bytes: u64,
 }
 
 impl Save<'_> {
-    /// Stores the new chunks and the index in the directory of the store.
+    /// Stores the new chunks and the index.
     ///
     /// # Errors
-    /// [`SaveError`]. Packs that were already stored are unused objects, which a later collection deletes.
+    /// [`SaveError`]. A later collection deletes packs that were already stored.
     pub fn run(&self) -> Result<Saved, SaveError> {
         let mut writer = Writer { index: Index::default(), packs: Packs::new(self), large: None };
         thread::scope(|scope| {
@@ -134,11 +134,9 @@ impl Save<'_> {
         Ok(Saved { reference: Some(reference), packs: new, bytes })
     }
 
-    /// Copies the used chunks of the least used old packs to the new packs.
-    ///
-    /// Copies at most a hundredth of the bytes that the cache uses in old packs.
+    /// Copies the used chunks of the least used old packs to new packs, within the limit of [`COMPACTION_DIVISOR`].
     fn compact(&self, packs: &mut Packs<'_>) -> Result<(), SaveError> {
-        let used = packs.used_by_old();
+        let used = packs.used_bytes_of_old_packs();
         let budget = used.iter().map(|(_, bytes)| bytes).sum::<u64>() / COMPACTION_DIVISOR;
         let mut sum = 0;
         let small = used.into_iter().take_while(|(_, bytes)| {
@@ -156,11 +154,11 @@ impl Save<'_> {
     }
 }
 
-/// Builds the index and the packs from the parts.
+/// Builds the index and packs from the parts.
 struct Writer<'a> {
     index: Index,
     packs: Packs<'a>,
-    /// Large file whose parts are being added, and its chunks so far.
+    /// Large file that is being added, and its chunks so far.
     large: Option<(Entry, Vec<u32>)>,
 }
 
@@ -189,10 +187,9 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Stores the new chunks of a file. Returns the positions of all its chunks.
-    ///
-    /// The lengths of all chunks are added to the size of the entry.
-    fn chunks(&mut self, entry: &mut Entry, found: Vec<Found>) -> Result<Vec<u32>, SaveError> {
+    /// Stores new chunks of a file, and returns the positions of all its chunks. Adds their lengths to the size of the
+    /// entry.
+    fn chunks(&mut self, entry: &mut Entry, found: Vec<FileChunk>) -> Result<Vec<u32>, SaveError> {
         let mut chunks = Vec::with_capacity(found.len());
         for found in found {
             entry.size = Some(entry.size.unwrap_or(0) + u64::from(found.length));
@@ -202,8 +199,7 @@ impl Writer<'_> {
     }
 }
 
-/// Returns the entry of a file without its content.
-/// `None` means that the file was removed, or is a socket, a pipe or a device.
+/// Returns the entry of a file. `None` means that it was removed, or is a socket, a pipe or a device.
 fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     use std::os::unix::fs::MetadataExt;
     let full = root.join(path);
@@ -226,8 +222,7 @@ fn entry(root: &Path, path: &Path) -> Result<Option<Entry>, SaveError> {
     }))
 }
 
-/// Opens a regular file.
-/// `None` means that the file was removed, or replaced by a link, a directory or a device.
+/// Opens a regular file. `None` means that it was removed, or replaced by another kind of file.
 fn open(path: &Path) -> Result<Option<File>, SaveError> {
     match muster_files::open(path) {
         Err(FileError { problem: Problem::NotRegular(_), .. }) => Ok(None),
@@ -235,7 +230,7 @@ fn open(path: &Path) -> Result<Option<File>, SaveError> {
     }
 }
 
-/// Returns `None` if the file was removed, or if a directory of its path was replaced by a file.
+/// Returns `None` if the file, or a directory of its path, was removed.
 fn unless_removed<T>(result: io::Result<T>, path: &Path) -> Result<Option<T>, SaveError> {
     match result {
         Ok(value) => Ok(Some(value)),

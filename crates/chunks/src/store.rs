@@ -1,11 +1,11 @@
-//! A directory of objects and references, for one protection level.
+//! Directory of objects and references for one protection level.
 //!
 //! ```text
 //! <directory of caches>/.chunks/<level>/objects/<name>
 //!                                      /keys/<key>/reference.json
 //!                                      /marks.json
 //!                                      /distrusted/<name>      empty; the object is damaged in the remote store
-//!                                      /lock                   held during a collection
+//! /lock                   locked during a collection
 //! ```
 
 use std::fs;
@@ -21,13 +21,12 @@ use crate::ChunkError;
 use crate::index::{Index, MAX_INDEX_BYTES};
 use crate::reference::{MAX_REFERENCE_BYTES, Object, Reference, is_level_name};
 
-/// Directory of the stores in a directory of caches.
 const DIRECTORY: &str = ".chunks";
 const REFERENCE: &str = "reference.json";
-/// Prefix of the names of files that are being written.
+/// Prefix of incomplete files.
 pub(crate) const TEMPORARY: &str = "tmp-";
 
-/// Directory of the objects of one protection level.
+/// Store of one protection level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Store {
     root: PathBuf,
@@ -35,7 +34,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns the store of a protection level in a directory of caches. `None` if the level is not a valid name.
+    /// Returns the store of a protection level. `None` means that the level is not a valid name.
     #[must_use]
     pub fn new(cache_dir: &Path, level: &str) -> Option<Self> {
         is_level_name(level).then(|| Self { root: cache_dir.join(DIRECTORY).join(level), level: level.to_owned() })
@@ -67,24 +66,21 @@ impl Store {
         self.objects().join(name)
     }
 
-    /// Returns the path of a key's reference. `None` if the key leads out of the directory.
+    /// Returns the path of a key's reference. `None` means that the key leads out of the directory.
     #[must_use]
     pub fn reference_path(&self, key: &str) -> Option<PathBuf> {
         let is_inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
         (is_inside && !key.is_empty()).then(|| self.keys().join(key).join(REFERENCE))
     }
 
-    /// Returns whether the store has this object, with this size.
+    /// Returns whether the store has this object with this size.
     #[must_use]
     pub fn has(&self, object: &Object) -> bool {
         let found = self.object(&object.name).symlink_metadata();
         found.is_ok_and(|found| found.is_file() && found.len() == object.size)
     }
 
-    /// Returns the reference of a key. `None` if the key has no reference.
-    ///
-    /// # Errors
-    /// [`ChunkError`]
+    /// Returns the reference of a key, if there is one.
     pub fn reference(&self, key: &str) -> Result<Option<Reference>, ChunkError> {
         let Some(path) = self.reference_path(key) else { return Ok(None) };
         let Some(bytes) = read(&path, MAX_REFERENCE_BYTES)? else { return Ok(None) };
@@ -95,7 +91,7 @@ impl Store {
         Ok(Some(reference))
     }
 
-    /// Replaces the reference of the key that `reference` names, atomically.
+    /// Replaces the reference of a key atomically.
     ///
     /// # Errors
     /// [`ChunkError::Write`], or [`ChunkError::Damaged`] if the key leads out of the directory.
@@ -105,7 +101,7 @@ impl Store {
         replace(&path, &reference.to_bytes())
     }
 
-    /// Reads the index that a reference names.
+    /// Reads the index of a reference.
     ///
     /// # Errors
     /// [`ChunkError`]. A missing index is [`ChunkError::Damaged`].
@@ -126,7 +122,7 @@ impl Store {
         Ok(Object { name: name.to_owned(), size: bytes.len() as u64 })
     }
 
-    /// Creates a file for an object that is being written.
+    /// Creates a file for an incomplete object.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -137,7 +133,7 @@ impl Store {
         created.map_err(|error| ChunkError::Write(objects, error))
     }
 
-    /// Gives a complete object its name.
+    /// Names a complete object.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -146,7 +142,7 @@ impl Store {
         file.persist(&path).map(drop).map_err(|error| ChunkError::Write(path, error.error))
     }
 
-    /// Removes an object that is damaged or unused. Does nothing if it does not exist.
+    /// Removes an object, if it exists.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -158,7 +154,7 @@ impl Store {
         }
     }
 
-    /// Records that an object is damaged in the remote store, so that no save of this machine uses it again.
+    /// Excludes an object, which is damaged in the remote store, from later saves on this machine.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -166,13 +162,13 @@ impl Store {
         replace(&self.root.join("distrusted").join(name), &[])
     }
 
-    /// Returns whether an object was never recorded as damaged ([`Store::distrust`]).
+    /// Returns whether saves may use an object ([`Store::distrust`]).
     #[must_use]
     pub fn trusts(&self, name: &str) -> bool {
         !self.root.join("distrusted").join(name).exists()
     }
 
-    /// Returns the references that were set last, the newest first.
+    /// Returns the latest references, newest first.
     ///
     /// # Errors
     /// [`ChunkError::Read`]
@@ -182,10 +178,7 @@ impl Store {
         Ok(references.into_iter().take(max).map(|(reference, ..)| reference).collect())
     }
 
-    /// Returns the valid references, each with its path and the time of its last save.
-    ///
-    /// # Errors
-    /// [`ChunkError::Read`]
+    /// Returns the valid references with their paths and the times of their last saves.
     pub(crate) fn references(&self) -> Result<Vec<(Reference, PathBuf, SystemTime)>, ChunkError> {
         let mut references = Vec::new();
         for found in WalkDir::new(self.keys()).follow_links(false).follow_root_links(false) {
@@ -206,7 +199,7 @@ impl Store {
             else {
                 continue;
             };
-            // A cache with a damaged reference cannot be restored, so it needs no objects.
+            // A damaged reference cannot be restored, so it needs no objects.
             if let Ok(reference) = Reference::parse(&bytes) {
                 references.push((reference, found.into_path(), modified));
             }
@@ -215,7 +208,7 @@ impl Store {
     }
 }
 
-/// Returns the stores in a directory of caches, and in all directories below it.
+/// Returns all stores below a directory of caches.
 #[must_use]
 pub fn directories(cache_dir: &Path) -> Vec<Store> {
     let mut stores = Vec::new();
@@ -226,7 +219,7 @@ pub fn directories(cache_dir: &Path) -> Vec<Store> {
             continue;
         }
         walk.skip_current_dir();
-        // A job may have replaced a directory with a link to another directory. The files there must not be deleted.
+        // A job may have created a link to another directory, whose files must not be deleted.
         let is_directory = |path: &Path| path.symlink_metadata().is_ok_and(|found| found.is_dir());
         let levels = fs::read_dir(found.path()).into_iter().flatten().flatten();
         let levels = levels.filter(|level| is_directory(&level.path()) && is_directory(&level.path().join("objects")));
@@ -237,7 +230,7 @@ pub fn directories(cache_dir: &Path) -> Vec<Store> {
     stores
 }
 
-/// Reads a file. `None` if it does not exist. A file of more than `max` bytes counts as damaged.
+/// Reads a file, if it exists. A file of more than `max` bytes counts as damaged.
 pub(crate) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, ChunkError> {
     let file = match muster_files::open(path) {
         Ok(file) => file,
@@ -252,7 +245,7 @@ pub(crate) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, ChunkError>
     Ok(Some(bytes))
 }
 
-/// Writes a file, and replaces an existing one atomically.
+/// Writes or replaces a file atomically.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ChunkError> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let write = || {

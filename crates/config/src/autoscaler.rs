@@ -1,4 +1,4 @@
-//! Reads `[runners.autoscaler]` into the settings that create a runner's instances.
+//! Reads `[runners.autoscaler]`.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,7 @@ use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
 };
 
-/// Returns the autoscaler settings of a `[[runners]]` entry. `None` if it has no such table.
-///
-/// An invalid value counts as not set, because a problem already reports it.
+/// `None` means that the entry has no such table. An invalid value counts as not set.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
     let defaults = AutoscalerSettings::default();
@@ -40,22 +38,20 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
         log_internal_ip: table.bool("log_internal_ip").unwrap_or_default(),
         log_external_ip: table.bool("log_external_ip").unwrap_or_default(),
         scaling: scaling::read(table).0,
-        // A job's leftovers are deleted with its virtual machine, so there is nothing to keep.
+        // A job's files are deleted with its virtual machine, so no context can be kept.
         sticky: table.table("sticky_context").and_then(sticky).filter(|_| isolation.is_none()),
         isolation,
     })
 }
 
-/// Returns the settings of a `[[runners]]` entry for jobs that run on instances.
-///
-/// Returns the default settings if the entry has no autoscaler, or the executor does not use it.
+/// Returns the default if the executor uses no autoscaler.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();
     };
     let image = autoscaler.str("vm_isolation.image").unwrap_or_default().to_owned();
     if executor != "instance" {
-        // With `docker-autoscaler`, a job's `image` is the image of its container, so `[runners.instance]` does not apply.
+        // With `docker-autoscaler`, a job's `image` is that of its container.
         return OnInstances { image, ..OnInstances::default() };
     }
     OnInstances {
@@ -76,7 +72,7 @@ fn isolation(table: &Table) -> Option<IsolationSettings> {
     })
 }
 
-/// Returns a table that is passed to the plugin unchanged, as JSON.
+/// The plugin gets the table unchanged.
 fn opaque_table(table: &Table, name: &str) -> Option<serde_json::Value> {
     match table.node(name).map(|node| &node.value) {
         Some(Value::Any(text)) => Some(json(text)),
@@ -365,8 +361,7 @@ timeout = "3m"
         assert_eq!(found.scaling.named("main").unwrap().heartbeat_interval, None);
     }
 
-    /// Requirement R041: the shape of machines, their plugin, their number, the placement of jobs and the environment of a job have
-    /// separate keys. A change of one key affects no other concern.
+    /// R041: a change of one key affects no other concern of an operator.
     #[test]
     fn each_of_five_concerns_can_be_changed_alone() {
         let base = "shell = \"bash\"\n[runners.autoscaler]\nplugin = \"aws\"\nmax_instances = 3\n[runners.autoscaler.plugin_config]\n\

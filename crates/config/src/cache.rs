@@ -6,18 +6,16 @@ use muster_job::Secret;
 
 use super::tree::Table;
 use crate::settings::{
-    AzureSettings, CacheSettings, CacheStoreSettings, ChunkCollectionSettings, GcsCredentials, GcsSettings,
-    S3AccessKey, S3Encryption, S3Settings,
+    AzureSettings, CacheSettings, CacheStoreSettings, ChunkGcSettings, GcsCredentials, GcsSettings, S3AccessKey,
+    S3Encryption, S3Settings,
 };
 
 /// Default of `ChunksGcGrace`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
-/// General address of Amazon S3, as documented by gitlab-runner. The bucket's region selects the server.
+/// General address of Amazon S3. The bucket's region selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
-/// Returns the settings of a runner's caches.
-///
-/// If the settings of a store are incomplete, the runner has no store, and check C060 reports them.
+/// If the settings of a store are incomplete, the runner has no store (check C060).
 pub(super) fn read(runner: &Table) -> CacheSettings {
     let Some(cache) = runner.table("cache") else { return CacheSettings::default() };
     let store = match cache.str("Type").unwrap_or_default() {
@@ -32,7 +30,7 @@ pub(super) fn read(runner: &Table) -> CacheSettings {
         shared: cache.bool("Shared").unwrap_or_default(),
         max_archive_bytes: cache.int("MaxUploadedArchiveSize").and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
         chunks: cache.bool("Chunks").unwrap_or_default(),
-        collection: cache.time("ChunksGcInterval").map(|interval| ChunkCollectionSettings {
+        collection: cache.time("ChunksGcInterval").map(|interval| ChunkGcSettings {
             interval,
             grace: cache.time("ChunksGcGrace").unwrap_or(DEFAULT_GRACE),
             max_age: cache.time("ChunksMaxAge"),
@@ -40,7 +38,7 @@ pub(super) fn read(runner: &Table) -> CacheSettings {
     }
 }
 
-/// Returns the value of a key. `None` if it is missing or empty.
+/// `None` means missing or empty.
 fn text(table: &Table, key: &str) -> Option<String> {
     table.str(key).filter(|value| !value.is_empty()).map(str::to_owned)
 }
@@ -72,7 +70,6 @@ fn s3(table: &Table) -> Option<S3Settings> {
 }
 
 /// Returns whether the access key of `[runners.cache.s3]` is used.
-/// Otherwise, the environment or the machine has the credentials.
 ///
 /// As in gitlab-runner, a key without `ServerAddress` is used only if `AuthenticationType` requires it.
 pub(super) fn has_access_key(s3: &Table) -> bool {
@@ -83,7 +80,7 @@ pub(super) fn has_access_key(s3: &Table) -> bool {
     }
 }
 
-/// Returns the encryption of objects. `None` if it is not set or unknown. Check C060 reports an unknown encryption.
+/// `None` means not set or unknown (check C060).
 fn encryption(s3: &Table) -> Option<S3Encryption> {
     let key = || text(s3, "ServerSideEncryptionKeyID");
     match s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase().as_str() {
@@ -147,7 +144,7 @@ mod tests {
         let all =
             cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5\nChunks = true\nChunksGcInterval = \"12h\"");
         let hours = |hours: u64| Duration::from_secs(hours * 3600);
-        let collection = ChunkCollectionSettings { interval: hours(12), grace: hours(24), max_age: None };
+        let collection = ChunkGcSettings { interval: hours(12), grace: hours(24), max_age: None };
         assert_eq!(all.collection, Some(collection));
         assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes, all.chunks), ("p", true, 5, true));
     }

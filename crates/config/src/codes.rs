@@ -1,15 +1,12 @@
-//! The codes of problems with their default severity and title.
+//! The codes of problems, with their default severity and title.
 //!
-//! A code is the number of a check. The conformance cases of the pipeline language (docs/spec/pipeline-yaml.md) have separate numbers
-//! C001 to C250.
+//! A code is the number of a check. The conformance cases of docs/spec/pipeline-yaml.md have separate numbers.
 //!
-//! Most codes from C001 to C110 stand for common mistakes with gitlab-runner. C000, C006, C008, C009, C019, C057, C084 to C088, and C111 to
-//! C113 stand for problems that only Muster reports. Some codes have no check:
+//! Some codes have no check:
 //!
-//! - C077 (sshd allows too few sessions for many slots) cannot happen, because all jobs of an instance share one session.
-//! - C078 (a job waits less time than an instance needs to start) is named in the error of the failed job.
-//! - C093 (a service account lacks permissions) and the `mac_address` part of C056 need facts about executors that Muster does not
-//!   collect yet.
+//! - C077 cannot happen, because all jobs of an instance share one session.
+//! - C078 is named in the error of the failed job.
+//! - C093 and the `mac_address` part of C056 need facts that Muster does not collect.
 
 use Severity::{Error, Fatal, Info, Warning};
 
@@ -129,7 +126,6 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C113", Warning, "Addresses that Muster cannot block, such as those of metadata services"),
 ];
 
-/// Returns the default severity of a code.
 pub(super) fn severity(code: &str) -> Severity {
     let known = CODES.iter().find(|(known, ..)| *known == code);
     debug_assert!(known.is_some(), "{code} is not listed");

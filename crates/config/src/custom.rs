@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::tree::Table;
 use crate::settings::{CustomProgram, CustomSettings, MAX_WAIT};
 
-/// Default timeout of each program except `run_exec`.
+/// Default of each program except `run_exec`.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Default time between TERM and KILL.
 const GRACEFUL_KILL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Returns the driver of the custom executor. `None` if the entry has no such table.
+/// `None` means that the entry has no `[runners.custom]`.
 pub(super) fn read(runner: &Table) -> Option<CustomSettings> {
     let table = runner.table("custom")?;
     let program = |name: &str, default_timeout: Option<Duration>| {
@@ -30,7 +30,7 @@ pub(super) fn read(runner: &Table) -> Option<CustomSettings> {
     })
 }
 
-/// Returns a number of seconds. Values that are not positive mean the default, as in gitlab-runner.
+/// As in gitlab-runner, a value that is not positive means the default.
 fn seconds(table: &Table, name: &str, default: Duration) -> Duration {
     let value = table.int(name).and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
     value.map_or(default, |value| Duration::from_secs(value).min(MAX_WAIT))

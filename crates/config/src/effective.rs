@@ -40,14 +40,14 @@ impl fmt::Display for Origin {
     }
 }
 
-/// An effective value.
+/// A value that Muster uses.
 #[derive(Debug, Clone)]
 pub struct Effective {
     /// Full name of the key, such as `runners.docker.image`.
     pub key: String,
     /// Index of the `[[runners]]` entry. `None` means a global key.
     pub runner: Option<usize>,
-    /// Printable value. A secret is masked.
+    /// Value as text. A secret is masked.
     pub value: String,
     /// Origin of the value.
     pub origin: Origin,
@@ -85,7 +85,7 @@ impl Values<'_> {
             let full = if path.is_empty() { entry.name().to_owned() } else { format!("{path}.{}", entry.name()) };
             match (entry, table.node(entry.name())) {
                 (Entry::Key(key), node) => self.add_key(key, full, node, runner),
-                // The values of runners are added after the values of the global section.
+                // The values of runners are added after those of the global section.
                 _ if full == "runners" => {}
                 (Entry::Table(inner), Some(Node { value: Value::Tables(tables), .. })) => {
                     for table in tables {
@@ -147,7 +147,7 @@ fn with_unit(value: &str, unit: &str) -> String {
     if number && !unit.is_empty() { format!("{value} {unit}") } else { value.to_owned() }
 }
 
-/// Returns a placeholder for a secret. It shows only whether the value is empty, or the length of a list.
+/// Shows only whether the secret is empty, or the length of a list.
 fn masked(value: &Value) -> String {
     match value {
         Value::Str(text) if text.is_empty() => "\"\"".to_owned(),

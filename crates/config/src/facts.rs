@@ -1,4 +1,4 @@
-//! Facts about the host that the checks need. The checks get them as a value, so that they are pure.
+//! Facts about the host that the checks need, so that the checks are pure.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub struct HostFacts {
     pub files_checked: bool,
     /// Function that finds plugins. `None` means that plugins are not checked.
     pub find_plugin: Option<FindPlugin>,
-    /// Whether the file may be for another machine, so that a plugin that is not installed here is not an error.
+    /// Whether the file may be for another machine, so that a plugin may be missing here.
     pub for_any_machine: bool,
     /// Whether the file must exist.
     pub must_exist: bool,
@@ -101,7 +101,6 @@ impl HostFacts {
     }
 }
 
-/// Path of the configuration file that a service uses.
 const SYSTEM_CONFIG: &str = "/etc/gitlab-runner/config.toml";
 
 #[cfg(unix)]

@@ -23,8 +23,7 @@ pub struct SettingsContext {
     pub system_id: String,
     /// Value of `run --user`.
     pub user: Option<String>,
-    /// Directory `certs` with TLS files, named after hosts. It is beside the user's default `config.toml`, even if another file is
-    /// loaded.
+    /// Directory `certs` with TLS files, named after hosts. It is always beside the user's default `config.toml`.
     pub certificates: Option<PathBuf>,
     /// Shell of entries that name none.
     pub default_shell: Option<String>,
@@ -51,7 +50,7 @@ pub fn settings(config: &Config, context: &SettingsContext) -> Settings {
             None => defaults.connection_max_age,
             Some(GoDuration::NonNegative(age)) if age.is_zero() => ConnectionAge::Any,
             Some(GoDuration::NonNegative(age)) => ConnectionAge::UpTo(age),
-            // As in gitlab-runner, although its documentation describes it differently.
+            // As in gitlab-runner, unlike in its documentation.
             Some(GoDuration::Negative) => ConnectionAge::NoReuse,
         },
         shutdown_timeout: seconds("shutdown_timeout", defaults.shutdown_timeout),
@@ -139,7 +138,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
     })
 }
 
-/// Returns the limits of `[runners.unpack]`. 0 means the agent's default.
+/// 0 means the agent's default.
 fn unpack(table: &Table) -> UnpackSettings {
     let limit =
         |key: &str| table.int(&format!("unpack.{key}")).and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
@@ -152,10 +151,8 @@ fn unpack(table: &Table) -> UnpackSettings {
     }
 }
 
-/// Default of `max_age` of `[runners.git_mirror]`.
 const DEFAULT_MIRROR_MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
 
-/// Returns the settings of `[runners.git_mirror]`.
 fn git_mirror(table: &Table) -> GitMirrorSettings {
     let Some(mirror) = table.table("git_mirror") else { return GitMirrorSettings::default() };
     GitMirrorSettings {
@@ -165,8 +162,7 @@ fn git_mirror(table: &Table) -> GitMirrorSettings {
     }
 }
 
-/// Returns the runner's TLS files: the files that `tls-ca-file`, `tls-cert-file` and `tls-key-file` name, or else files that are
-/// named after the host.
+/// Returns the configured files, or else files that are named after the host.
 fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     let file = |key: &str, end: &str| match (table.str(key), certificates, url.host_str()) {
         (Some(path), ..) => Some(PathBuf::from(path)),
@@ -182,13 +178,11 @@ fn tls(table: &Table, url: &Url, certificates: Option<&Path>) -> TlsFiles {
     }
 }
 
-/// Returns a count if it is above 0.
 fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
 }
 
-/// Returns the runner's variables. Entries without `=` are dropped, as in gitlab-runner. Check C106 of
-/// `docs/reference/config.md` reports them.
+/// As in gitlab-runner, entries without `=` are dropped (check C106).
 fn environment(table: &Table) -> Vec<Variable> {
     let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
     entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()

@@ -7,15 +7,13 @@
 //! ```
 //!
 //! - [`schema`] lists all sections and keys as data. [`load`] and [`parse`] report every error as a problem.
-//! - [`edit`] changes values and entries of a file, and keeps every other byte.
-//! - [`migrate`] rewrites `[runners.machine]`.
+//! - [`edit`] changes values and entries of a file. [`migrate`] rewrites `[runners.machine]`.
 //! - [`codes`] numbers the kinds of problems, and `checks` finds them.
 //!
 //! Invariants:
 //! - A [`Problem`] never contains a secret of the file, and its location always points into the text.
 //! - No input causes a panic.
-//! - A save leaves either the old file or the new one, even if the disk is full or the process is killed. Only a file that is itself a
-//!   mount point is overwritten.
+//! - A save leaves either the old file or the new one. Only a file that is itself a mount point is overwritten.
 
 mod autoscaler;
 mod cache;

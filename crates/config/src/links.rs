@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Returns the path of the file behind symbolic links.
 pub(super) fn target(path: &Path) -> io::Result<PathBuf> {
     const MAX_LINKS: usize = 40;
     let mut path = std::path::absolute(path)?;
@@ -18,14 +17,13 @@ pub(super) fn target(path: &Path) -> io::Result<PathBuf> {
     Err(rustix::io::Errno::LOOP.into())
 }
 
-/// Returns whether a save may replace the file, judging by permissions.
+/// Judges by permissions whether a save may replace the file.
 pub(super) fn can_replace(path: &Path) -> bool {
     let Ok(path) = target(path) else { return false };
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     rustix::fs::access(directory, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-/// Returns whether the system reports a loop of symbolic links.
 pub(super) fn is_symlink_loop(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
 }

@@ -1,4 +1,4 @@
-//! Loads a configuration and reports all its problems at once. If one of them is fatal, there is no configuration.
+//! Loads a configuration and reports all its problems at once.
 
 use std::path::Path;
 
@@ -17,7 +17,6 @@ use super::text_file::{MAX_FILE_BYTES, read};
 use super::tree::Table;
 use super::walk::Walk;
 
-/// Code of a missing file.
 const MISSING: &str = "C032";
 
 /// A configuration without fatal problems.
@@ -60,7 +59,7 @@ impl Loaded {
     }
 }
 
-/// Loads the file. A missing file is an empty configuration with a warning, unless it must exist according to the host facts.
+/// Loads the file. A missing file is an empty configuration with a warning, unless `facts.must_exist` is true.
 #[must_use]
 pub fn load(path: &Path, facts: &HostFacts) -> Loaded {
     match read_text(path) {
@@ -122,10 +121,10 @@ pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
     Loaded { config, ..loaded }
 }
 
-/// Parses the keys of a scaler from a text whose top-level table stands for `[runners.autoscaler]`.
+/// Parses the keys of a scaler. The top-level table of the text stands for `[runners.autoscaler]`.
 ///
 /// # Errors
-/// All problems, in the order of the text. A key that the scaler would not apply as written is a problem, too.
+/// All problems, in the order of the text, including keys that would not be applied as written.
 pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     let document = Document::parse(text).map_err(|error| toml_problems(text, &error))?;
     let mut walk = Walk { strict: true, ..Walk::default() };
@@ -143,11 +142,11 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     Ok(scaling::read(&table).0)
 }
 
-/// Returns the problems of a text that is not valid TOML. Lines are shown only as far as they cannot contain a secret.
+/// Shows lines only as far as they cannot contain a secret.
 fn toml_problems(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
-    /// Maximum number of errors to report. One mistake can cause many, and the first ones explain it.
+    /// One mistake can cause many errors, and the first ones explain it.
     const MAX_ERRORS: usize = 10;
-    // `toml_edit` returns only one error, and this parser returns all of them.
+    // `toml_edit` returns only one error.
     let (_, errors) = toml::de::DeTable::parse_recoverable(text);
     let mut errors: Vec<_> = errors.iter().map(|error| (error.span(), error.message())).collect();
     if errors.is_empty() {

@@ -1,9 +1,6 @@
-//! Converts `[runners.machine]`, the settings of `docker+machine`, to settings of instances from the plugin `docker-machine` (requirement
-//! R025).
+//! Converts `[runners.machine]` to settings of instances from the plugin `docker-machine` (R025).
 //!
-//! Machines and instances run one job at a time, so a number of machines is also a number of instances. If `IdleScaleFactor` is set,
-//! `IdleCount` is the maximum number of idle machines, and `IdleCountMin` the minimum. `[runners.autoscaler]` calls the maximum
-//! `scale_factor_limit`, and the minimum `idle_count`.
+//! With `IdleScaleFactor`, `IdleCountMin` corresponds to `idle_count`, and `IdleCount` to `scale_factor_limit`.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,27 +11,26 @@ use muster_taskscaler::policy::{IdleTarget, Policies};
 use serde_json::json;
 
 use super::runners::Runner;
-use super::scaling::in_periods;
+use super::scaling::policy_in_periods;
 use super::tree::{Table, Value};
 use crate::settings::{AutoscalerSettings, Scaling};
 
-/// Name of the plugin that drives docker-machine. Muster includes it.
+/// Plugin that drives docker-machine, included in Muster.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 
-/// Note about a `[[runners.machine.autoscaling]]` without periods.
+/// For a `[[runners.machine.autoscaling]]` without periods.
 pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied, so it was removed";
 
-/// A `[[runners.autoscaler.policy]]`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PolicySettings {
-    /// Periods of the policy. Empty means always.
+    /// Empty means always.
     pub(super) periods: Vec<String>,
-    /// Time zone of the periods. Empty means the time zone of this machine.
+    /// Empty means the time zone of this machine.
     pub(super) timezone: String,
     pub(super) idle_target: IdleTarget,
 }
 
-/// Returns the settings of an entry with `[runners.machine]` and without `[runners.autoscaler]`. `None` for any other entry.
+/// `None` unless the entry has `[runners.machine]` and no `[runners.autoscaler]`.
 pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     if entry.table.table("autoscaler").is_some() {
         return None;
@@ -53,7 +49,7 @@ fn scaling(entry: &Runner, machine: &Table) -> Scaling {
     let mut problems = Vec::new();
     let policies = policies(machine).into_iter().enumerate().map(|(index, policy)| {
         let report = |key: &str, message: String| problems.push(format!("policy[{}].{key}: {message}", index + 1));
-        in_periods(&policy.periods, &policy.timezone, policy.idle_target, report)
+        policy_in_periods(&policy.periods, &policy.timezone, policy.idle_target, report)
     });
     let mut config = Config::new(GroupConfig::new("", max_instances(entry)));
     config.max_uses = NonZeroU32::new(max_use_count(machine));
@@ -61,7 +57,7 @@ fn scaling(entry: &Runner, machine: &Table) -> Scaling {
     Scaling { config, problems, ..Scaling::default() }
 }
 
-/// Returns the settings of the plugin `docker-machine`: the old keys about machines, and gitlab-runner's prefix of their names.
+/// Returns the old keys about machines, and gitlab-runner's prefix of their names.
 pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Value {
     let list = |name: &str| machine.strings(name).map(|(option, _)| option).collect::<Vec<_>>();
     let mut config = json!({
@@ -82,7 +78,7 @@ pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Valu
 
 /// Returns gitlab-runner's prefix of machine names, so that existing machines are found.
 ///
-/// The prefix contains those characters from the start of the token that a host name may have.
+/// It has those characters of the short token that a host name may have.
 fn prefix(entry: &Runner) -> String {
     let short = short_token(entry.token.expose()).to_lowercase();
     let allowed: String = short.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
@@ -102,16 +98,14 @@ pub(super) fn max_instances(entry: &Runner) -> u32 {
     count(&entry.table, "limit")
 }
 
-/// Returns the policy for times outside of all periods, and then one for each table of periods.
-///
-/// In both formats, the last entry that matches applies.
+/// Returns the policy outside of all periods, then one for each table. The last match applies.
 pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
     let periods = machine.tables("autoscaling").iter().map(|table| PolicySettings {
         periods: table.strings("Periods").flat_map(|(period, _)| five_fields(period)).collect(),
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
         idle_target: idle_target(table),
     });
-    // A table without periods never applies in the old format, but a policy without periods would always apply.
+    // Without periods, a table never applied, but a policy would always apply.
     let periods = periods.filter(|policy| !policy.periods.is_empty());
     let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), idle_target: idle_target(machine) };
     std::iter::once(outside).chain(periods).collect()
@@ -121,7 +115,7 @@ fn idle_target(table: &Table) -> IdleTarget {
     let idle_count = count(table, "IdleCount");
     let factor = factor(table);
     let idle_time = Duration::from_secs(count(table, "IdleTime").into());
-    // In the old format at most `IdleCount` machines are idle: none if it is 0, whatever the factor is.
+    // At most `IdleCount` machines were idle, whatever the factor was.
     let (idle_count, scale_factor, scale_factor_limit) = if factor > 0.0 && idle_count > 0 {
         (count(table, "IdleCountMin").clamp(1, idle_count), factor, idle_count)
     } else {
@@ -131,10 +125,9 @@ fn idle_target(table: &Table) -> IdleTarget {
     IdleTarget { idle_count, idle_time, scale_factor, scale_factor_limit, preemptive, ..IdleTarget::default() }
 }
 
-/// Converts a period of seven fields to one or two of five, without seconds and years.
+/// Converts seven fields to one or two periods of five, without seconds and years.
 ///
-/// In the old format, steps count from the first value, and either the day or the weekday must match. Policies match multiples of a
-/// step, and both fields must match.
+/// In the old format, steps count from the first value, and the day or the weekday must match.
 pub(super) fn five_fields(period: &str) -> Vec<String> {
     /// Lowest and highest value of minute, hour, day, month and weekday.
     const LIMITS: [(u32, u32); 5] = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 6)];
@@ -151,7 +144,7 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
 }
 
-/// Replaces steps with values, and `?` with `*`. An invalid field is kept, so that it is reported.
+/// Replaces steps with values, and `?` with `*`. An invalid field is kept, and then reported.
 fn without_steps(field: &str, (min, max): (u32, u32)) -> String {
     let values = |part: &str| {
         if part == "?" {
@@ -173,7 +166,7 @@ fn without_steps(field: &str, (min, max): (u32, u32)) -> String {
     field.split(',').map(|part| values(part).unwrap_or_else(|| part.to_owned())).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the periods that cannot be converted completely: their seconds do not cover a whole minute, or they have years.
+/// Returns the periods that restrict seconds or years.
 pub(super) fn lossy_periods(machine: &Table) -> Vec<&str> {
     let tables = machine.tables("autoscaling").iter();
     let lossy = |period: &str| {
@@ -184,12 +177,12 @@ pub(super) fn lossy_periods(machine: &Table) -> Vec<&str> {
     tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
 }
 
-/// Returns a count. A count that is too large becomes the maximum and not 0, because 0 has another meaning.
+/// A count that is too large becomes the maximum, because 0 has another meaning.
 fn count(table: &Table, name: &str) -> u32 {
     table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
 }
 
-/// Returns `IdleScaleFactor` if it is a usable factor, and 0 otherwise.
+/// Returns `IdleScaleFactor`, or 0 if it is unusable.
 fn factor(table: &Table) -> f64 {
     match table.node("IdleScaleFactor").map(|node| &node.value) {
         Some(Value::Float(factor)) if *factor > 0.0 && factor.is_finite() => *factor,
@@ -248,8 +241,9 @@ IdleTime = 3600
             preemptive: true,
             ..IdleTarget::default()
         };
-        let policy =
-            |periods: &[String], zone, wanted| in_periods(periods, zone, wanted, |_, problem| panic!("{problem}"));
+        let policy = |periods: &[String], zone, wanted| {
+            policy_in_periods(periods, zone, wanted, |_, problem| panic!("{problem}"))
+        };
         let policies = vec![policy(&[], "", wanted(5, 600)), policy(&periods, "Europe/Vienna", wanted(50, 3600))];
         assert_eq!(config.policies, Policies::new(policies));
     }

@@ -1,5 +1,4 @@
-//! Tests with mutated configurations: every text results in a configuration or in a problem with a location, but never in a panic, and no
-//! output contains a secret.
+//! Mutated configurations: each is valid, or a problem has a location. No output contains a secret.
 
 use std::path::Path;
 
@@ -9,10 +8,10 @@ use rand::{Rng as _, SeedableRng as _};
 use super::edit::ConfigFile;
 use super::*;
 
-/// Number of random samples. Each is mutated up to three times.
+/// Number of samples. Each is mutated up to three times.
 const RUNS: u64 = 300;
 
-/// Text that every token contains, and that occurs nowhere else.
+/// Text that is in every token, and nowhere else.
 const SECRET_MARKER: &str = "ToKeNmArK";
 
 const SAMPLE: &str = r#"
@@ -89,7 +88,7 @@ echo two
         weight = 100
 "#;
 
-/// Returns the seed of `MUSTER_TEST_SEED`, or a random one.
+/// Returns `MUSTER_TEST_SEED`, or a random seed.
 fn first_seed() -> u64 {
     let given = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| rand::random::<u32>().into());
@@ -111,11 +110,11 @@ fn token(random: &mut StdRng) -> String {
     let mut text: String = (0..length).map(|_| letters[random.random_range(0..letters.len())]).collect();
     let at = text.char_indices().nth(length / 2).map_or(0, |(at, _)| at);
     text.insert_str(at, SECRET_MARKER);
-    // Messages show a value like `$NAME`, because it refers to a variable. With the prefix, the token is no such value.
+    // Messages show a reference `$NAME`, which the token must not look like.
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
 
-/// Returns the sample with a token of random content, written either as valid TOML or raw.
+/// The sample is valid TOML or raw, with random tokens.
 fn sample(random: &mut StdRng) -> String {
     let escape = random.random_bool(0.7);
     SAMPLE
@@ -189,7 +188,6 @@ fn mutate(text: &str, random: &mut StdRng) -> String {
     }
 }
 
-/// Returns all output about a loaded configuration.
 fn rendered(loaded: &Loaded, facts: &HostFacts) -> String {
     let mut rendered: String = loaded.problems.iter().map(|problem| problem.render(Path::new("c.toml"))).collect();
     rendered.push_str(&format!("{loaded:?}\n"));

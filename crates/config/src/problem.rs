@@ -7,8 +7,7 @@ use std::path::Path;
 use super::codes::{self, Severity};
 use super::source::{ProblemLocation, Source};
 
-/// Maximum number of problems that are listed. Further problems are only counted, unless they are fatal: the list may then have twice as
-/// many.
+/// Other problems are only counted, but fatal ones are listed up to twice the number.
 const MAX_PROBLEMS: usize = 500;
 
 /// A problem of a configuration.
@@ -20,13 +19,13 @@ pub struct Problem {
     pub severity: Severity,
     /// What is wrong, and why it matters.
     pub message: String,
-    /// How to fix it.
+    /// How to fix the problem.
     pub help: Option<String>,
-    /// Index and name of the affected `[[runners]]` entry, if the problem affects one.
+    /// Index and name of the affected `[[runners]]` entry, if any.
     pub runner: Option<(usize, String)>,
     /// Location in the text. `None` if the problem is not about the text.
     pub location: Option<ProblemLocation>,
-    /// Whether the problem is about a feature that this version of Muster does not have. The file itself may still be correct.
+    /// Whether the problem is about a feature that this version of Muster does not have.
     pub unsupported: bool,
     span: Option<Range<usize>>,
 }
@@ -55,7 +54,7 @@ impl Problem {
         self
     }
 
-    /// Returns the problem marked as a feature that this version of Muster does not have.
+    /// Returns the problem marked as being about a feature that this version of Muster does not have.
     #[must_use]
     pub fn unsupported(mut self) -> Self {
         self.unsupported = true;
@@ -76,7 +75,6 @@ impl Problem {
         self
     }
 
-    /// Returns the problem with a known location.
     pub(super) fn with_location(mut self, location: ProblemLocation) -> Self {
         self.location = Some(location);
         self
@@ -120,7 +118,6 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Collects problems.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     found: Vec<Problem>,
@@ -128,7 +125,7 @@ pub(super) struct Problems {
 }
 
 impl Problems {
-    /// Adds a problem. Beyond the limit only fatal problems are stored.
+    /// Beyond the limit, only fatal problems are stored.
     pub(super) fn add(&mut self, problem: Problem) {
         if self.found.len() < MAX_PROBLEMS
             || (problem.severity == Severity::Fatal && self.found.len() < 2 * MAX_PROBLEMS)
@@ -139,12 +136,12 @@ impl Problems {
         }
     }
 
-    /// Returns whether only fatal problems are still stored. A check may then omit expensive help for others.
+    /// Only fatal problems are still stored, so a check may omit expensive help.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }
 
-    /// Returns all problems with their locations, in the order of the text. Problems without a location come first.
+    /// Returns the problems in the order of the text. Those without a location come first.
     pub(super) fn finish(mut self, source: &Source<'_>) -> Vec<Problem> {
         for problem in &mut self.found {
             if let Some(span) = &problem.span {
@@ -163,7 +160,7 @@ impl Problems {
     }
 }
 
-/// Returns a name from the file for output: shortened, without control characters, and masked if it looks like a token.
+/// The result is shortened, without control characters, and masked if it looks like a token.
 pub(super) fn shown_name(name: &str) -> String {
     const MAX_LENGTH: usize = 64;
     if contains_token(name) {
@@ -176,7 +173,7 @@ pub(super) fn shown_name(name: &str) -> String {
     shown
 }
 
-/// Returns whether the text contains a GitLab token, by its prefix.
+/// Returns whether the text contains the prefix of a GitLab token.
 pub(super) fn contains_token(text: &str) -> bool {
     const PREFIXES: [&str; 9] =
         ["glrt-", "glrtr-", "glpat-", "glcbt-", "glptt-", "gldt-", "glsoat-", "GR1348941", "ghp_"];

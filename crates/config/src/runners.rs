@@ -1,4 +1,4 @@
-//! The `[[runners]]` entries in the form that commands need.
+//! The `[[runners]]` entries.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,18 +12,18 @@ use super::facts::HostFacts;
 use super::problem::shown_name;
 use super::tree::{Table, Value};
 
-/// One `[[runners]]` entry. Required values may be missing; problems report them.
+/// One `[[runners]]` entry. Required values may be missing, which problems report.
 #[derive(Clone)]
 pub struct Runner {
     /// Index of the entry in the file, from 0.
     pub index: usize,
     /// Value of `name`.
     pub name: String,
-    /// Value of `url`, with the values of the environment variables to which it refers.
+    /// Value of `url`, in which environment variables are expanded.
     pub url: String,
-    /// Value of `token`, with the values of the environment variables to which it refers.
+    /// Value of `token`, in which environment variables are expanded.
     pub token: Secret,
-    /// Environment variables that are not set: the key that refers to the variable (`url` or `token`), and its name.
+    /// Unset environment variables: the key that refers to the variable (`url` or `token`), and its name.
     pub unset: Vec<(&'static str, String)>,
     /// Environment variables that `token` names.
     pub token_env_names: Vec<String>,
@@ -48,7 +48,7 @@ impl Runner {
     }
 }
 
-/// The URL may contain credentials, and the names of unset variables a part of the token, so neither is printed.
+/// The URL may contain credentials, and the name of an unset variable may contain a part of the token.
 impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Runner");
@@ -97,7 +97,7 @@ fn runner(index: usize, table: &Table, facts: &HostFacts) -> Runner {
     }
 }
 
-/// Returns whether the text is exactly one reference to the environment. In any other text, the name may be a part of a secret.
+/// Returns whether the text is exactly one reference. Otherwise, the name may be a part of a secret.
 pub(super) fn is_reference(text: &str) -> bool {
     let Some(name) = text.strip_prefix('$') else { return false };
     let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);
@@ -112,7 +112,6 @@ pub fn base_url(text: &str) -> Option<Url> {
     (matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty())).then_some(url)
 }
 
-/// Returns the `labels` of a table.
 pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
     let labels = table.table("labels").map(Table::entries).into_iter().flatten();
     labels.filter_map(|(name, node)| match &node.value {
@@ -121,7 +120,6 @@ pub(super) fn labels(table: &Table) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// Returns the `feature_flags` of a table.
 pub(super) fn feature_flags(table: &Table) -> impl Iterator<Item = (String, bool)> {
     let flags = table.table("feature_flags").map(Table::entries).into_iter().flatten();
     flags.filter_map(|(name, node)| match node.value {

@@ -1,11 +1,11 @@
-//! Checks that need facts which only a running manager or command knows. Each takes the facts and returns the problem.
+//! Checks that need facts which only a running manager or command knows.
 
 use std::time::Duration;
 
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// Check C026: flags of `register` that cannot be used with an authentication token, because the server has these settings.
+/// Check C026: flags of `register` whose settings the server has if the runner has an authentication token.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {
@@ -17,7 +17,7 @@ pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     Some(Problem::new("C026", message).help(format!("remove {them}")))
 }
 
-/// Check C027: the system ID beside the file was created on another machine, whose manager may use it, too.
+/// Check C027: the manager of another machine may use the system ID, too.
 #[must_use]
 pub(crate) fn shared_system_id(system_id: &str) -> Problem {
     let message = format!(
@@ -54,7 +54,7 @@ pub fn stage_timeout(key: &str, stage: Duration, job: Duration) -> Option<Proble
     (stage > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// Check C053, for the docker and kubernetes executors: a pull policy of the runner or a job is not allowed.
+/// Check C053: a pull policy of the runner or a job is not allowed.
 #[must_use]
 pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };
@@ -71,9 +71,9 @@ pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -
     Some(Problem::new("C053", message).help("add it to allowed_pull_policies of the runner"))
 }
 
-/// Variables by which jobs overwrite settings of pods, and the key that permits each.
+/// Variables that overwrite settings of pods, and the keys that permit it.
 ///
-/// A name that ends with `_` is a prefix. `{}` in the key stands for the resource after the prefix, which must be one of [`RESOURCES`].
+/// A name that ends with `_` is a prefix. `{}` is the rest, which must be one of [`RESOURCES`].
 const OVERWRITES: [(&str, &str); 11] = [
     ("KUBERNETES_BEARER_TOKEN", "bearer_token_overwrite_allowed"),
     ("KUBERNETES_NAMESPACE_OVERWRITE", "namespace_overwrite_allowed"),
@@ -96,7 +96,7 @@ const RESOURCES: [&str; 6] = [
     "EPHEMERAL_STORAGE_REQUEST",
 ];
 
-/// Check C092, for the variables of a runner: one would overwrite a setting of the pod, although the runner does not allow it.
+/// Check C092: a variable would overwrite a setting of the pod without permission.
 #[must_use]
 pub(crate) fn overwrite_without_permission(variable: &str, kubernetes: &Table) -> Option<Problem> {
     let key = OVERWRITES.iter().find_map(|(prefix, key)| {

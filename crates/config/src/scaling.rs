@@ -1,4 +1,4 @@
-//! Reads `[runners.autoscaler]` into the configuration of the scaler, with all problems at once.
+//! Reads `[runners.autoscaler]` into the configuration of the scaler.
 
 mod reader;
 
@@ -19,14 +19,13 @@ use super::settings::Scaling;
 use super::tree::{Table, Value};
 use reader::Reader;
 
-/// A value that the scaler does not accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ScalingProblem {
-    /// Key below `[runners.autoscaler]`. Tables of a list are counted from 1: `policy[1].idle_count`.
+    /// Key below `[runners.autoscaler]`. Tables of a list count from 1: `policy[1].idle_count`.
     pub(super) key: String,
     /// What is wrong, and what to use instead.
     pub(super) message: String,
-    /// Byte range of the value, or of the header of its table.
+    /// Range of the value, or of its table's header.
     pub(super) span: Range<usize>,
 }
 
@@ -36,7 +35,7 @@ impl std::fmt::Display for ScalingProblem {
     }
 }
 
-/// Reads the keys of the scaler. A value that the scaler does not accept is a problem, and is treated as not set.
+/// A value that the scaler does not accept counts as not set.
 pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
     let read = &mut Reader::new(table);
     let config = config(read);
@@ -90,7 +89,7 @@ fn config(read: &mut Reader<'_>) -> Config {
     config
 }
 
-/// Returns the listed groups, or one group without a name, which gets the name of its runner.
+/// Without a list, returns one group, which gets the name of its runner.
 fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
     let mut names: Vec<String> = Vec::new();
     let listed = read.each("groups", |read| {
@@ -133,13 +132,13 @@ fn policy(read: &mut Reader<'_>, request_ahead: bool) -> Policy {
     };
     let periods: Vec<&str> = read.table.strings("periods").map(|(period, _)| period).collect();
     let zone = read.table.str("timezone").unwrap_or_default();
-    in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
+    policy_in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
 }
 
-/// Returns a policy for these periods. Without periods, it is always active.
+/// Without periods, the policy is always active.
 ///
 /// An empty time zone and `Local` mean the time zone of this machine.
-pub(super) fn in_periods<T: AsRef<str>>(
+pub(super) fn policy_in_periods<T: AsRef<str>>(
     periods: &[T],
     zone: &str,
     idle_target: IdleTarget,

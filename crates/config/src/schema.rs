@@ -10,7 +10,7 @@
 //! [table] like other.table without key       (a check rejects the key in this table)
 //! ```
 //!
-//! The facts about gitlab-runner's keys come from its public documentation and source, release 19.4.
+//! The data about gitlab-runner's keys comes from its public documentation and source, release 19.4.
 
 mod read;
 
@@ -119,18 +119,18 @@ impl Reload {
 /// Whether Muster supports a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySupport {
-    /// Muster supports it.
+    /// Muster supports the key.
     Supported,
-    /// Muster does not support it, for this reason.
+    /// Muster does not support the key, for this reason.
     Unsupported(&'static str),
 }
 
 /// A key of the schema.
 #[derive(Debug, Clone, Copy)]
 pub struct Key {
-    /// Name of the key as it is written in the file.
+    /// Name of the key in the file.
     pub name: &'static str,
-    /// Kind of its value.
+    /// Kind of the value.
     pub kind: Kind,
     /// Unit of a number. Empty if the value has no unit.
     pub unit: &'static str,
@@ -140,11 +140,11 @@ pub struct Key {
     pub meaning: &'static str,
     /// When a change takes effect.
     pub reload: Reload,
-    /// Whether Muster supports it.
+    /// Whether Muster supports the key.
     pub status: KeySupport,
     /// Whether the value is a secret, which is never shown.
     pub secret: bool,
-    /// Whether a check rejects the key in this table, with a better message than that for an unknown key. The reference does not list it.
+    /// Whether a check rejects the key in this table, with a better message than for an unknown key. The reference does not list it.
     pub rejected: bool,
 }
 
@@ -153,17 +153,17 @@ pub struct Key {
 pub struct TableSchema {
     /// Full name, such as `runners.docker`. Empty for the top level.
     pub path: String,
-    /// Whether it is an array (`[[...]]`).
+    /// Whether the table is an array (`[[...]]`).
     pub array: bool,
     /// When a change takes effect, unless a key overrides it.
     pub reload: Reload,
-    /// Whether Muster supports it, unless a key overrides it.
+    /// Whether Muster supports the table, unless a key overrides it.
     pub status: KeySupport,
     /// Keys in the order of the documentation.
     pub keys: Vec<Key>,
 }
 
-/// A key or a table with a name.
+/// A key, or a table in a table.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry {
     /// A value.
@@ -173,7 +173,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Returns the name as it is written in the file.
+    /// Returns the name in the file.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -192,7 +192,7 @@ pub struct Schema {
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| FILES.iter().fold(Schema::empty(), Schema::read));
 
-/// Entries by the path of their table and their name in lower case.
+/// Entries by path of their table, and name in lower case.
 static NAMES: LazyLock<BTreeMap<(String, String), Vec<Entry>>> = LazyLock::new(|| {
     let mut names: BTreeMap<_, Vec<Entry>> = BTreeMap::new();
     for table in schema().tables() {
@@ -236,7 +236,7 @@ impl Schema {
         keys.map(Entry::Key).chain(tables.map(Entry::Table))
     }
 
-    /// Returns the entry `name` of the table. The exact spelling comes first, then one that differs in case.
+    /// Returns the entry `name` of the table. An exact spelling takes precedence over a spelling that differs in case.
     #[must_use]
     pub fn find(&'static self, path: &str, name: &str) -> Option<Entry> {
         let candidates = NAMES.get(&(path.to_owned(), name.to_lowercase()))?;
@@ -251,7 +251,6 @@ impl Schema {
     }
 }
 
-/// Returns the name of the parent table.
 pub(super) fn parent(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(parent, _)| parent)
 }
@@ -262,7 +261,7 @@ fn last_segment(path: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::read::apply;
+    use super::read::apply_word;
     use super::*;
 
     #[test]
@@ -278,7 +277,10 @@ mod tests {
                     let words = line.rsplit_once(']').unwrap().1;
                     assert!(words.starts_with(" like ") || words.starts_with(" | "), "{line}");
                     for word in words.split(" | ").skip(1) {
-                        assert!(apply(word.trim(), &mut Reload::Live, &mut KeySupport::Supported.clone()), "{line}");
+                        assert!(
+                            apply_word(word.trim(), &mut Reload::Live, &mut KeySupport::Supported.clone()),
+                            "{line}"
+                        );
                     }
                     continue;
                 }

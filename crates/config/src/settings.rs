@@ -39,8 +39,8 @@ pub use autoscaler::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, Scaling, StickySettings,
 };
 pub use cache::{
-    AzureSettings, CacheSettings, CacheStoreSettings, ChunkCollectionSettings, GcsCredentials, GcsSettings,
-    S3AccessKey, S3Encryption, S3Settings,
+    AzureSettings, CacheSettings, CacheStoreSettings, ChunkGcSettings, GcsCredentials, GcsSettings, S3AccessKey,
+    S3Encryption, S3Settings,
 };
 pub use connection::{ConnectionAge, TlsFiles};
 pub use custom::{CustomProgram, CustomSettings};

@@ -1,14 +1,13 @@
-//! The text of a configuration: converts byte offsets to lines and columns, and lines to printable text.
+//! The text of a configuration, with its secrets.
 
 use std::ops::Range;
 
 use super::schema::{Kind, schema};
 
-/// Maximum number of characters of a line that are shown.
+/// Maximum number of characters shown of a line.
 const MAX_SHOWN_CHARS: usize = 100;
-/// Number of bytes on each side of an offset that are examined to find these characters.
+/// Number of bytes examined on each side of an offset to find these characters.
 const WINDOW: usize = 4 * MAX_SHOWN_CHARS;
-/// Text that replaces a secret.
 const MASK: &str = "[masked]";
 
 /// Location of a problem, and the line there with masked secrets.
@@ -26,7 +25,6 @@ pub struct ProblemLocation {
     pub width: usize,
 }
 
-/// The text, and the secrets in it.
 #[derive(Debug)]
 pub(super) struct Source<'a> {
     text: &'a str,
@@ -47,7 +45,7 @@ impl<'a> Source<'a> {
         self.line_starts.clone()
     }
 
-    /// Returns line and column, both from 1. The column counts characters.
+    /// Returns line and column in characters, both from 1.
     pub(super) fn position(&self, at: usize) -> (usize, usize) {
         let line = self.line_starts.partition_point(|start| *start <= at);
         let start = self.line_start(line);
@@ -62,15 +60,15 @@ impl<'a> Source<'a> {
         self.line_starts.get(line).map_or(self.text.len(), |next| next - 1)
     }
 
-    /// Returns the location of a range, with its line up to the end of the range. The rest of the line may be a comment with a secret.
+    /// Returns the location of a range. Its text ends with the range, because a comment after it may contain a secret.
     pub(super) fn location_of(&self, span: &Range<usize>) -> ProblemLocation {
-        let start = self.floor(span.start.min(self.text.len()));
+        let start = self.char_start(span.start.min(self.text.len()));
         let (line, column) = self.position(start);
-        let end = self.floor(span.end.clamp(start, self.line_end(line).max(start)));
-        // A line can be as long as the file, so only the part that may be shown is examined.
-        let first = self.floor(start.saturating_sub(WINDOW)).max(self.line_start(line));
+        let end = self.char_start(span.end.clamp(start, self.line_end(line).max(start)));
+        // A line can be as long as the file, so only a part is examined.
+        let first = self.char_start(start.saturating_sub(WINDOW)).max(self.line_start(line));
         let mut before = self.masked(first..start);
-        let marked = self.masked(start..self.floor(end.min(start + WINDOW)));
+        let marked = self.masked(start..self.char_start(end.min(start + WINDOW)));
         let mut mark = before.chars().count();
         if mark > MAX_SHOWN_CHARS || first > self.line_start(line) {
             before = format!("…{}", before.chars().skip(mark.saturating_sub(MAX_SHOWN_CHARS / 2)).collect::<String>());
@@ -91,20 +89,20 @@ impl<'a> Source<'a> {
         ProblemLocation { line, column, text, mark, width: length.clamp(1, MAX_SHOWN_CHARS) }
     }
 
-    /// Returns the location of a range in a text that is not valid TOML.
+    /// Returns the location of a range in invalid TOML, where it is unknown which parts are secret.
     ///
-    /// It is unknown which parts are secret, so only names from the schema and short values of plain keys are shown.
+    /// Shows only names of the schema and short values of plain keys.
     pub(super) fn redacted_location(&self, span: &Range<usize>) -> ProblemLocation {
         const MAX_PLAIN_CHARS: usize = 40;
-        let at = self.floor(span.start.min(self.text.len()));
+        let at = self.char_start(span.start.min(self.text.len()));
         let (line, column) = self.position(at);
         let shown = self.text.get(self.line_start(line)..self.line_end(line)).unwrap_or_default().trim_end();
-        let header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_name);
+        let header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_schema_name);
         let text = match shown.split_once('=') {
             Some((name, value)) if is_plain_key(name.trim()) && value.chars().count() <= MAX_PLAIN_CHARS => {
                 escaped(shown)
             }
-            Some((name, _)) if is_name(name.trim()) => format!("{}= {MASK}", escaped(name)),
+            Some((name, _)) if is_schema_name(name.trim()) => format!("{}= {MASK}", escaped(name)),
             None if shown.trim_start().starts_with('[') && header(shown) => escaped(shown),
             None if shown.is_empty() => String::new(),
             _ => MASK.to_owned(),
@@ -126,8 +124,7 @@ impl<'a> Source<'a> {
         text
     }
 
-    /// Returns the start of the character at this byte.
-    fn floor(&self, mut at: usize) -> usize {
+    fn char_start(&self, mut at: usize) -> usize {
         while !self.text.is_char_boundary(at) {
             at -= 1;
         }
@@ -135,8 +132,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns whether the schema has a key or table with this name.
-fn is_name(name: &str) -> bool {
+fn is_schema_name(name: &str) -> bool {
     let mut tables = schema().tables().iter();
     tables.any(|table| {
         table.path.rsplit('.').next().is_some_and(|last| last.eq_ignore_ascii_case(name))
@@ -151,7 +147,7 @@ fn is_plain_key(name: &str) -> bool {
     known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
 }
 
-/// Replaces control characters. A tab becomes one space, so that marks stay below what they mark.
+/// Replaces control characters. A tab becomes one space, so that marks stay aligned.
 fn escaped(text: &str) -> String {
     text.chars()
         .map(|c| {

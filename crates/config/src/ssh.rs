@@ -7,7 +7,6 @@ use muster_job::Secret;
 use super::tree::Table;
 use crate::settings::SshSettings;
 
-/// Returns the machine of the ssh executor. `None` if the entry has no such table.
 pub(super) fn read(runner: &Table) -> Option<SshSettings> {
     let table = runner.table("ssh")?;
     let text = |name: &str| table.str(name).filter(|text| !text.is_empty());

@@ -8,18 +8,15 @@ use rand::Rng;
 use rand::distr::Alphanumeric;
 use ring::hmac;
 
-/// Message of the HMAC whose key is the machine's ID. The hash does not reveal that ID.
+/// Message of the HMAC, whose key is the machine's ID. The hash does not reveal the ID.
 const APPLICATION: &[u8] = b"gitlab-runner";
 const MACHINE_ID_FILES: [&str; 2] = ["/var/lib/dbus/machine-id", "/etc/machine-id"];
 const FILE: &str = ".runner_system_id";
 const DIGITS: usize = 12;
 
-/// Returns the ID in `<directory>/.runner_system_id`.
+/// Returns the ID in `<directory>/.runner_system_id`, or stores a new one.
 ///
-/// If there is no valid ID, one is derived from the machine's ID (`s_`), or a random one is used if the machine has none (`r_`). The
-/// new ID is stored.
-///
-/// An ID that cannot be stored is valid for this process. A warning is logged, because the next start may get another random ID.
+/// A new ID is derived from the machine's ID (`s_`), or random if the machine has none (`r_`). If it cannot be stored, a warning is logged.
 #[must_use]
 pub fn system_id(directory: &Path) -> String {
     let path = directory.join(FILE);
@@ -40,14 +37,14 @@ pub fn system_id(directory: &Path) -> String {
     id
 }
 
-/// Returns the ID in `directory` if it was derived from the ID of another machine (check C027).
+/// Returns the ID in `directory` if it is of another machine (check C027).
 #[must_use]
 pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
     is_from_other_machine(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
 
-/// Returns whether the ID was derived from another machine's ID. A random ID does not depend on its machine.
+/// A random ID does not depend on its machine.
 fn is_from_other_machine(id: &str, machine: &str) -> bool {
     is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != derive_id(machine)
 }

@@ -1,5 +1,3 @@
-//! Tests of reading: names, kinds, locations, and the resulting settings.
-
 use std::time::Duration;
 
 use super::checks::testing::{clean, found};
@@ -226,7 +224,7 @@ fn shown_line_includes_closing_brackets() {
     assert!(output.contains("3 | [runners.nothing]\n"), "{output}");
 }
 
-/// Requirement R043: each option that the executor `shell` supports has the same meaning with the executor `instance`.
+/// Requirement R043: options of the executor `shell` have the same meaning with the executor `instance`.
 #[test]
 fn instance_executor_supports_every_shell_option() {
     use super::schema::{KeySupport, Kind, schema};

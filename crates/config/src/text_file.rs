@@ -9,7 +9,6 @@ use rustix::fs::{OFlags, fcntl_setfl};
 /// Maximum size of a configuration file in bytes.
 pub const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
 
-/// Returns the text of the file, for callers that report errors themselves.
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};
     // Opening a FIFO to which no program writes would block.

@@ -17,11 +17,11 @@ pub struct Node {
     pub value: Value,
     /// Byte range of the value.
     pub span: Range<usize>,
-    /// Byte range of the key. For an element of a list, the byte range of the value.
+    /// Byte range of the key. For an element of a list, the range of the value.
     pub key: Range<usize>,
 }
 
-/// A value. It may be a secret, so `Debug` prints only the length of text.
+/// A value, possibly secret. `Debug` prints only the length of text.
 #[derive(Clone, PartialEq)]
 pub enum Value {
     /// A string.
@@ -62,7 +62,7 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Two nodes are equal if their values are. The location does not count.
+/// Locations do not count.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
@@ -119,7 +119,7 @@ impl Table {
         self.table(first)?.node(rest)
     }
 
-    /// Returns a string. An empty string counts as not set, as in gitlab-runner.
+    /// Returns a string. Empty counts as not set.
     #[must_use]
     pub fn str(&self, name: &str) -> Option<&str> {
         match &self.node(name)?.value {
@@ -155,7 +155,7 @@ impl Table {
         }
     }
 
-    /// Returns a duration above 0. Any other duration counts as not set.
+    /// Returns a duration above 0. Any other counts as not set.
     #[must_use]
     pub fn time(&self, name: &str) -> Option<Duration> {
         match self.duration(name)? {
@@ -209,7 +209,7 @@ impl Table {
         }
     }
 
-    /// Returns the byte range of the value with this name, or of the header of the table to which it would belong.
+    /// Returns the range of the value, or of its table's header if it is not set.
     pub(super) fn span_of(&self, name: &str) -> Range<usize> {
         if let Some(node) = self.node(name) {
             return node.span.clone();
@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// Calls `visit_one` with the full name, schema entry and node of everything that is set: a table first, then its entries.
+/// Visits everything that is set, with full name and schema entry: a table before its entries.
 pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(&str, Entry, &'a Node)) {
     for (name, node) in table.entries() {
         let Some(entry) = schema().find(path, name) else { continue };
@@ -242,7 +242,7 @@ pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(
     }
 }
 
-/// Converts the TOML text of a table to JSON, the form in which plugins and steps receive it.
+/// Plugins and steps receive TOML tables as JSON.
 pub(super) fn json(text: &str) -> serde_json::Value {
     let inline = text.trim_start().starts_with('{');
     let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };

@@ -1,11 +1,11 @@
-//! Keys that are not in the schema: removed keys, keys in the wrong table, and misspelled keys (checks C010, C011, C018).
+//! Keys that are not in the schema: removed, misplaced or misspelled (checks C010, C011, C018).
 
 use std::ops::Range;
 
 use super::problem::{Problem, Problems, shown_name};
 use super::schema::{parent, schema};
 
-/// Removed keys: name, version of the removal, replacement.
+/// Name, version of the removal, and replacement.
 const REMOVED: &[(&str, &str, &str)] = &[
     ("metrics_server", "12.0", "listen_address"),
     ("prometheus_server_address", "12.0", "listen_address"),
@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// Reports a key that the schema of its table does not contain. If `strict` is set, an unknown key is not ignored but an error.
+/// If `strict` is set, the key is an error and not ignored.
 pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {
@@ -34,7 +34,7 @@ pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Ran
     let full = if path.is_empty() { shown } else { format!("{path}.{shown}") };
     let effect = if strict { "" } else { " is ignored" };
     let problem = Problem::new("C010", format!("unknown key `{full}`{effect}")).at(span);
-    problems.add(match nearest(path, name) {
+    problems.add(match likely_name(path, name) {
         Some(near) => problem.help(format!("did you mean `{near}`?")),
         None => match only_other_table(name) {
             Some(table) => problem.help(format!("a key with this name exists in {}", header(&table))),
@@ -43,7 +43,7 @@ pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Ran
     });
 }
 
-/// Returns the nearest table that encloses `path` and has an entry with the name.
+/// Returns the innermost table around `path` that has this entry.
 fn enclosing_table<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     let mut path = path;
     while !path.is_empty() {
@@ -55,7 +55,7 @@ fn enclosing_table<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     None
 }
 
-/// Returns the table that has a key with this name, if there is exactly one.
+/// Returns the table with this key. `None` means none, or several.
 fn only_other_table(name: &str) -> Option<String> {
     let mut tables =
         schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));
@@ -63,8 +63,7 @@ fn only_other_table(name: &str) -> Option<String> {
     tables.next().is_none().then(|| table.path.clone())
 }
 
-/// Returns the name in the table that was probably intended.
-pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
+pub(super) fn likely_name(path: &str, name: &str) -> Option<&'static str> {
     const MAX_LENGTH: usize = 80;
     if name.len() > MAX_LENGTH {
         return None;
@@ -75,7 +74,6 @@ pub(super) fn nearest(path: &str, name: &str) -> Option<&'static str> {
     (near.0 <= 1.max(near.1.len().min(name.len()) / 3)).then_some(near.1)
 }
 
-/// Returns the header of a table as it is written in the file.
 pub(super) fn header(path: &str) -> String {
     match schema().table(path) {
         _ if path.is_empty() => "the global section".to_owned(),

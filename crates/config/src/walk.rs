@@ -1,4 +1,4 @@
-//! Converts TOML to the tree: looks up each name in the schema, checks the kind of its value, and reports unknown names.
+//! Converts TOML to the tree: resolves names by the schema, checks kinds, and reports unknown names.
 
 use std::ops::Range;
 
@@ -12,24 +12,22 @@ use super::schema::{Entry, Key, Kind, schema};
 use super::tree::{Node, Table, Value};
 use super::unknown;
 
-/// Results of the walk besides the tree.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     pub(super) problems: Problems,
     /// Byte ranges that must not be shown.
     pub(super) secrets: Vec<Range<usize>>,
-    /// Whether every problem makes the configuration unusable, so that no message may claim that a key is ignored.
+    /// Whether every problem makes the configuration unusable, so that no key is merely ignored.
     pub(super) strict: bool,
 }
 
-/// A name and its byte range.
 struct Name<'a> {
     text: &'a str,
     span: Range<usize>,
 }
 
 impl Walk {
-    /// Returns the table with its names resolved by the schema.
+    /// Resolves names by the schema.
     pub(super) fn table(&mut self, path: &str, table: &dyn TableLike, header: Range<usize>) -> Table {
         let mut tree = Table::new(header);
         // Exact names come first, so that another spelling of a name never overrides it.
@@ -153,7 +151,7 @@ impl Walk {
         tree.push(known.name, Node { value: Value::Table(table), span, key: name.span.clone() });
     }
 
-    /// Warns about integers without a unit (check C013). Zero needs no unit.
+    /// Check C013. Zero needs no unit.
     fn warn_about_nanoseconds(&mut self, path: &str, kind: Kind, item: &Item, span: &Range<usize>) {
         if let (Kind::Duration, Some(number)) = (kind, item.as_integer())
             && number != 0
@@ -164,9 +162,9 @@ impl Walk {
         }
     }
 
-    /// Reports a value of the wrong kind (check C014).
+    /// Check C014.
     fn report_wrong_kind(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
-        // It is unknown which part of the value belongs to the key, and which was pasted there.
+        // A part of the value may be a secret that was pasted there.
         self.hide(item);
         let message = format!("`{path}` needs {wanted}, found {found}");
         let found = Problem::new("C014", message).at(span);
@@ -183,7 +181,6 @@ impl Walk {
         self.problems.add(problem);
     }
 
-    /// Marks everything in an item as secret.
     fn hide(&mut self, item: &Item) {
         let mut pending = vec![item.clone()];
         while let Some(item) = pending.pop() {
@@ -202,7 +199,7 @@ impl Walk {
     }
 }
 
-/// Returns whether a value looks like a secret, or has a name that secrets have in some table.
+/// Returns whether a value looks like a secret, or has the name of a secret of any table.
 fn is_secret(name: &str, item: &Item) -> bool {
     schema().is_secret_name(name) || item.as_str().is_some_and(has_secret)
 }
@@ -284,7 +281,7 @@ fn nanoseconds(number: i64) -> GoDuration {
     }
 }
 
-/// Returns a hint for a duration with a unit that Go does not have.
+/// Returns a hint for a unit that Go does not have.
 fn duration_hint(text: &str) -> Option<String> {
     let plain: String = text.to_lowercase().split_whitespace().collect();
     let units = [
@@ -306,7 +303,7 @@ fn duration_hint(text: &str) -> Option<String> {
         .map(|text| format!("did you mean \"{text}\"?"))
 }
 
-/// Returns the text of a table, including its nested tables, whose headers are separate.
+/// Includes nested tables, whose headers are separate.
 fn full_text(item: &Item) -> String {
     let Some(table) = item.as_table() else { return item.to_string() };
     let mut document = toml_edit::DocumentMut::new();

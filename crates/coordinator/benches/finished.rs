@@ -1,11 +1,9 @@
-//! Measures the cost of finished pipelines for a coordinator: memory and start time with an empty and a full database, and memory
-//! while pipelines finish.
+//! Measures what finished pipelines cost: start time and memory with an empty and a full database, and memory growth.
 //!
-//! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]` prints medians and ratios. `PIPELINES` defaults to 100,000.
-//! Each measurement runs in a separate process.
+//! `cargo bench -p muster-coordinator --bench finished -- [PIPELINES]`; the default is 100,000. Each measurement runs
+//! in a separate process.
 //!
-//! The memory of one process grows until the page cache of SQLite is full (2 MiB per connection). Nothing else grows with the
-//! number of finished pipelines (`actor::tests::finished_pipelines_leave_nothing_in_memory`).
+//! In one process, memory grows only until the page cache of SQLite is full (2 MiB per connection).
 
 #![expect(clippy::print_stdout, clippy::expect_used, reason = "a measurement for a terminal")]
 
@@ -14,7 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, NoFiles, Options, ProjectFacts};
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NoFiles, Options, ProjectFacts, RunnerSpec};
 use muster_job::{PipelineId, ProjectId};
 use muster_pipeline::context::Context;
 use muster_runner_api::service::RunnerService;
@@ -22,12 +20,10 @@ use muster_runner_api::wire::{JobRequest, UpdateRequest};
 use sqlx::Connection;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 
-/// Number of processes per measurement.
 const RUNS: usize = 9;
 /// Number of pipelines that one process runs sequentially. The first tenth is the warm-up.
 const SEQUENTIAL_PIPELINES: i64 = 2000;
 
-/// Returns the resident memory of this process in KiB.
 fn memory_kib() -> u64 {
     let status =
         std::fs::read_to_string("/proc/self/status").expect("failed to read the memory use, which needs Linux");
@@ -35,7 +31,6 @@ fn memory_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("not a number")
 }
 
-/// Runs a pipeline with one job to its end.
 async fn run_one(coordinator: &Coordinator, token: &str) {
     let yaml = b"test: {script: [make test], artifacts: {paths: [out]}}";
     let context = Context { ref_name: "main".to_owned(), ..Context::default() };
@@ -55,12 +50,12 @@ async fn run_one(coordinator: &Coordinator, token: &str) {
 
 async fn open(dir: &Path) -> (Arc<Coordinator>, String) {
     let coordinator = Coordinator::open(Options::new(dir)).await.expect("failed to start a coordinator");
-    let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let runner = RunnerSpec { run_untagged: true, ..RunnerSpec::default() };
     let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     (coordinator, token)
 }
 
-/// Creates a state directory with finished pipelines: runs one pipeline, and copies its rows.
+/// Creates a state directory with finished pipelines, by copying the rows of one.
 async fn seed(dir: &Path, pipelines: i64) {
     let (coordinator, token) = open(dir).await;
     if pipelines > 0 {
@@ -98,7 +93,7 @@ async fn start(dir: &Path, pipelines: i64) {
     println!("{elapsed} {memory}");
 }
 
-/// Prints the memory in KiB after a tenth and after all of the pipelines that are run sequentially.
+/// Prints the memory in KiB after a tenth of the pipelines, and after all of them.
 async fn live(dir: &Path) {
     let (coordinator, token) = open(dir).await;
     let mut early = 0;
@@ -112,7 +107,6 @@ async fn live(dir: &Path) {
     coordinator.shutdown().await;
 }
 
-/// Returns the two numbers that a child process prints.
 fn measure(arguments: &[&str]) -> (f64, f64) {
     let program = std::env::current_exe().expect("this program");
     let output = Command::new(program).args(arguments).output().expect("failed to start");

@@ -21,11 +21,11 @@ CREATE TABLE managers (
 
 CREATE TABLE pipelines (
     id              INTEGER PRIMARY KEY,
-    -- The pipeline at the top of the hierarchy. Pipelines with the same root form a family.
+    -- The pipeline at the top of the hierarchy. Pipelines with the same root form a hierarchy.
     root            INTEGER NOT NULL,
     parent_pipeline INTEGER,
     parent_bridge   INTEGER,
-    -- 1 if the family can change without a command. Open families are read at the start.
+    -- 1 if the hierarchy can change without a command. Open hierarchies are read at the start.
     open            INTEGER NOT NULL,
     status          TEXT    NOT NULL,
     created_at      INTEGER NOT NULL,

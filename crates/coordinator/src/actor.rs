@@ -4,14 +4,13 @@
 //! wait for a command, a timer, a compiled child configuration or the expiry of artifacts
 //!   -> read the pipelines that the command needs into memory
 //!   -> process the command, and all other waiting commands, in memory   (answers are staged, not sent)
-//!   -> assign ready jobs to held requests
+//!   -> assign ready jobs to held job requests
 //!   -> write the batch in one transaction
 //!   -> send the answers, publish the events, start compiling child configurations
 //!   -> remove finished pipelines from memory
 //! ```
-//! If the write fails, answers that report a change become errors, and assignments and new pipelines are rolled back. The rows stay marked
-//! as changed, and the next write includes them. Until a write succeeds, memory holds changes that are neither in the database nor reported
-//! to any caller, and no job is assigned.
+//! If the write fails, answers that report a change become errors, and assignments and new pipelines are rolled back.
+//! The rows stay marked as changed for the next write. No job is assigned until a write succeeds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,12 +40,10 @@ use crate::store::{Member, Store};
 use crate::timers::{Timer, Timers};
 use crate::views::Event;
 
-/// Maximum number of commands in one transaction.
 const MAX_BATCH: usize = 128;
-/// Delay after a failed write before the next attempt, unless a command comes first.
+/// Delay before a failed write is repeated, unless a command comes first.
 const FLUSH_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The state of the event loop.
 pub(crate) struct Actor {
     pub(crate) options: Options,
     pub(crate) state: CoordinatorState,
@@ -60,50 +57,37 @@ pub(crate) struct Actor {
     pub(crate) expiry: ArtifactExpiry,
     pub(crate) children: ChildCompiler,
     pub(crate) staged: Vec<StagedReply>,
-    /// Reason why the database cannot be written. `None` if the last write succeeded.
     pub(crate) storage_problem: Option<String>,
     store: Arc<dyn Store>,
     pub(crate) events: broadcast::Sender<Event>,
     invariants: InvariantMonitor,
 }
 
-/// Result of the write that an answer waited for.
 type WriteResult<'a> = Result<(), &'a StoreError>;
 
-/// An answer that is sent after the write.
 pub(crate) enum StagedReply {
     /// Function that gets the result of the write, and sends an answer.
     Answer(Box<dyn FnOnce(WriteResult<'_>) + Send>),
-    /// The ID of a new pipeline. If its caller gets an error, the jobs must not run later.
-    Pipeline {
-        /// ID of the pipeline.
-        id: PipelineId,
-        /// Channel for the answer.
-        reply: Reply<PipelineId>,
-    },
+    /// A new pipeline, which is canceled if its write fails.
+    Pipeline { id: PipelineId, reply: Reply<PipelineId> },
     /// The assignment of a job. If it cannot be delivered, the job returns to the queue.
     Assignment {
-        /// The assigned job.
         job: JobId,
         /// Number of the assignment.
         assignment: u32,
-        /// Answer with the payload.
         answer: JobRequestAnswer,
-        /// Channel for the answer.
         reply: ServiceReply<JobRequestAnswer>,
     },
 }
 
-/// A staged change to roll back: its write failed, or its answer could not be delivered.
 enum UndeliveredChange {
-    /// The assignment of a job, by its number.
+    /// The assignment of a job, with its number.
     Assignment(JobId, u32),
-    /// The creation of a pipeline.
     Pipeline(PipelineId),
 }
 
 impl Actor {
-    /// Creates an actor with a restored state. `actions` are the actions that the previous process possibly did not carry out.
+    /// Creates an actor, and carries out `actions` that the previous process may have left.
     pub(crate) fn new(
         options: Options,
         store: Arc<dyn Store>,
@@ -168,7 +152,7 @@ impl Actor {
         commands.close();
         self.children.stop().await;
         self.expiry.stop().await;
-        // Close the long polls before the last batch, so that no job is assigned to a manager that could no longer report to this process.
+        // Close the long polls before the last batch, so that it assigns no jobs.
         self.close_long_polls();
         self.commit().await;
         if let Err(error) = self.store.close().await {
@@ -176,7 +160,7 @@ impl Actor {
         }
     }
 
-    /// Processes a command, the commands that wait after it (at most [`MAX_BATCH`] in all), and the due timers. Returns whether to stop.
+    /// Processes at most [`MAX_BATCH`] commands, starting with `first`, and the due timers. Returns whether to stop.
     async fn ingest(&mut self, first: Option<Command>, commands: &mut mpsc::Receiver<Command>) -> bool {
         let (mut next, mut count) = (first, 0);
         while let Some(command) = next.take() {
@@ -205,9 +189,8 @@ impl Actor {
         false
     }
 
-    /// Assigns jobs, writes the batch and sends the answers.
-    ///
-    /// Repeats this if a change was rolled back although the write succeeded, or if a write succeeds after failed ones.
+    /// Assigns jobs, writes the batch and sends the answers. Repeats this if an answer could not be delivered, or if
+    /// the database can be written again.
     async fn commit(&mut self) {
         loop {
             let was_failing = self.storage_problem.is_some();
@@ -234,7 +217,6 @@ impl Actor {
         }
     }
 
-    /// Reads the pipelines that a command needs into memory.
     async fn load_members(&mut self, command: &Command) -> Result<(), StoreError> {
         for member in command.members(&self.keys) {
             self.admit(member).await?;
@@ -249,7 +231,7 @@ impl Actor {
         Ok(())
     }
 
-    /// Reads a family of pipelines into memory, unless it is already there.
+    /// Reads all pipelines that share a root with `member` into memory, unless they are already there.
     pub(crate) async fn admit(&mut self, member: Member) -> Result<(), StoreError> {
         let now = engine_time(self.now());
         for (project, actions) in self.residency.admit(&mut self.state, member, now).await? {
@@ -258,11 +240,11 @@ impl Actor {
         Ok(())
     }
 
-    /// Removes finished pipelines from memory, together with their timers and their jobs' records in the invariant monitor.
+    /// Removes finished pipelines from memory, with their timers and invariant records.
     fn evict(&mut self) {
         let invariants = &mut self.invariants;
         self.residency.evict(&mut self.state, |state, root| {
-            for row in state.family(root).flat_map(|pipeline| state.jobs_of(pipeline.id)) {
+            for row in state.hierarchy(root).flat_map(|pipeline| state.jobs_of(pipeline.id)) {
                 invariants.forget(row.id);
             }
         });
@@ -270,7 +252,6 @@ impl Actor {
         self.timers.prune(jobs.len(), |job| jobs.contains_key(&job));
     }
 
-    /// Writes the changed rows, and publishes them.
     async fn write(&mut self) -> Result<(), StoreError> {
         let changes = self.state.changes();
         if changes.is_empty() {
@@ -287,7 +268,6 @@ impl Actor {
         Ok(())
     }
 
-    /// Checks the written rows against the invariants.
     fn check_invariants(&mut self, dirty: &Dirty) {
         let written = dirty.jobs.iter().filter_map(|job| self.state.jobs.get(job));
         for row in written.filter(|row| row.kind == JobKind::Script) {
@@ -325,7 +305,7 @@ impl Actor {
         }
     }
 
-    /// Sends the staged answers. Returns the changes to roll back.
+    /// Returns the changes to roll back.
     fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
@@ -353,7 +333,6 @@ impl Actor {
         undelivered
     }
 
-    /// Rolls back a change that was not written, or whose answer could not be delivered.
     fn roll_back(&mut self, undelivered: UndeliveredChange) {
         match undelivered {
             UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),
@@ -377,12 +356,11 @@ impl Actor {
         self.timers.add(self.now() + FLUSH_RETRY_DELAY, Timer::Flush);
     }
 
-    /// Returns the current time, with the precision of stored times: milliseconds.
+    /// Has the precision of stored times: milliseconds.
     pub(crate) fn now(&self) -> Timestamp {
         from_millis(to_millis(self.options.clock.now()))
     }
 
-    /// Stages the answer to a library call.
     pub(crate) fn reply<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
@@ -391,7 +369,6 @@ impl Actor {
         })));
     }
 
-    /// Stages the answer to a runner manager.
     pub(crate) fn service_reply<T: Send + 'static>(&mut self, reply: ServiceReply<T>, result: Result<T, ServiceError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |written| {
             let answer = result.and_then(|value| written.map(|()| value).map_err(|error| error.clone().into()));
@@ -399,7 +376,7 @@ impl Actor {
         })));
     }
 
-    /// Stages the answer to a call that only reads. The answer does not depend on the write.
+    /// Stages an answer that is sent even if the write fails.
     pub(crate) fn reply_read_only<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, CoordinatorError>) {
         self.staged.push(StagedReply::Answer(Box::new(move |_| {
             let _ = reply.send(result);
@@ -407,7 +384,7 @@ impl Actor {
     }
 }
 
-/// Waits for the next timer. Waits indefinitely if `until` is `None`.
+/// Waits indefinitely if `until` is `None`.
 async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
     match until {
         Some(until) => until.await,

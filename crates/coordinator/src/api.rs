@@ -1,6 +1,4 @@
-//! Handles commands in the actor, and implements those of the crate's own API: create, start, cancel, retry and show pipelines and jobs.
-//!
-//! Most commands of runner managers are implemented in `assign`, `reports` and `registry`.
+//! Handles commands in the actor, and implements those of the library API.
 
 use std::io;
 use std::path::Path;
@@ -14,14 +12,13 @@ use crate::actor::{Actor, StagedReply};
 use crate::child::{ChildError, ChildPipeline, ChildPlan, ChildResult, failed};
 use crate::command::Command;
 use crate::error::CoordinatorError;
-use crate::facts::{JobKind, NewPipeline, NewRunner, Parent, SharedSources};
+use crate::facts::{JobKind, NewPipeline, Parent, RunnerSpec, SharedSources};
 use crate::schedule::{Engine, Event, Graph, JobRef, PipelineOptions, Target, priority};
 use crate::store::{Member, PipelineDetail, PipelineRow, PipelineSpec};
 use crate::timers::Timer;
 use crate::views::{self, JobView, PipelineView, StuckJob};
 
 impl Actor {
-    /// Processes one command and stages its answer.
     pub(crate) fn handle(&mut self, command: Command) {
         match command {
             Command::CreatePipeline { new, reply } => match self.create_pipeline(*new) {
@@ -73,7 +70,6 @@ impl Actor {
         }
     }
 
-    /// Processes the commands of runner managers.
     fn handle_manager(&mut self, command: Command) {
         match command {
             Command::Register { request, reply } => {
@@ -135,7 +131,7 @@ impl Actor {
                 self.service_reply(reply, Ok(stored));
             }
             Command::UploadEnded => self.residency.upload_ended(&mut self.state),
-            // If the database cannot be written either, the recovery is reported as soon as it can be written.
+            // If the database cannot be written, its next successful write reports the recovery.
             Command::TraceRecovered if self.storage_problem.is_none() => {
                 let _ = self.events.send(crate::views::Event::StorageProblem(None));
             }
@@ -144,7 +140,6 @@ impl Actor {
         }
     }
 
-    /// Creates a pipeline with its jobs, and starts it.
     pub(crate) fn create_pipeline(&mut self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         let graph = Graph::new(&new.compiled)?;
         let parent = new.parent.map(|parent| self.job_ref(parent.bridge)).transpose()?;
@@ -188,14 +183,12 @@ impl Actor {
         Ok(id)
     }
 
-    /// Creates a runner.
-    fn create_runner(&mut self, settings: NewRunner) -> RunnerCredentials {
+    fn create_runner(&mut self, settings: RunnerSpec) -> RunnerCredentials {
         let now = self.now();
         self.queue.change_version();
         self.state.registry.create(settings, false, &self.options, now)
     }
 
-    /// Deletes the runner of a token, and answers its held requests.
     fn unregister(&mut self, token: &str) -> Result<(), ServiceError> {
         let now = self.now();
         let runner = self.state.registry.unregister(token, now)?;
@@ -215,7 +208,6 @@ impl Actor {
         stuck.collect()
     }
 
-    /// Starts to compile the child configurations that the last batch requested.
     pub(crate) async fn start_child_pipelines(&mut self) {
         for bridge in self.children.take_requested() {
             while let Some(pipeline) = self.missing_upstream(bridge) {
@@ -236,13 +228,12 @@ impl Actor {
         }
     }
 
-    /// Attaches the files of a pipeline from an earlier process. Bridges that waited for them continue.
+    /// Bridges that waited for the files continue.
     fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.state.attach(pipeline, sources);
         self.children.sources_attached();
     }
 
-    /// Fails a bridge that has waited too long for the files of its pipeline.
     pub(crate) fn on_sources_timeout(&mut self, bridge: JobId) {
         if self.children.stop_waiting(bridge) {
             let error = failed("the pipeline is from an earlier process, and its repository was not attached in time");
@@ -250,7 +241,6 @@ impl Actor {
         }
     }
 
-    /// Creates the pipeline of a compiled child configuration, or fails its bridge.
     pub(crate) fn on_child_compiled(&mut self, bridge: JobId, result: ChildResult) {
         let Err(error) = result.and_then(|child| self.create_child(bridge, *child)) else { return };
         match self.apply_job_event(bridge, |bridge| Event::ChildFailed { bridge, reason: error.reason }) {
@@ -284,7 +274,6 @@ impl Actor {
         if exists { Ok(()) } else { Err(CoordinatorError::NotFound(format!("pipeline {pipeline}"))) }
     }
 
-    /// Returns the engine's reference to a job.
     fn job_ref(&self, job: JobId) -> Result<JobRef, CoordinatorError> {
         let row = self.state.jobs.get(&job);
         row.map(crate::store::JobRow::job_ref).ok_or_else(|| CoordinatorError::NotFound(format!("job {job}")))

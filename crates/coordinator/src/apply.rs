@@ -15,7 +15,6 @@ use crate::store::{JobDetail, JobRow};
 use crate::timers::Timer;
 
 impl Actor {
-    /// Applies an event about a job, and carries out the actions.
     pub(crate) fn apply_job_event(
         &mut self,
         job: JobId,
@@ -29,7 +28,6 @@ impl Actor {
         self.apply_event(pipeline, event(job))
     }
 
-    /// Applies an event to the engine of a pipeline's project, and carries out the actions.
     pub(crate) fn apply_event(&mut self, pipeline: PipelineId, event: Event) -> Result<(), RejectedEvent> {
         let project = self.project_of(pipeline).ok_or(RejectedEvent::UnknownPipeline(pipeline))?;
         let actions = self.apply_to_engine(project, event)?;
@@ -105,7 +103,7 @@ impl Actor {
         let change = match to {
             JobStatus::Pending => Some(JobChange::Queued),
             to if to.is_complete() => Some(JobChange::Ended { status: to, reason, exit_code: None }),
-            // The assignment reports this change, together with the runner.
+            // `JobChange::Assigned` reports this change.
             JobStatus::Running if row.kind == JobKind::Script => None,
             to => Some(JobChange::StatusChanged { to }),
         };
@@ -156,7 +154,6 @@ impl Actor {
         row.finished_at = to.is_complete().then_some(now);
     }
 
-    /// Adds rows for the jobs of a new pipeline, in the state that the engine assigned.
     pub(crate) fn add_job_rows(&mut self, pipeline: PipelineId, compiled: &muster_pipeline::model::Pipeline) {
         let now = self.now();
         let Some(project) = self.project_of(pipeline) else { return };
@@ -203,7 +200,6 @@ impl Actor {
     }
 }
 
-/// Converts the engine's milliseconds to a timestamp.
 fn timestamp(millis: u64) -> Timestamp {
     from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
 }

@@ -1,8 +1,7 @@
 //! Artifacts: files that jobs upload, one per job and kind.
 //!
-//! The content is received, checked and stored under its name. Then its row is written. Content that no longer has a row,
-//! because it was replaced or rejected, is deleted. A row therefore means that the content is complete. A process that is killed can leave
-//! content without a row, which the next process deletes at its start.
+//! A row means that its content is complete, because content is stored before its row is written. Content without a row
+//! is deleted: at once if it was replaced or rejected, at the next start if the process was killed.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -22,13 +21,11 @@ use crate::error::BlobError;
 use crate::options::Limits;
 use crate::store::ArtifactRow;
 
-/// The kind that later jobs download.
+/// Artifact kind that later jobs download.
 pub(crate) const ARCHIVE: &str = "archive";
-/// The kind whose content becomes variables.
+/// Artifact kind whose content becomes variables.
 pub(crate) const DOTENV: &str = "dotenv";
 /// All valid kinds, sorted (docs/spec/pipeline-yaml.md, section 1.3, and docs/spec/runner-api.md, section 5.1).
-///
-/// A job has at most one file per kind, so the list also limits the number of its files.
 const KINDS: &[&str] = &[
     "accessibility",
     "annotations",
@@ -60,14 +57,12 @@ const KINDS: &[&str] = &[
     "secret_detection",
     "terraform",
 ];
-/// Maximum number of bytes that are read from a dotenv report, after decompression. The parser allows far fewer.
+/// Maximum number of bytes that are read from a dotenv report, after decompression.
 const MAX_DOTENV_READ: u64 = 64 * 1024;
 /// Number of locks, which all jobs share.
 const LOCK_COUNT: usize = 64;
-/// Maximum length of a file name in bytes.
 const MAX_NAME_BYTES: usize = 200;
 
-/// Result of receiving an upload.
 pub(crate) enum Upload {
     /// The content is complete and valid, but not stored yet.
     Received(Box<dyn Incoming>, NewArtifact),
@@ -75,42 +70,25 @@ pub(crate) enum Upload {
     Rejected(ReportError),
 }
 
-/// Reason why a report is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    /// The report cannot be read or decompressed.
     #[error("failed to read the dotenv report: {0}")]
     Damaged(#[source] std::io::Error),
-    /// The report violates the rules of its format.
     #[error("invalid dotenv report: {0}")]
     Invalid(#[source] DotenvError),
 }
 
-/// Reason why a file in an archive cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EntryError {
-    /// The archive has no such file.
     #[error("the archive has no file `{0}`")]
     Missing(String),
-    /// The file is larger than allowed.
     #[error("`{entry}` is larger than {max_bytes} bytes")]
-    TooLarge {
-        /// Path of the file.
-        entry: String,
-        /// Maximum size in bytes.
-        max_bytes: u64,
-    },
-    /// The archive is invalid, or exceeds another limit.
+    TooLarge { entry: String, max_bytes: u64 },
+    /// The archive is invalid, or exceeds a limit other than `max_bytes`.
     #[error("failed to unpack `{entry}`: {}", with_cause(source))]
-    Unpack {
-        /// Path of the file.
-        entry: String,
-        /// Error of the archive.
-        source: UnpackError,
-    },
+    Unpack { entry: String, source: UnpackError },
 }
 
-/// An artifact whose content was received.
 #[derive(Debug, Clone)]
 pub(crate) struct NewArtifact {
     pub(crate) kind: String,
@@ -118,26 +96,21 @@ pub(crate) struct NewArtifact {
     pub(crate) filename: String,
     pub(crate) size: u64,
     pub(crate) expire_in: Option<String>,
-    /// Variables of a dotenv report.
+    /// Variables of a dotenv report. Empty for other kinds.
     pub(crate) dotenv: Vec<(String, String)>,
 }
 
 impl NewArtifact {
-    /// Returns the name of the content.
     pub(crate) fn name(&self, job: JobId) -> ArtifactName {
         ArtifactName { job, kind: self.kind.clone(), filename: self.filename.clone() }
     }
 }
 
-/// Returns the name of the content of an artifact row.
 pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
     ArtifactName { job: row.job, kind: row.kind.clone(), filename: row.filename.clone() }
 }
 
-/// Locks that prevent an upload and an expiry of the same job from running at the same time.
-///
-/// A lock is held from before content is stored until its row is written or the content is deleted. Rows and content therefore agree for
-/// the holder of the lock.
+/// Locks that keep uploads and expiry of the same job apart.
 #[derive(Debug, Clone)]
 pub(crate) struct ArtifactLocks(Arc<[Arc<Mutex<()>>]>);
 
@@ -162,12 +135,10 @@ impl ArtifactLocks {
         self.0.get(self.lock_index(job)).is_none_or(|lock| lock.try_lock().is_ok())
     }
 
-    /// Waits for the lock of a job.
     pub(crate) async fn lock(&self, job: JobId) -> OwnedMutexGuard<()> {
         self.lock_of(job).lock_owned().await
     }
 
-    /// Returns the lock of a job if it is free.
     pub(crate) fn try_lock(&self, job: JobId) -> Option<OwnedMutexGuard<()>> {
         self.lock_of(job).try_lock_owned().ok()
     }
@@ -211,7 +182,7 @@ pub(crate) async fn receive(
     })
 }
 
-/// Parses the time after which an upload expires. `None` means never.
+/// `None` means never.
 pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, ServiceError> {
     let text = expire_in.filter(|text| !text.is_empty());
     let after = text.map(duration::parse_or_never).transpose();
@@ -256,7 +227,6 @@ async fn receive_body(incoming: &mut dyn Incoming, mut body: ByteStream, max_byt
     Ok(size)
 }
 
-/// Returns the message of an archive error with its cause.
 fn with_cause(error: &UnpackError) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),
@@ -264,7 +234,7 @@ fn with_cause(error: &UnpackError) -> String {
     }
 }
 
-/// Returns the variables of a dotenv report, or the reason why the report is invalid.
+/// The inner error is the reason why the report is invalid.
 fn dotenv_variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, ReportError>, ServiceError> {
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();
@@ -279,10 +249,6 @@ fn dotenv_variables(mut file: File, format: &str) -> Result<Result<Vec<(String, 
     Ok(dotenv::parse(&report).map_err(ReportError::Invalid))
 }
 
-/// Reads one file of an archive.
-///
-/// # Errors
-/// [`EntryError`].
 pub(crate) fn read_entry(
     archive: File,
     entry: &str,

@@ -24,7 +24,6 @@ use crate::upstream::{Obstacle, UpstreamResolver};
 const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Actor {
-    /// Answers a job request, or holds it until a job is available.
     pub(crate) fn request_job(&mut self, request: Box<JobRequest>, reply: ServiceReply<JobRequestAnswer>) {
         let now = self.now();
         let Some(runner) = self.state.registry.runner_of(&request.token, now) else {
@@ -56,7 +55,6 @@ impl Actor {
         self.timers.add(now + hold, Timer::LongPoll(number));
     }
 
-    /// Returns the answer for a request that gets no job.
     fn no_job(&self) -> JobRequestAnswer {
         JobRequestAnswer { job: None, last_update: self.queue.version() }
     }
@@ -68,13 +66,11 @@ impl Actor {
         }
     }
 
-    /// Ends a held request without a job.
     pub(crate) fn end_long_poll(&mut self, number: u64) {
         let ended = self.long_polls.release(|held| held.number == number);
         self.answer_without_job(ended);
     }
 
-    /// Ends the newest held requests if there are more than allowed. No job was available for them.
     pub(crate) fn shed_long_polls(&mut self) {
         let shed = self.long_polls.shed_newest(self.options.limits.held_requests);
         self.answer_without_job(shed);
@@ -101,7 +97,6 @@ impl Actor {
         Some(prepared.payload)
     }
 
-    /// Returns the job that was assigned to an earlier request with the same key.
     pub(crate) fn earlier_assignment(&self, request: &JobRequest) -> Option<JobId> {
         let runner = self.state.registry.runner_of(&request.token, self.now())?;
         self.state.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
@@ -126,7 +121,7 @@ impl Actor {
         }
     }
 
-    /// Assigns jobs to held requests. Returns a pipeline that must be read into memory before more jobs can be assigned.
+    /// Returns a pipeline that must be read into memory before more jobs can be assigned.
     fn assign_ready_jobs(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {
             return None;
@@ -145,7 +140,6 @@ impl Actor {
         }
     }
 
-    /// Assigns a job to a held request.
     fn assign(&mut self, index: usize, job: JobId, prepared: PreparedJob) {
         // Use the version from before this assignment, so that the next request sees all later changes.
         let last_update = self.queue.version();
@@ -205,7 +199,6 @@ impl Actor {
         JobPreparer { upstream, options: &self.options, keys: &self.keys, signer: &self.signer, queue_len }
     }
 
-    /// Returns access to the outputs of earlier jobs.
     pub(crate) fn upstream(&self) -> UpstreamResolver<'_> {
         let is_loaded_or_absent =
             |pipeline| self.state.pipelines.contains_key(&pipeline) || self.residency.is_absent(pipeline);

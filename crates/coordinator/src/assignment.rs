@@ -1,4 +1,4 @@
-//! A job that is being assigned to a runner manager, as input for its variables and its payload.
+//! Input for the variables and the payload of a job.
 
 use muster_job::{JobId, PipelineId, Secret};
 use muster_pipeline::context::{Context, PipelineSource};

@@ -17,41 +17,35 @@ use crate::store::JobRow;
 use crate::upstream::{Obstacle, UpstreamResolver};
 use crate::variables;
 
-/// Maximum number of configuration errors that are shown on the bridge.
 const MAX_ERRORS_SHOWN: usize = 10;
 
-/// Reason why the child pipeline of a bridge could not be created.
 #[derive(Debug)]
 pub(crate) struct ChildError {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
 }
 
-/// Result of compiling a child configuration.
 pub(crate) type ChildResult = Result<Box<ChildPipeline>, ChildError>;
 
-/// A compiled child pipeline that can be created.
 pub(crate) struct ChildPipeline {
     pub(crate) context: Context,
     pub(crate) compiled: Pipeline,
     pub(crate) sources: SharedSources,
 }
 
-/// The input for compiling a child configuration.
 pub(crate) struct ChildPlan {
     parts: Vec<ConfigPart<ArtifactName>>,
     context: Context,
     sources: SharedSources,
 }
 
-/// One part of a child configuration: an entry of `trigger:include`, or a file in the archive of a job.
+/// An entry of `trigger:include`, or a file in the archive of a job.
 enum ConfigPart<Archive> {
     Entry(serde_json::Value),
     Artifact { path: String, job: String, archive: Archive, inputs: Vec<(String, serde_json::Value)> },
 }
 
 impl ChildPlan {
-    /// Collects the input for the child configuration of a bridge.
     pub(crate) fn new(bridge: JobId, upstream: &UpstreamResolver<'_>) -> Result<Self, ChildError> {
         let state = upstream.state;
         let row = state.jobs.get(&bridge).ok_or_else(|| missing("bridge"))?;
@@ -81,21 +75,19 @@ impl ChildPlan {
         Ok(Self { parts, context, sources: Arc::clone(sources) })
     }
 
-    /// Reads and compiles the configuration on a thread for blocking work.
     pub(crate) async fn compile(self, limits: Limits, blobs: &dyn Blobs) -> ChildResult {
         let Self { parts, context, sources } = self;
         let parts = open_archives(parts, blobs).await?;
         let work = move || compile(parts, context, sources, &limits);
         match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
-            // The caller handles panics of this function and of the thread in the same way.
+            // The caller handles the panic.
             Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
             Err(_) => Err(failed("the compiler was interrupted")),
         }
     }
 }
 
-/// Returns one part of the child configuration of a bridge.
 fn part(
     bridge: &JobRow,
     include: &ChildInclude,
@@ -124,7 +116,6 @@ fn missing(dependency: &str) -> ChildError {
     failed(format!("the {dependency} no longer exists"))
 }
 
-/// Returns the error for a child pipeline that could not be created.
 pub(crate) fn failed(message: impl Into<String>) -> ChildError {
     ChildError { reason: FailureReason::DownstreamPipelineCreationFailed, message: message.into() }
 }
@@ -152,7 +143,6 @@ fn child_context(parent: &Context, row: &JobRow, pipeline_variables: Vec<Variabl
     }
 }
 
-/// Opens the archives that parts of the configuration are read from.
 async fn open_archives(
     parts: Vec<ConfigPart<ArtifactName>>,
     blobs: &dyn Blobs,
@@ -196,7 +186,6 @@ fn read(part: ConfigPart<File>, limits: &Limits) -> Result<ChildSource, ChildErr
     }
 }
 
-/// Returns the errors of a configuration, one per line.
 fn error_lines(compiled: &Compiled) -> String {
     let errors = compiled.diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
     let mut lines: Vec<String> = errors

@@ -1,7 +1,6 @@
 //! Compiles the configurations of child pipelines for bridges (docs/spec/pipeline-yaml.md, section 5.9).
 //!
-//! A configuration is read and compiled on a separate thread. The result returns to the actor, which creates the pipeline or fails the
-//! bridge. After a crash in between, the engine requests the child pipeline again.
+//! Compilation runs outside the actor. After a crash, the engine requests the child pipeline again.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -16,52 +15,45 @@ use crate::options::Limits;
 /// Message of a bridge whose compilation panicked.
 const PANICKED: &str = "the compiler panicked on this configuration (this is a bug, please report it)";
 
-/// The bridges that wait for their child pipelines.
 pub(crate) struct ChildCompiler {
     blobs: Arc<dyn Blobs>,
     /// Bridges whose child configuration is compiled after the batch is written.
     requested: Vec<JobId>,
     /// Bridges of an earlier process that wait for the files of their pipeline.
     waiting_for_sources: BTreeSet<JobId>,
-    /// Configurations that are being compiled.
     compiling: JoinSet<ChildResult>,
-    /// Bridges of these configurations.
+    /// Bridge of each task in `compiling`.
     bridges: HashMap<task::Id, JobId>,
 }
 
 impl ChildCompiler {
-    /// Creates a compiler that reads the archives of jobs from `blobs`.
     pub(crate) fn new(blobs: Arc<dyn Blobs>) -> Self {
         let (requested, waiting_for_sources) = (Vec::new(), BTreeSet::new());
         Self { blobs, requested, waiting_for_sources, compiling: JoinSet::new(), bridges: HashMap::new() }
     }
 
-    /// Requests the child pipeline of a bridge.
     pub(crate) fn request(&mut self, bridge: JobId) {
         self.requested.push(bridge);
     }
 
-    /// Removes and returns the bridges whose child pipeline was requested.
     pub(crate) fn take_requested(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.requested)
     }
 
-    /// Makes a bridge wait until the files of its pipeline are attached.
     pub(crate) fn wait_for_sources(&mut self, bridge: JobId) {
         self.waiting_for_sources.insert(bridge);
     }
 
-    /// Requests the child pipelines of all bridges that waited for files.
     pub(crate) fn sources_attached(&mut self) {
         self.requested.extend(std::mem::take(&mut self.waiting_for_sources));
     }
 
-    /// Stops waiting for the files of a bridge's pipeline. Returns whether the bridge was waiting.
+    /// Returns whether the bridge was waiting.
     pub(crate) fn stop_waiting(&mut self, bridge: JobId) -> bool {
         self.waiting_for_sources.remove(&bridge)
     }
 
-    /// Starts to compile the child configuration of a bridge. [`ChildCompiler::next`] returns the result, also for a failed plan.
+    /// [`ChildCompiler::next`] returns the result, also for a failed plan.
     pub(crate) fn start(&mut self, bridge: JobId, plan: Result<ChildPlan, ChildError>, limits: Limits) {
         let blobs = Arc::clone(&self.blobs);
         self.spawn(bridge, async move { plan?.compile(limits, &*blobs).await });
@@ -74,7 +66,7 @@ impl ChildCompiler {
 
     /// Returns the next result. Waits indefinitely if nothing is being compiled. Cancel-safe.
     ///
-    /// A panic fails the bridge. Without a result, the bridge would wait indefinitely.
+    /// A panic becomes an error, because the bridge would otherwise wait indefinitely.
     pub(crate) async fn next(&mut self) -> (JobId, ChildResult) {
         loop {
             let (task, result) = match self.compiling.join_next_with_id().await {

@@ -1,7 +1,7 @@
-//! The source of all times that are stored or scheduled. It is a port, so that tests can move the clock instead of waiting.
+//! The source of all times that are stored or scheduled. Tests can move the clock instead of waiting.
 //!
-//! Times are UTC in milliseconds, because they are stored and must mean the same after a restart. The system time is read once, and then
-//! advanced by the monotonic clock, so that time does not go backwards within a process.
+//! The system time is read once and then advanced by the monotonic clock, so that time does not go backwards within a
+//! process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 /// A point in time, in UTC.
 pub type Timestamp = OffsetDateTime;
 
-/// A clock.
+/// A source of the current time.
 pub trait Clock: Send + Sync + fmt::Debug + 'static {
     /// Returns the current time.
     fn now(&self) -> Timestamp;

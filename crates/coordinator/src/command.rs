@@ -1,4 +1,4 @@
-//! Commands to the actor. Most have a channel for the answer. An answer is sent after the changes that it reports have been stored.
+//! Commands to the actor. An answer is sent after the changes that it reports are stored.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use muster_runner_api::service::{JobRequestAnswer, ServiceError};
@@ -7,24 +7,21 @@ use tokio::sync::oneshot;
 
 use crate::artifacts::NewArtifact;
 use crate::error::{CoordinatorError, StoreError};
-use crate::facts::{NewPipeline, NewRunner, SharedSources};
+use crate::facts::{NewPipeline, RunnerSpec, SharedSources};
 use crate::keys::Keys;
 use crate::store::{ArtifactRow, Member};
 use crate::views::{JobView, PipelineSummary, PipelineView, StuckJob};
 
-/// Channel for the answer to a library call.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, CoordinatorError>>;
-/// Channel for the answer to a runner manager.
 pub(crate) type ServiceReply<T> = oneshot::Sender<Result<T, ServiceError>>;
 
-/// A command to the actor.
 pub(crate) enum Command {
     CreatePipeline {
         new: Box<NewPipeline>,
         reply: Reply<PipelineId>,
     },
     CreateRunner {
-        new: NewRunner,
+        new: RunnerSpec,
         reply: Reply<RunnerCredentials>,
     },
     AttachSources {
@@ -103,7 +100,6 @@ pub(crate) enum Command {
         report: Box<FinalReport>,
         reply: ServiceReply<JobStatus>,
     },
-    /// Returns the archive of `producer`, for the token of another job.
     Download {
         producer: JobId,
         token: String,
@@ -133,15 +129,15 @@ pub(crate) enum Command {
         artifact: Box<NewArtifact>,
         reply: ServiceReply<StoredUpload>,
     },
-    /// Notifies the actor that an upload has ended and no longer uses the files of its job.
+    /// An upload has ended and no longer uses the files of its job.
     UploadEnded,
-    /// Notifies the actor that a trace was written, although the disk was full before.
+    /// A trace was written after the disk had been full.
     TraceRecovered,
     Shutdown,
 }
 
 impl Command {
-    /// Returns the pipelines and jobs that must be in memory for this command. Returns none if the command's job token is invalid.
+    /// Returns the pipelines and jobs that must be in memory for this command: none if its job token is invalid.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {
@@ -177,7 +173,6 @@ impl Command {
         }
     }
 
-    /// Answers with an error because the store failed to read the rows that the command needs.
     pub(crate) fn answer_store_error(self, error: &StoreError) {
         // The caller may have stopped waiting.
         fn reply_to_caller<T>(reply: Reply<T>, error: &StoreError) {
@@ -203,7 +198,6 @@ impl Command {
     }
 }
 
-/// Use of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenUse {
     /// Report of an assignee that still prepares the job and has not accepted it (docs/spec/runner-api.md, section 2.6).
@@ -212,7 +206,7 @@ pub(crate) enum TokenUse {
     Work,
     /// Upload or download of artifacts (docs/spec/runner-api.md, section 9.2).
     ///
-    /// A transfer postpones the job's timeout for missing contact. It is not recorded as contact of the manager, because any machine can
+    /// Postpones the timeout for missing contact, but is not recorded as contact of the manager: any machine can
     /// transfer files.
     Transfer,
     /// Reading the repository, by the job itself. Does not count as contact of the manager, and does not accept the job.
@@ -221,31 +215,23 @@ pub(crate) enum TokenUse {
     Report,
 }
 
-/// Information about a job, for a valid token.
 #[derive(Debug, Clone)]
 pub(crate) struct Authorization {
-    /// Status of the job.
     pub(crate) status: JobStatus,
     /// Regular expression of the job's `coverage` keyword, if any.
     pub(crate) coverage: Option<String>,
 }
 
-/// A final report of a runner.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FinalReport {
-    /// Whether the job succeeded.
     pub(crate) success: bool,
-    /// Failure reason.
     pub(crate) reason: Option<FailureReason>,
-    /// Exit code of the script.
     pub(crate) exit_code: Option<i64>,
     /// Coverage in percent, from the trace.
     pub(crate) coverage: Option<f64>,
-    /// Result tree of the runner.
     pub(crate) result_tree: Option<serde_json::Value>,
 }
 
-/// Result of storing an uploaded artifact.
 #[derive(Debug)]
 pub(crate) struct StoredUpload {
     /// `Ok` if the artifact has a row. Otherwise the error for the uploader.

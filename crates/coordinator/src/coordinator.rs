@@ -23,7 +23,7 @@ use crate::blobs::{ArtifactName, Blobs};
 use crate::clock::engine_time;
 use crate::command::{Command, TokenUse};
 use crate::error::{BlobError, CoordinatorError, OpenError, StoreError, unwritable};
-use crate::facts::{NewPipeline, NewRunner, SharedSources};
+use crate::facts::{NewPipeline, RunnerSpec, SharedSources};
 use crate::jwt::Signer;
 use crate::keys::{self, Keys};
 use crate::options::Options;
@@ -36,14 +36,14 @@ use crate::stored_pipelines::StoredPipelines;
 use crate::trace_viewers::TraceViewers;
 use crate::views::{ArtifactView, Event, JobView, PipelineSummary, PipelineView, StuckJob};
 
-/// Maximum number of commands that wait for the actor.
 const MAX_COMMANDS: usize = 1024;
-/// Number of events that are kept for a slow receiver. If it falls further behind, it misses events and must read the pipelines again.
+/// Number of events that are kept for a slow receiver. A receiver that falls further behind must read the pipelines
+/// again.
 const MAX_EVENTS: usize = 4096;
 
 /// Holds pipelines and jobs, assigns jobs to runner managers, and stores traces and artifacts.
 ///
-/// Cheap to share. Implements [`muster_runner_api::service::RunnerService`] for the server routes.
+/// Implements [`muster_runner_api::service::RunnerService`] for the server routes.
 ///
 /// Besides the errors that a method lists, a call can fail with [`CoordinatorError::Store`], and after the shutdown with
 /// [`CoordinatorError::Closed`].
@@ -122,8 +122,8 @@ impl Coordinator {
     /// Creates a pipeline and starts it.
     ///
     /// # Errors
-    /// [`CoordinatorError::Store`] if the pipeline could not be stored. Its jobs are then not assigned, and once the store can be written,
-    /// the pipeline appears as canceled. [`CoordinatorError::Unschedulable`] if the jobs cannot be scheduled.
+    /// [`CoordinatorError::Unschedulable`], or [`CoordinatorError::Store`] if the pipeline could not be stored. The
+    /// pipeline then appears as canceled once the store can be written.
     pub async fn create_pipeline(&self, new: NewPipeline) -> Result<PipelineId, CoordinatorError> {
         self.execute(|reply| Command::CreatePipeline { new: Box::new(new), reply }).await
     }
@@ -132,7 +132,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
-    pub async fn create_runner(&self, new: NewRunner) -> Result<RunnerCredentials, CoordinatorError> {
+    pub async fn create_runner(&self, new: RunnerSpec) -> Result<RunnerCredentials, CoordinatorError> {
         self.execute(|reply| Command::CreateRunner { new, reply }).await
     }
 
@@ -208,7 +208,7 @@ impl Coordinator {
         self.events.subscribe()
     }
 
-    /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
+    /// Returns at most `limit` pipelines after `after`, oldest first. `None` starts with the first pipeline.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`], [`CoordinatorError::Closed`].
@@ -224,14 +224,13 @@ impl Coordinator {
         let mut summaries: BTreeMap<PipelineId, PipelineSummary> =
             stored.into_iter().map(|summary| (summary.id, summary)).collect();
         summaries.extend(in_memory.into_iter().filter(|row| row.id > after).map(|summary| (summary.id, summary)));
-        // Memory may hold some, but not all, of the pipelines that follow this page of the store. In that case the page is full, and `take`
-        // drops them.
+        // Memory may also hold pipelines beyond this page. The page is then full, and `take` drops them.
         Ok(summaries.into_values().take(limit).collect())
     }
 
     /// Returns at most `limit` job events in order, starting after the event `sequence`. 0 starts with the first event.
     ///
-    /// Events are only written if [`Options::write_job_events`] is set. [`Coordinator::subscribe`] signals when there may be new ones.
+    /// Events are only written if [`Options::write_job_events`] is set.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -239,7 +238,7 @@ impl Coordinator {
         Ok(self.store.events_after(sequence, limit).await?)
     }
 
-    /// Deletes the events up to and including `sequence`. Their reader has processed them.
+    /// Deletes the events up to and including `sequence`.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -309,7 +308,6 @@ impl Coordinator {
         }
     }
 
-    /// Sends a command and waits for its answer.
     async fn execute<T>(
         &self,
         command: impl FnOnce(oneshot::Sender<Result<T, CoordinatorError>>) -> Command,
@@ -320,16 +318,15 @@ impl Coordinator {
     }
 }
 
-/// Creates the state directory, accessible to this user only, with everything except the database.
+/// The directory is accessible to this user only.
 fn prepare_dir(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     Ok(((Keys::open(dir)?, keys::open_signer(dir)?), DirectoryBlobs::open(dir)?))
 }
 
-/// Restores the state of the open work from the store.
 async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorState, RestoredActions), StoreError> {
-    let (contents, last) = (store.open_work().await?, store.last_ids().await?);
+    let (contents, last) = (store.unfinished_work().await?, store.last_ids().await?);
     let now = engine_time(options.clock.now());
     let first_ids = (options.first_pipeline_id, options.first_job_id);
     CoordinatorState::restore(contents, last, first_ids, options.write_job_events, now)

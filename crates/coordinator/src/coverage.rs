@@ -12,9 +12,8 @@ use regex::Regex;
 
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
 const TIMESTAMP_LEN: usize = 32;
-/// Maximum number of bytes that are read at a time.
 const CHUNK: u64 = 64 * 1024;
-/// Length of a line in bytes above which only the end of the line may be searched.
+/// Length of a line in bytes. Of a longer line, only the end may be searched.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
@@ -47,9 +46,7 @@ pub fn find(expression: &str, trace: &str) -> Option<f64> {
     find_in(expression, Cursor::new(trace)).unwrap_or_default()
 }
 
-/// Returns the coverage that `expression` finds in a file, like [`find`].
-///
-/// Reads the file from its end back to the line that matches.
+/// Like [`find`], but reads a file, from its end back to the line that matches.
 ///
 /// # Errors
 /// Errors of reading.
@@ -81,7 +78,8 @@ fn number(regex: &Regex, line: &str) -> Option<f64> {
 struct PartialLines(BTreeMap<String, String>);
 
 impl PartialLines {
-    /// Adds the line that precedes the previously added one. Returns a complete line without its timestamp, or `None` for a continuation.
+    /// Adds the next line, counted from the end. Returns a complete line without its timestamp, or `None` for a
+    /// continuation.
     fn join<'a>(&mut self, line: &'a str) -> Option<Cow<'a, str>> {
         let Some((_, [stream, flag])) = TIMESTAMP.captures(line).map(|captures| captures.extract()) else {
             return Some(Cow::Borrowed(line));
@@ -98,7 +96,6 @@ impl PartialLines {
     }
 }
 
-/// Truncates a text to its last [`MAX_LINE`] bytes, or a few less.
 fn truncate_front(text: &mut String) {
     if let Some(excess) = text.len().checked_sub(MAX_LINE) {
         let from = (excess..text.len()).find(|at| text.is_char_boundary(*at)).unwrap_or(text.len());
@@ -199,7 +196,6 @@ mod tests {
         assert_eq!(find("^Running 1$", "section_start:1:x[collapsed=true]\r\u{1b}[0KRunning 1"), Some(1.0));
     }
 
-    /// A reader that counts the bytes that are read.
     struct CountingReader<'a>(Cursor<&'a [u8]>, &'a mut usize);
 
     impl Read for CountingReader<'_> {

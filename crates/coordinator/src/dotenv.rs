@@ -35,8 +35,8 @@ pub enum DotenvError {
 
 /// Parses a report.
 ///
-/// Each line is `KEY=value`. Nothing is expanded, and quotes around a value are removed. Of several lines with the same key, the last
-/// one takes precedence.
+/// Each line is `KEY=value`. Nothing is expanded, and quotes around a value are removed. If a key is repeated, its last
+/// line takes precedence.
 ///
 /// # Errors
 /// [`DotenvError`], which is the failure message of the job.

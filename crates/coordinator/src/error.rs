@@ -104,7 +104,6 @@ pub enum BlobError {
 }
 
 impl BlobError {
-    /// Returns the error of a failed access to `object`.
     pub(crate) fn new(object: impl std::fmt::Display, source: io::Error) -> Self {
         let object = object.to_string();
         if is_full(&source) { Self::Full { object, source } } else { Self::Failed { object, source } }
@@ -176,7 +175,6 @@ pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Returns the error for a directory or file that cannot be written.
 pub(crate) fn unwritable(dir: &Path, source: io::Error) -> OpenError {
     if is_full(&source) {
         OpenError::DiskFull { dir: dir.to_owned() }

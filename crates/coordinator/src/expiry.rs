@@ -1,7 +1,6 @@
 //! Deletes the files of expired artifacts, including those of finished pipelines.
 //!
-//! The store has the expiry time of each artifact. This module decides when to query it. A file is deleted first, and its row is updated
-//! afterwards, so that an interrupted deletion is repeated.
+//! A file is deleted before its row is updated, so that an interrupted deletion is repeated.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,23 +18,18 @@ use crate::error::StoreError;
 use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, Store};
 
-/// Maximum number of artifacts that are deleted in one batch.
 const MAX_DELETIONS: usize = 64;
 
-/// Minimum delay of the timer for the next query, after a query that found expired artifacts or failed.
-///
-/// Artifacts that are in use or that cannot be deleted are found again.
+/// Minimum delay of the timer after a query that found expired artifacts or failed. Such a query may find the same
+/// artifacts again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Result of a query for expired artifacts, or of a deletion.
 pub(crate) enum ExpiryStep {
-    /// The artifacts that have expired, and when the next one expires.
     Found(Result<(Vec<ArtifactRow>, Option<Timestamp>), StoreError>),
     /// The deleted files, by job and kind. No other task uses the files of these jobs until the guards are dropped.
     Deleted(Vec<(JobId, String)>, Vec<OwnedMutexGuard<()>>),
 }
 
-/// Finds and deletes expired artifacts in the background.
 pub(crate) struct ArtifactExpiry {
     store: Arc<dyn Store>,
     locks: ArtifactLocks,
@@ -48,12 +42,11 @@ pub(crate) struct ArtifactExpiry {
 }
 
 impl ArtifactExpiry {
-    /// Creates an idle instance. Work starts with the first call of [`ArtifactExpiry::query`].
     pub(crate) fn new(store: Arc<dyn Store>, blobs: Arc<dyn Blobs>, locks: ArtifactLocks) -> Self {
         Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
-    /// Records that an artifact expires at `at`. Returns whether that is the earliest known expiry, for which a timer must be set.
+    /// Returns whether `at` is the earliest known expiry, for which a timer must be set.
     pub(crate) fn record_expiry(&mut self, at: Timestamp) -> bool {
         let is_earliest = self.next.is_none_or(|next| at < next);
         if is_earliest {
@@ -62,7 +55,7 @@ impl ArtifactExpiry {
         is_earliest
     }
 
-    /// Queries the store for artifacts that have expired by `now`. If files are being deleted, the query follows the deletion.
+    /// If files are being deleted, the query follows the deletion.
     pub(crate) fn query(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
@@ -76,7 +69,7 @@ impl ArtifactExpiry {
         });
     }
 
-    /// Returns the next completed step. Waits indefinitely if there is no work. Cancel-safe.
+    /// Waits indefinitely if there is no work. Cancel-safe.
     pub(crate) async fn step(&mut self) -> ExpiryStep {
         loop {
             match self.work.join_next().await {
@@ -87,7 +80,7 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Continues after a completed step. Returns when the next query is due, if a timer must be set for it.
+    /// Returns when the next query is due, if a timer must be set for it.
     ///
     /// The rows of deleted artifacts are kept, to show that the artifacts existed (docs/spec/pipeline-yaml.md, case C187).
     pub(crate) fn advance(
@@ -103,8 +96,7 @@ impl ArtifactExpiry {
                     let current = state.artifact(row.job, &row.kind);
                     current.is_none_or(|current| current.expires_at.is_some_and(|at| at <= now) && !current.deleted)
                 };
-                // If the query found artifacts, some of them may remain, so the next query is delayed. Otherwise it is due at `next`, which
-                // may have passed since this query.
+                // Delay the next query if this query found artifacts, because some of them may remain.
                 let delay = if expired.is_empty() { Duration::ZERO } else { RETRY_DELAY };
                 let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
                 if !expired.is_empty() {
@@ -118,8 +110,8 @@ impl ArtifactExpiry {
                 Some(now + RETRY_DELAY).filter(|at| self.record_expiry(*at))
             }
             ExpiryStep::Deleted(deleted, _guards) => {
-                // Query again if the timer fired in the meantime, or if files were deleted, because there may be another batch. Otherwise,
-                // the files that could not be deleted wait for the timer.
+                // Query again if the timer fired in the meantime, or if files were deleted, because there may be
+                // another batch. Files that could not be deleted wait for the timer.
                 let query_again = std::mem::take(&mut self.is_overdue) || !deleted.is_empty();
                 for (job, kind) in deleted {
                     state.mark_deleted(job, kind);
@@ -132,7 +124,7 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Deletes the files of `expired`, except the files of jobs whose lock is held, for example by an upload.
+    /// Skips jobs whose lock is held, for example by an upload.
     fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
         let mut unused = Vec::new();
@@ -154,7 +146,6 @@ impl ArtifactExpiry {
                         tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");
                         deleted.push((row.job, row.kind));
                     }
-                    // The next query finds the artifact again.
                     Err(error) => {
                         tracing::warn!(job = %row.job, kind = row.kind, %error, "failed to delete an expired artifact, retrying")
                     }

@@ -11,7 +11,7 @@ use muster_pipeline::context::{Changes, Context, IncludeTarget, IncludedFile, Or
 use muster_pipeline::model::Pipeline;
 use serde::{Deserialize, Serialize};
 
-/// Access to the files of a pipeline, shared between threads. Kept in memory with the pipeline, to compile its child configurations.
+/// Access to the files of a pipeline, for compiling its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
 /// Sources without files, for pipelines without includes and child pipelines.
@@ -145,15 +145,15 @@ impl fmt::Debug for NewPipeline {
     }
 }
 
-/// A runner to create: one authentication token, shared by any number of managers.
+/// Settings of a runner. Any number of managers share the authentication token of a runner.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct NewRunner {
+pub struct RunnerSpec {
     /// Human-readable description, also the value of `CI_RUNNER_DESCRIPTION`.
     pub description: String,
     /// Tags of the runner. Unless `any_tags` is set, the runner only gets jobs whose tags are all in this list.
     pub tags: Vec<String>,
-    /// Whether the runner gets tagged jobs whatever their tags are. Intended for the only runner of a machine.
+    /// Whether the runner gets tagged jobs whatever their tags are.
     pub any_tags: bool,
     /// Whether the runner gets jobs without tags.
     pub run_untagged: bool,

@@ -1,7 +1,6 @@
 //! Read-only access to past runs, for `muster ci show`.
 //!
-//! The coordinator of the run may have ended, may have been killed, or may still be running in another process. Each call returns the
-//! current content of the database.
+//! The coordinator of the run may still be running in another process.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -32,7 +31,7 @@ pub struct History {
     blobs: Arc<dyn Blobs>,
 }
 
-/// What a job got: variables, archives and the commit.
+/// Variables, archives and commit that a job got.
 #[derive(Debug)]
 pub struct JobSetup {
     /// Variables of the job, with an empty token, and without ID tokens and secrets.
@@ -65,7 +64,7 @@ impl History {
         Ok(Self { dir: dir.to_owned(), stored_pipelines, blobs })
     }
 
-    /// Returns at most `limit` pipelines, oldest first: those after the pipeline `after`, or the first ones.
+    /// Returns at most `limit` pipelines after `after`, oldest first. `None` starts with the first pipeline.
     ///
     /// # Errors
     /// [`CoordinatorError::Store`].
@@ -91,7 +90,7 @@ impl History {
     /// [`CoordinatorError::NotFound`] if the job does not exist, or another [`CoordinatorError`].
     pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
         let missing = || not_found(Member::Job(job));
-        let mut state = self.stored_pipelines.family(Member::Job(job)).await?;
+        let mut state = self.stored_pipelines.hierarchy(Member::Job(job)).await?;
         let row = state.jobs.get(&job).cloned().ok_or_else(missing)?;
         let upstream = self.stored_pipelines.upstream(&mut state, &row).await?;
         let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(missing)?;
@@ -145,11 +144,11 @@ impl History {
     /// [`CoordinatorError::NotFound`] if the file was deleted, or [`CoordinatorError::Blob`].
     pub async fn open_artifact(&self, job: JobId, artifact: &ArtifactView) -> Result<File, CoordinatorError> {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
-        self.stored_pipelines.open(&ArtifactName { job, kind, filename }).await
+        self.stored_pipelines.open_artifact(&ArtifactName { job, kind, filename }).await
     }
 }
 
-/// Opens archives. Also returns messages about those that no longer exist: the coordinator of the run may delete an archive at any time.
+/// Also returns a message for each archive that no longer exists.
 async fn open_archives(
     blobs: &dyn Blobs,
     archives: &[Archive],
@@ -170,7 +169,6 @@ async fn open_archives(
     Ok((opened, deleted))
 }
 
-/// Returns the URL of the coordinator that the jobs of a pipeline used.
 fn coordinator_url(context: &muster_pipeline::context::Context) -> &str {
     let api = layers::value(&context.predefined, "CI_API_V4_URL").unwrap_or_default();
     api.strip_suffix("/api/v4").unwrap_or(api)

@@ -1,6 +1,6 @@
 //! The HTTP server: binds an address, and combines the routes of the coordinator.
 //!
-//! The address is bound first, because the variables of jobs contain the server's URL. Requests are served once the coordinator exists.
+//! The address is bound before the coordinator exists, because the variables of jobs contain the server's URL.
 
 use std::io;
 use std::net::SocketAddr;
@@ -62,7 +62,6 @@ impl HttpServer {
     }
 }
 
-/// Returns the routes of the runner API and of the repository that runners clone.
 fn routes_of(coordinator: Arc<Coordinator>, repository: Option<Repository>) -> Router {
     let checker = Arc::clone(&coordinator);
     let runner_api = routes::router(coordinator);

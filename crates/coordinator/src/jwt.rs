@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::assignment::JobAssignment;
 
-/// Number of seconds before its creation from which a token is valid, for verifiers whose clocks are slow.
+/// Seconds by which a token becomes valid before its creation, for verifiers with slow clocks.
 const CLOCK_SKEW: i64 = 5;
 
 /// Reason why a token could not be signed.

@@ -55,6 +55,6 @@ pub mod views;
 
 pub use coordinator::Coordinator;
 pub use error::{BlobError, CoordinatorError, OpenError, StoreError};
-pub use facts::{GitFacts, JobKind, NewPipeline, NewRunner, NoFiles, Parent, ProjectFacts, SharedSources};
+pub use facts::{GitFacts, JobKind, NewPipeline, NoFiles, Parent, ProjectFacts, RunnerSpec, SharedSources};
 pub use history::{History, JobSetup};
 pub use options::{Limits, Options};

@@ -10,7 +10,6 @@ use muster_runner_api::wire::JobRequest;
 
 use crate::command::ServiceReply;
 
-/// A held job request.
 pub(crate) struct HeldRequest {
     /// Number of the request, for its timer.
     pub(crate) number: u64,
@@ -19,7 +18,6 @@ pub(crate) struct HeldRequest {
     pub(crate) reply: ServiceReply<JobRequestAnswer>,
 }
 
-/// The held job requests, in the order of their arrival.
 #[derive(Default)]
 pub(crate) struct LongPolls {
     held: VecDeque<HeldRequest>,
@@ -27,7 +25,6 @@ pub(crate) struct LongPolls {
 }
 
 impl LongPolls {
-    /// Holds a request, and returns its number.
     pub(crate) fn hold(
         &mut self,
         runner: RunnerId,
@@ -40,7 +37,6 @@ impl LongPolls {
         number
     }
 
-    /// Removes and returns the requests for which `predicate` returns true.
     pub(crate) fn release(&mut self, mut predicate: impl FnMut(&HeldRequest) -> bool) -> Vec<HeldRequest> {
         let (released, held): (VecDeque<_>, _) =
             std::mem::take(&mut self.held).into_iter().partition(|request| predicate(request));
@@ -48,7 +44,7 @@ impl LongPolls {
         released.into()
     }
 
-    /// Removes and returns the newest requests above `limit`, after dropping requests with a closed connection.
+    /// Also drops requests with a closed connection.
     pub(crate) fn shed_newest(&mut self, limit: usize) -> VecDeque<HeldRequest> {
         if self.held.len() <= limit {
             return VecDeque::new();
@@ -57,9 +53,8 @@ impl LongPolls {
         self.held.split_off(limit.min(self.held.len()))
     }
 
-    /// Returns the index of the first request that gets a job from `best_job`, and the job.
-    ///
-    /// Drops requests with a closed connection.
+    /// Returns the index of the first request that gets a job from `best_job`, and the job. Drops requests with a
+    /// closed connection.
     pub(crate) fn first_match(&mut self, best_job: impl Fn(RunnerId) -> Option<JobId>) -> Option<(usize, JobId)> {
         self.held.retain(|request| !request.reply.is_closed());
         // One runner can have many held requests, so the best job is looked up once per runner.

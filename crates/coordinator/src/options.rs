@@ -36,8 +36,6 @@ pub struct Options {
     /// `None` means that every personal access token is rejected.
     pub personal_token: Option<String>,
     /// Lifetime of a runner's authentication token. `None` means that tokens do not expire.
-    ///
-    /// The manager renews the token before it expires.
     pub runner_token_lifetime: Option<Duration>,
     /// Whether to write the events of each job to the [outbox](crate::outbox). Defaults to false.
     ///
@@ -72,7 +70,7 @@ impl Options {
 /// Limits of sizes and times.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Maximum size of a trace in bytes. A larger one fails its job as `trace_size_exceeded`. Defaults to 100 MiB.
+    /// Maximum size of a trace in bytes. A larger trace fails its job as `trace_size_exceeded`. Defaults to 100 MiB.
     pub trace_bytes: u64,
     /// Maximum size of an artifact in bytes. Larger ones are rejected with status 413. Defaults to 1 GiB.
     pub artifact_bytes: u64,
@@ -80,11 +78,9 @@ pub struct Limits {
     pub unpack: muster_archive::Limits,
     /// Maximum size of a generated child configuration in bytes. Defaults to 5 MiB.
     pub child_config_bytes: u64,
-    /// Maximum number of job requests that are held. Further ones are answered without a job. Defaults to 10,000.
+    /// Maximum number of job requests that are held. Further requests are answered without a job. Defaults to 10,000.
     pub held_requests: usize,
-    /// Maximum number of finished families that are kept in memory. Defaults to 8.
-    ///
-    /// A family is a pipeline with its child pipelines. Calls about a recently finished family need no read from the database.
+    /// Maximum number of finished pipelines that are kept in memory, not counting their child pipelines. Defaults to 8.
     pub finished_in_memory: usize,
     /// Time that a job may run beyond its timeout before the coordinator ends it. Defaults to 15 minutes.
     pub timeout_grace: Duration,

@@ -1,11 +1,11 @@
 //! Events about each job, for analytics, notifications and dashboards.
 //!
-//! Events are only written if [`crate::Options::write_job_events`] is set, because they are stored until a reader acknowledges them.
+//! Events are only written if [`crate::Options::write_job_events`] is set.
 //!
-//! Events are written in the same transaction as the change that they report. All events have one order, which is also the order of the
-//! changes of each job. A reader requests the events after the last sequence number that it has processed
-//! ([`crate::Coordinator::events_after`]), and acknowledges them ([`crate::Coordinator::acknowledge_events`]), which deletes them. A
-//! reader that fails in between gets them again.
+//! Events are written in the same transaction as the change that they report. A reader requests the events after the
+//! last sequence number that it has processed ([`crate::Coordinator::events_after`]), and acknowledges them
+//! ([`crate::Coordinator::acknowledge_events`]), which deletes them. A reader that fails in between gets the events
+//! again.
 
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, ProjectId, RunnerId};
 use serde::{Deserialize, Serialize};
@@ -73,17 +73,13 @@ pub enum JobChange {
         /// ID of the new attempt.
         by: JobId,
     },
-    /// Another change of the status.
-    ///
-    /// The job waits for a manual start, a delay, a resource group or again for earlier jobs, or is being canceled, or is a bridge whose
-    /// pipeline started.
+    /// The status changed in a way that no other variant reports, for example to `manual` or `canceling`.
     StatusChanged {
         /// New status.
         to: JobStatus,
     },
 }
 
-/// An event without a sequence number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NewJobEvent {
     pub(crate) at: Timestamp,
@@ -93,7 +89,6 @@ pub(crate) struct NewJobEvent {
 }
 
 impl NewJobEvent {
-    /// Returns the event with its sequence number.
     pub(crate) fn numbered(&self, sequence: u64) -> JobEvent {
         let Self { at, pipeline, job, change } = self.clone();
         JobEvent { sequence, at, pipeline, job, change }

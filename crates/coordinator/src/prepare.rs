@@ -16,7 +16,6 @@ use crate::payload::{self, PayloadInput, QueueFacts};
 use crate::upstream::{Obstacle, Undispatchable, UpstreamResolver};
 use crate::variables::{JobVariablesInput, RunnerFacts, job_variables};
 
-/// A job that is ready to be assigned.
 pub(crate) struct PreparedJob {
     pub(crate) payload: JobPayload,
     pub(crate) assignment: u32,
@@ -25,18 +24,15 @@ pub(crate) struct PreparedJob {
     pub(crate) environment_url: Option<String>,
 }
 
-/// The data that is needed to prepare a job.
 pub(crate) struct JobPreparer<'a> {
     pub(crate) upstream: UpstreamResolver<'a>,
     pub(crate) options: &'a Options,
     pub(crate) keys: &'a Keys,
     pub(crate) signer: &'a Signer,
-    /// Number of jobs in the queue.
     pub(crate) queue_len: usize,
 }
 
 impl JobPreparer<'_> {
-    /// Prepares a job for a runner whose manager sent `info`.
     pub(crate) fn prepare(
         &self,
         job: JobId,

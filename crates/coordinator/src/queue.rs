@@ -1,27 +1,25 @@
 //! The queue of jobs that wait for a runner.
 //!
-//! Jobs with the same requirement form one group, in the order of their assignment. The best job for a runner is therefore among the
-//! first jobs of the groups that match it.
+//! Jobs with the same requirement form one group, ordered by [`QueuePosition`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use muster_job::JobId;
 
-use crate::facts::NewRunner;
+use crate::facts::RunnerSpec;
 
 /// Requirement of a job for its runner (docs/spec/runner-api.md, section 9.3, step 2).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Requirement {
-    /// Tags of the job.
     pub(crate) tags: BTreeSet<String>,
     /// Whether the ref of the job is protected.
     pub(crate) protected: bool,
 }
 
 impl Requirement {
-    /// Returns the reason why a runner does not match this requirement, such as "is paused". `None` if the runner matches.
-    pub(crate) fn mismatch_reason(&self, runner: &NewRunner) -> Option<String> {
+    /// For example "is paused". `None` if the runner matches.
+    pub(crate) fn mismatch_reason(&self, runner: &RunnerSpec) -> Option<String> {
         if runner.paused {
             return Some("is paused".to_owned());
         }
@@ -48,7 +46,6 @@ impl Requirement {
 /// Position of a job in its group. The longest remaining path in its pipeline comes first, then the lowest ID.
 type QueuePosition = (Reverse<u64>, JobId);
 
-/// The queue of one coordinator.
 #[derive(Default)]
 pub(crate) struct Queue {
     groups: BTreeMap<Requirement, BTreeSet<QueuePosition>>,
@@ -63,7 +60,7 @@ impl Queue {
         Self { process: rand::random(), ..Self::default() }
     }
 
-    /// Returns the opaque version for `X-GitLab-Last-Update`, which changes when a job is added or a runner changes.
+    /// Opaque value of `X-GitLab-Last-Update`.
     pub(crate) fn version(&self) -> String {
         format!("{:08x}-{}", self.process, self.version)
     }
@@ -94,8 +91,7 @@ impl Queue {
         }
     }
 
-    /// Returns the job that a runner would get now.
-    pub(crate) fn best_for(&self, runner: &NewRunner) -> Option<JobId> {
+    pub(crate) fn best_for(&self, runner: &RunnerSpec) -> Option<JobId> {
         let matching = self.groups.iter().filter(|(requirement, _)| requirement.mismatch_reason(runner).is_none());
         matching.filter_map(|(_, group)| group.first()).min().map(|(_, job)| *job)
     }
@@ -104,12 +100,10 @@ impl Queue {
         self.positions.len()
     }
 
-    /// Returns the waiting jobs, ordered by ID.
     pub(crate) fn jobs(&self) -> BTreeSet<JobId> {
         self.positions.keys().copied().collect()
     }
 
-    /// Returns the requirement of a waiting job.
     pub(crate) fn requirement(&self, job: JobId) -> Option<&Requirement> {
         self.positions.get(&job).map(|(requirement, _)| requirement)
     }
@@ -123,8 +117,8 @@ mod tests {
         Requirement { tags: tags.iter().map(ToString::to_string).collect(), protected: false }
     }
 
-    fn runner(tags: &[&str], run_untagged: bool) -> NewRunner {
-        NewRunner { tags: tags.iter().map(ToString::to_string).collect(), run_untagged, ..NewRunner::default() }
+    fn runner(tags: &[&str], run_untagged: bool) -> RunnerSpec {
+        RunnerSpec { tags: tags.iter().map(ToString::to_string).collect(), run_untagged, ..RunnerSpec::default() }
     }
 
     #[test]
@@ -135,8 +129,8 @@ mod tests {
         assert_eq!(queue.best_for(&runner(&[], true)), Some(JobId(2)));
         assert_eq!(queue.best_for(&runner(&["gpu", "linux"], false)), Some(JobId(1)));
         assert_eq!(queue.best_for(&runner(&["linux"], false)), None);
-        assert_eq!(queue.best_for(&NewRunner { paused: true, ..runner(&["gpu"], true) }), None);
-        assert_eq!(queue.best_for(&NewRunner { ref_protected: true, ..runner(&["gpu"], true) }), None);
+        assert_eq!(queue.best_for(&RunnerSpec { paused: true, ..runner(&["gpu"], true) }), None);
+        assert_eq!(queue.best_for(&RunnerSpec { ref_protected: true, ..runner(&["gpu"], true) }), None);
     }
 
     #[test]

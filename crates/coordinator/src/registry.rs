@@ -10,7 +10,7 @@ use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, 
 use time::format_description::well_known::Rfc3339;
 
 use crate::clock::Timestamp;
-use crate::facts::NewRunner;
+use crate::facts::RunnerSpec;
 use crate::keys;
 use crate::options::Options;
 use crate::queue::Requirement;
@@ -23,10 +23,8 @@ const LEGACY_SYSTEM: &str = "<legacy>";
 /// Maximum length of a maintenance note in characters (docs/spec/runner-api.md, section 1.4).
 const MAX_NOTE_CHARS: usize = 1024;
 
-/// A manager, by the ID of its runner and its system ID.
 type ManagerKey = (RunnerId, String);
 
-/// All runners and their managers, and the set of rows that are not stored yet.
 #[derive(Default)]
 pub(crate) struct RunnerRegistry {
     runners: BTreeMap<RunnerId, RunnerRow>,
@@ -37,7 +35,6 @@ pub(crate) struct RunnerRegistry {
     unwritten: UnwrittenRows,
 }
 
-/// Rows that changed since the last write.
 #[derive(Default)]
 struct UnwrittenRows {
     runners: BTreeSet<RunnerId>,
@@ -66,7 +63,6 @@ impl RunnerRegistry {
         self.managers.contains_key(&(runner, system_id.to_owned()))
     }
 
-    /// Adds the changed rows to the next write.
     pub(crate) fn add_changes<'a>(&'a self, changes: &mut Changes<'a>) {
         let unwritten = &self.unwritten;
         changes.removed_runners = unwritten.removed_runners.iter().copied().collect();
@@ -75,15 +71,14 @@ impl RunnerRegistry {
         changes.managers = unwritten.managers.iter().filter_map(|key| self.managers.get(key)).collect();
     }
 
-    /// Marks all rows as written.
     pub(crate) fn mark_written(&mut self) {
         self.unwritten = UnwrittenRows::default();
     }
 
-    /// Creates a runner. Returns its token, of which only the hash is stored.
+    /// Returns the token, of which only the hash is stored.
     pub(crate) fn create(
         &mut self,
-        settings: NewRunner,
+        settings: RunnerSpec,
         registered_itself: bool,
         options: &Options,
         now: Timestamp,
@@ -119,7 +114,7 @@ impl RunnerRegistry {
         let list = request.tag_list.unwrap_or_default();
         let tags: Vec<String> =
             list.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(ToOwned::to_owned).collect();
-        let settings = NewRunner {
+        let settings = RunnerSpec {
             description: request.description.unwrap_or_default(),
             any_tags: false,
             run_untagged: request.run_untagged || tags.is_empty(),
@@ -171,7 +166,7 @@ impl RunnerRegistry {
         self.renew_token(runner, false, options, now)
     }
 
-    /// Replaces the token of a runner. The old token is rejected from now on.
+    /// The old token is rejected from now on.
     fn renew_token(
         &mut self,
         runner: RunnerId,
@@ -219,7 +214,7 @@ impl RunnerRegistry {
         Ok(())
     }
 
-    /// Returns the runner of a token that has not expired.
+    /// `None` if the token has expired.
     pub(crate) fn runner_of(&self, token: &str, now: Timestamp) -> Option<RunnerId> {
         let runner = *self.by_token.get(&keys::hash(token))?;
         let expired = self.runners.get(&runner)?.token_expires_at.is_some_and(|at| at <= now);
@@ -255,7 +250,7 @@ impl RunnerRegistry {
         self.unwritten.managers.insert(key);
     }
 
-    /// Returns the reason why no runner matches a requirement. `None` if a runner matches.
+    /// Returns the reason why no runner matches. `None` if a runner matches.
     pub(crate) fn mismatch_reason(&self, requirement: &Requirement) -> Option<String> {
         let mut first = None;
         for runner in self.runners.values() {
@@ -278,7 +273,7 @@ impl RunnerRegistry {
     }
 }
 
-/// Returns when a token that is created now expires. `None` means never.
+/// `None` means never.
 fn token_expiry(options: &Options, now: Timestamp) -> Option<Timestamp> {
     options.runner_token_lifetime.map(|lifetime| now + lifetime)
 }

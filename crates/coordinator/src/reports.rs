@@ -1,5 +1,3 @@
-//! Handles the reports of runner managers about their jobs (contact, results and artifacts), and timeouts for missing reports.
-
 use muster_job::{FailureReason, JobId, JobStatus};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::model::Work;
@@ -46,8 +44,8 @@ impl Actor {
                 return Err(ServiceError::Conflict("the job has already been accepted".to_owned()));
             }
             self.state.last_contact.insert(job, self.now());
-            // Any of these calls shows that the manager has the job. From now on, no other manager gets it (J2). The call may also come
-            // without an acceptance: some managers do not support acceptance, or do not repeat it if the answer is lost.
+            // Any of these calls accepts the job: some managers do not support acceptance, or do not repeat an
+            // acceptance whose answer was lost. No other manager gets the job from now on (J2).
             if !accepted
                 && token_use != TokenUse::Waiting
                 && let Some(row) = self.state.job_mut(job)
@@ -74,7 +72,7 @@ impl Actor {
         }
     }
 
-    /// Processes a final report. A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
+    /// A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
     pub(crate) fn finish(&mut self, job: JobId, token: &str, report: FinalReport) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
@@ -118,8 +116,6 @@ impl Actor {
         Ok(status)
     }
 
-    /// Adds the row of an uploaded file.
-    ///
     /// Returns the result, and the file to delete, if any: the replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
@@ -163,7 +159,6 @@ impl Actor {
         Ok(())
     }
 
-    /// Records that an uploaded report is invalid.
     pub(crate) fn report_rejected(&mut self, job: JobId, token: &str, reason: String) -> Result<(), ServiceError> {
         self.authorize(job, token, TokenUse::Transfer)?;
         if let Some(row) = self.state.job_mut(job) {
@@ -172,7 +167,6 @@ impl Actor {
         Ok(())
     }
 
-    /// Continues the deletion of expired artifacts.
     pub(crate) fn on_artifact_expiry(&mut self, step: ExpiryStep) {
         let now = self.now();
         if let Some(at) = self.expiry.advance(step, &mut self.state, now) {
@@ -180,7 +174,7 @@ impl Actor {
         }
     }
 
-    /// Returns the archive of `producer`. The token must be of a job of the same project that is on a runner.
+    /// The token must be of a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (consumer, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
         self.authorize(consumer, token, TokenUse::Transfer)?;
@@ -214,14 +208,13 @@ impl Actor {
         }
     }
 
-    /// Sets the timer that ends a job if it runs for too long, or if its manager makes no contact for too long.
     pub(crate) fn arm_job_timer(&mut self, job: JobId) {
         if let Some((run_deadline, contact_deadline)) = self.deadlines(job) {
             self.timers.add(run_deadline.min(contact_deadline), Timer::Runner(job));
         }
     }
 
-    /// Returns the two deadlines of a job on a runner: for its end, and for the next contact of its manager.
+    /// Returns the deadline for the end of the job, and the deadline for the next contact of its manager.
     fn deadlines(&self, job: JobId) -> Option<(crate::clock::Timestamp, crate::clock::Timestamp)> {
         let row = self.state.jobs.get(&job).filter(|row| row.status().is_on_runner())?;
         let limits = &self.options.limits;
@@ -231,7 +224,6 @@ impl Actor {
         Some((run_deadline, last_contact + limits.contact_timeout))
     }
 
-    /// Handles a timer, if it still applies.
     pub(crate) fn on_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Delayed(job) => {

@@ -52,7 +52,7 @@ impl RunnerService for Coordinator {
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError> {
         let last_update = request.last_update.clone();
         let answer = self.try_call(|reply| Command::RequestJob { request: Box::new(request), reply }).await;
-        // At shutdown, held requests are answered without a job. That is not an error: the manager polls again later.
+        // At shutdown, held requests are answered without a job, and their managers poll again later.
         answer.unwrap_or(Ok(JobRequestAnswer { job: None, last_update }))
     }
 
@@ -108,7 +108,7 @@ impl RunnerService for Coordinator {
         let appended = self.blobs.append_trace(job, start, bytes, max_bytes).await.inspect_err(|error| {
             if let BlobError::Full { .. } = error {
                 let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
-                // After the event: a recovery that is reported now follows it.
+                // Set the flag after the event, so that the report of a recovery follows the event.
                 self.is_trace_full.store(true, Ordering::Relaxed);
             }
         })?;
@@ -117,7 +117,7 @@ impl RunnerService for Coordinator {
                 if has_bytes {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
-                    // At shutdown, the command has no receiver. A canceled call changes nothing.
+                    // Reserve before the flag is cleared, so that a canceled call loses no report.
                     if self.is_trace_full.load(Ordering::Relaxed)
                         && let Ok(permit) = self.commands.reserve().await
                         && self.is_trace_full.swap(false, Ordering::Relaxed)
@@ -170,9 +170,8 @@ impl RunnerService for Coordinator {
 }
 
 impl Coordinator {
-    /// Stores an uploaded file, adds its row, and deletes the file that has no row afterwards.
-    ///
-    /// Runs to the end even if the connection to the manager is lost.
+    /// Writes the row of an upload, and deletes the file that this leaves without a row. Runs to the end even if the
+    /// connection is lost.
     async fn store_upload(
         &self,
         job: JobId,
@@ -205,7 +204,7 @@ impl Coordinator {
         task.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Checks the trace of a finished job against the reported size and checksum, and returns the coverage that the trace shows.
+    /// Checks a finished trace against the reported size and checksum. Returns the coverage that the trace shows.
     async fn end_trace(
         &self,
         job: JobId,
@@ -236,7 +235,7 @@ impl Coordinator {
         UpdateAnswer { status, update_interval: self.update_interval(job) }
     }
 
-    /// Returns the interval for updates of a job's trace, which is short while a user reads it (docs/spec/runner-api.md, section 3.2).
+    /// The interval is short while a user reads the trace (docs/spec/runner-api.md, section 3.2).
     fn update_interval(&self, job: JobId) -> Duration {
         let limits = &self.options.limits;
         if self.trace_viewers.is_viewed(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
@@ -246,7 +245,7 @@ impl Coordinator {
         self.try_call(command).await.unwrap_or_else(|| Err(closed()))
     }
 
-    /// Sends a command and returns the answer. `None` if the coordinator got the command and stopped without an answer.
+    /// `None` if the coordinator stopped without an answer.
     async fn try_call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Option<Result<T, ServiceError>> {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {
@@ -256,7 +255,7 @@ impl Coordinator {
     }
 }
 
-/// Returns the text of `output.checksum` (docs/spec/runner-api.md, section 3.3).
+/// Text of `output.checksum` (docs/spec/runner-api.md, section 3.3).
 fn checksum_text(crc: u32) -> String {
     format!("crc32:{crc:08x}")
 }

@@ -13,7 +13,6 @@ use crate::store::{JobRow, Member, Store};
 use crate::upstream::{Obstacle, UpstreamOutputs, UpstreamResolver};
 use crate::views::{self, JobView, PipelineSummary, PipelineView};
 
-/// Read access to the stored rows and blobs of a coordinator.
 #[derive(Debug, Clone)]
 pub(crate) struct StoredPipelines {
     store: Arc<dyn Store>,
@@ -25,7 +24,6 @@ impl StoredPipelines {
         Self { store, blobs }
     }
 
-    /// Returns at most `limit` pipelines with IDs above `after`, in order.
     pub(crate) async fn summaries(
         &self,
         after: PipelineId,
@@ -35,33 +33,28 @@ impl StoredPipelines {
         Ok(rows.iter().map(|row| views::summary(row, None)).collect())
     }
 
-    /// Returns a pipeline with its jobs.
     pub(crate) async fn pipeline(&self, id: PipelineId) -> Result<PipelineView, CoordinatorError> {
-        self.family(Member::Pipeline(id)).await?.pipeline_view(id, None)
+        self.hierarchy(Member::Pipeline(id)).await?.pipeline_view(id, None)
     }
 
     pub(crate) async fn job(&self, id: JobId) -> Result<JobView, CoordinatorError> {
-        let view = self.family(Member::Job(id)).await?.job_view(id);
+        let view = self.hierarchy(Member::Job(id)).await?.job_view(id);
         view.ok_or_else(|| not_found(Member::Job(id)))
     }
 
-    /// Returns the rows of the family that `member` belongs to.
-    pub(crate) async fn family(&self, member: Member) -> Result<CoordinatorState, CoordinatorError> {
-        let contents = self.store.family(member).await?;
+    pub(crate) async fn hierarchy(&self, member: Member) -> Result<CoordinatorState, CoordinatorError> {
+        let contents = self.store.hierarchy(member).await?;
         if contents.pipelines.is_empty() { Err(not_found(member)) } else { Ok(CoordinatorState::read_only(contents)) }
     }
 
-    /// Opens the content of an artifact.
-    pub(crate) async fn open(&self, name: &ArtifactName) -> Result<File, CoordinatorError> {
+    pub(crate) async fn open_artifact(&self, name: &ArtifactName) -> Result<File, CoordinatorError> {
         let missing = || CoordinatorError::NotFound(format!("file `{}` of job {}", name.filename, name.job));
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns the outputs of earlier jobs that a job got and that still exist.
+    /// Returns the outputs of earlier jobs that a job got, and a message about each output that no longer exists.
     ///
-    /// The result also has a message about each output that no longer exists.
-    ///
-    /// Reads the families of the earlier jobs into `state` if necessary.
+    /// Reads the hierarchies of the earlier jobs into `state` if necessary.
     pub(crate) async fn upstream(
         &self,
         state: &mut CoordinatorState,
@@ -85,7 +78,7 @@ impl StoredPipelines {
                 Err(Obstacle::NotInMemory(pipeline)) => pipeline,
             };
             drop(resolver);
-            let contents = self.store.family(Member::Pipeline(pipeline)).await?;
+            let contents = self.store.hierarchy(Member::Pipeline(pipeline)).await?;
             if contents.pipelines.is_empty() {
                 absent.insert(pipeline);
             }
@@ -94,7 +87,6 @@ impl StoredPipelines {
     }
 }
 
-/// Returns the error for a pipeline or job that does not exist.
 pub(crate) fn not_found(member: Member) -> CoordinatorError {
     CoordinatorError::NotFound(match member {
         Member::Pipeline(id) => format!("pipeline {id}"),

@@ -1,7 +1,7 @@
 //! All timers in one heap. The actor sleeps until the first one is due.
 //!
-//! Stale entries stay in the heap until they fire, and the handler ignores them then. Only if the heap is large, the entries of jobs that
-//! are no longer in memory are removed earlier.
+//! The handler of a timer ignores a stale timer. [`Timers::prune`] removes the timers of jobs that are no longer in
+//! memory.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,49 +15,39 @@ const MAX_PER_JOB: usize = 8;
 /// Number of jobs that is added before the maximum is computed, so that a small heap is never scanned.
 const SLACK: usize = 512;
 
-/// A timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// The delay of a delayed job is over.
     Delayed(JobId),
-    /// The time for accepting the n-th assignment of a job is over.
+    /// The number is the assignment.
     AcceptTimeout(JobId, u32),
     /// A job on a runner may have run for too long, or its manager may have been silent for too long.
     Runner(JobId),
-    /// A job may have been pending for too long.
     Pending(JobId),
-    /// Artifacts may have expired.
     Expiry,
     /// A bridge may have waited too long for the files of its pipeline.
     Sources(JobId),
-    /// A held job request must be answered.
     LongPoll(u64),
-    /// A failed write or read must be repeated.
     Flush,
 }
 
-/// The timers, ordered by time.
 #[derive(Debug, Default)]
 pub(crate) struct Timers(BinaryHeap<Reverse<(Timestamp, Timer)>>);
 
 impl Timers {
-    /// Adds a timer.
     pub(crate) fn add(&mut self, at: Timestamp, timer: Timer) {
         self.0.push(Reverse((at, timer)));
     }
 
-    /// Returns the time of the first timer.
     pub(crate) fn next(&self) -> Option<Timestamp> {
         self.0.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Returns the number of timers, including stale ones.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Removes the timers of jobs for which `in_memory` returns false, if there are many more timers than jobs in memory.
+    /// Does nothing unless there are many more timers than jobs in memory.
     pub(crate) fn prune(&mut self, jobs: usize, in_memory: impl Fn(JobId) -> bool) {
         if self.0.len() <= MAX_PER_JOB * (jobs + SLACK) {
             return;
@@ -73,7 +63,6 @@ impl Timers {
         self.0.shrink_to(2 * self.0.len());
     }
 
-    /// Removes and returns the first timer if it is due.
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
         if self.next()? > now {
             return None;

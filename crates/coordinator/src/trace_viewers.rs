@@ -12,7 +12,6 @@ use crate::clock::{Clock, Timestamp};
 /// Time after the last request for a trace during which a user counts as viewing it, as on GitLab.
 const VIEW_TTL: Duration = Duration::from_secs(10);
 
-/// The traces that were read recently.
 #[derive(Debug)]
 pub(crate) struct TraceViewers {
     clock: Arc<dyn Clock>,
@@ -25,7 +24,7 @@ impl TraceViewers {
         Self { clock, viewed_until: Mutex::default() }
     }
 
-    /// Records a read of a trace. Removes expired entries, which bounds the size of the map.
+    /// Also removes expired entries, which bounds the size of the map.
     pub(crate) fn record(&self, job: JobId) {
         let now = self.clock.now();
         let mut viewed_until = self.viewed_until.lock();
@@ -33,7 +32,6 @@ impl TraceViewers {
         viewed_until.insert(job, now + VIEW_TTL);
     }
 
-    /// Returns whether a user is reading the trace of a job.
     pub(crate) fn is_viewed(&self, job: JobId) -> bool {
         let now = self.clock.now();
         self.viewed_until.lock().get(&job).is_some_and(|end| *end > now)

@@ -1,6 +1,4 @@
 //! Collects the outputs of earlier jobs for a job: archives and dotenv variables.
-//!
-//! This module uses only rows and files, so it also works for the history of ended runs.
 
 use muster_job::{FailureReason, PipelineId};
 use muster_pipeline::expand::{Unknown, expand_text};
@@ -14,22 +12,18 @@ use crate::payload::Archive;
 use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
 
-/// A job that cannot be assigned, with the failure that ends it.
 pub(crate) struct Undispatchable {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
 }
 
 impl Undispatchable {
-    /// Returns the failure of a job because a row that the job depends on, such as its pipeline, does not exist.
     pub(crate) fn missing(dependency: &str) -> Self {
         Self { reason: FailureReason::SchedulerFailure, message: format!("the {dependency} no longer exists") }
     }
 }
 
-/// Reason why a job cannot be assigned now.
 pub(crate) enum Obstacle {
-    /// The job can never be assigned.
     Undispatchable(Undispatchable),
     /// The job needs artifacts of this pipeline, which must be read into memory first.
     NotInMemory(PipelineId),
@@ -41,7 +35,6 @@ impl From<Undispatchable> for Obstacle {
     }
 }
 
-/// Archives and variables from earlier jobs.
 #[derive(Default)]
 pub(crate) struct UpstreamOutputs {
     pub(crate) archives: Vec<Archive>,
@@ -50,7 +43,6 @@ pub(crate) struct UpstreamOutputs {
     pub(crate) missing: Vec<String>,
 }
 
-/// Access to the rows and blobs of earlier jobs.
 pub(crate) struct UpstreamResolver<'a> {
     pub(crate) state: &'a CoordinatorState,
     pub(crate) blobs: &'a dyn Blobs,
@@ -64,7 +56,7 @@ pub(crate) struct UpstreamResolver<'a> {
 }
 
 impl UpstreamResolver<'_> {
-    /// Returns the archives and dotenv variables for a job (docs/spec/pipeline-yaml.md, section 6, "Dependency set").
+    /// See docs/spec/pipeline-yaml.md, section 6, "Dependency set".
     pub(crate) fn outputs_for(&self, row: &JobRow) -> Result<UpstreamOutputs, Obstacle> {
         let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| Undispatchable::missing("pipeline"))?;
         let job = pipeline
@@ -72,14 +64,14 @@ impl UpstreamResolver<'_> {
             .jobs
             .get(row.job_index)
             .ok_or_else(|| Undispatchable::missing("configuration of the job"))?;
-        let listed =
+        let is_dependency =
             |name: &str| job.dependencies.as_ref().is_none_or(|names| names.iter().any(|listed| listed == name));
         let mut upstream = UpstreamOutputs::default();
         match (&job.needs, &job.dependencies) {
             (Some(needs), _) => {
                 for need in needs {
                     let added = match self.producer_of_need(need, row, pipeline) {
-                        Ok(Some(producer)) if listed(&producer.name) => {
+                        Ok(Some(producer)) if is_dependency(&producer.name) => {
                             self.add_producer(&mut upstream, producer, true)
                         }
                         Ok(_) => Ok(()),
@@ -95,7 +87,7 @@ impl UpstreamResolver<'_> {
                         .jobs
                         .get(producer.job_index)
                         .is_some_and(|other| other.stage_index < job.stage_index);
-                    if earlier && listed(&producer.name) {
+                    if earlier && is_dependency(&producer.name) {
                         let added = self.add_producer(&mut upstream, producer, dependencies.is_some());
                         self.skip_missing(&mut upstream, added)?;
                     }
@@ -105,7 +97,7 @@ impl UpstreamResolver<'_> {
         Ok(upstream)
     }
 
-    /// Converts the error of an output that no longer exists to a message, if such outputs are skipped.
+    /// Converts the error of a missing output to a message, if such outputs are skipped.
     fn skip_missing(&self, upstream: &mut UpstreamOutputs, added: Result<(), Obstacle>) -> Result<(), Obstacle> {
         match added {
             Err(Obstacle::Undispatchable(failure)) if self.skips_missing => upstream.missing.push(failure.message),
@@ -149,9 +141,9 @@ impl UpstreamResolver<'_> {
 
     /// Adds the archive and the variables of `producer`.
     ///
-    /// An archive that has expired or was deleted is an error if the job lists the producer (docs/spec/pipeline-yaml.md, case C187). A job
-    /// that does not list the producer runs without the archive. If missing outputs are skipped, an archive of any producer that was
-    /// deleted but had not expired at [`Self::now`] is an error, too, so that it is reported as missing.
+    /// An archive that has expired or was deleted is an error if the job lists the producer
+    /// (docs/spec/pipeline-yaml.md, case C187). With [`Self::skips_missing`], a deleted archive that had not expired at
+    /// [`Self::now`] is always an error, so that the archive is reported as missing.
     fn add_producer(&self, upstream: &mut UpstreamOutputs, producer: &JobRow, is_listed: bool) -> Result<(), Obstacle> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);
@@ -172,9 +164,7 @@ impl UpstreamResolver<'_> {
         Ok(())
     }
 
-    /// Returns whether an archive exists.
-    ///
-    /// It has then not expired, was not deleted, and its file is not known to be missing.
+    /// Returns whether an archive is neither expired, nor deleted, nor known to be missing.
     pub(crate) fn has_archive(&self, archive: &ArtifactRow) -> bool {
         !archive.deleted && !self.has_expired(archive) && !self.blobs.is_lost(&artifacts::name_of(archive))
     }
@@ -184,7 +174,6 @@ impl UpstreamResolver<'_> {
     }
 }
 
-/// Returns the message for an archive of the job `producer` that no longer exists.
 pub(crate) fn missing_archive(producer: &str) -> String {
     format!("the artifacts of job `{producer}` have expired or were deleted; retry that job")
 }

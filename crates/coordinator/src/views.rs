@@ -204,7 +204,6 @@ pub(crate) fn summary(row: &PipelineRow, problem: Option<&str>) -> PipelineSumma
     }
 }
 
-/// Returns the snapshot of a job.
 pub(crate) fn job(
     row: &JobRow,
     compiled: Option<&Job>,

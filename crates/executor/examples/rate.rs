@@ -1,12 +1,10 @@
-//! Measures how fast a fleet grows on a cloud that limits the creations per second.
+//! Measures how fast a fleet grows on a cloud that limits the creations per second, and how long a running instance
+//! waits for its job.
 //!
-//! Also measures how long a running instance waits for its job. The measurement covers everything except the machines: plugin process,
-//! protocol, driver, engine and the ledger on disk.
+//! cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//!     cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
-//!
-//! Prints one line of JSON. This program is also the plugin: it simulates a cloud with a map of instances and a token bucket. The bucket
-//! is full at the start, so the cloud first accepts the instances of one second at once, and then a fixed number per second.
+//! Prints one line of JSON. This program is also the plugin, which simulates a cloud. The cloud first accepts the
+//! instances of one second at once, and then a fixed number per second.
 
 #![expect(
     clippy::indexing_slicing,
@@ -33,9 +31,7 @@ use muster_taskscaler::policy::{IdleTarget, Policies};
 use muster_taskscaler::types::{SlotRequest, TaskKey};
 use tokio::task::JoinSet;
 
-/// Maximum time for a job to get an instance.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Argument with which this program is started as the plugin.
 const PLUGIN: &str = "plugin";
 
 #[derive(Debug, serde::Deserialize, schemars::JsonSchema)]
@@ -45,7 +41,6 @@ struct CloudConfig {
     boot_ms: u64,
 }
 
-/// The simulated cloud.
 struct Cloud {
     config: CloudConfig,
     settings: Settings,
@@ -54,8 +49,7 @@ struct Cloud {
 
 struct State {
     tokens: f64,
-    /// Time at which `tokens` was updated.
-    counted: Instant,
+    tokens_updated_at: Instant,
     /// Time from which each instance runs.
     instances: BTreeMap<InstanceId, Instant>,
     created: u32,
@@ -76,7 +70,7 @@ impl Provider for Cloud {
     async fn init(config: CloudConfig, settings: Settings) -> Result<(Self, Init), Error> {
         let init = Init { id: "rate/cloud".to_owned(), max_size: config.max_size, can_suspend: false };
         let tokens = f64::from(config.creations_per_second);
-        let state = State { tokens, counted: Instant::now(), instances: BTreeMap::new(), created: 0 };
+        let state = State { tokens, tokens_updated_at: Instant::now(), instances: BTreeMap::new(), created: 0 };
         Ok((Self { config, settings, state: Mutex::new(state) }, init))
     }
 
@@ -90,12 +84,12 @@ impl Provider for Cloud {
         let (now, boot) = (Instant::now(), Duration::from_millis(self.config.boot_ms));
         let rate = f64::from(self.config.creations_per_second);
         let mut state = self.state();
-        state.tokens = (state.tokens + (now - state.counted).as_secs_f64() * rate).min(rate);
-        state.counted = now;
+        state.tokens = (state.tokens + (now - state.tokens_updated_at).as_secs_f64() * rate).min(rate);
+        state.tokens_updated_at = now;
         let mut accepted = 0;
         while accepted < n && state.tokens >= 1.0 {
             (state.tokens, state.created, accepted) = (state.tokens - 1.0, state.created + 1, accepted + 1);
-            // The ID contains the time from which the instance runs. The measurement reads this time from the ID.
+            // The measurement reads the time from which the instance runs from the ID.
             let runs = now + boot;
             let wall = micros() + boot.as_micros();
             let id = InstanceId::new(format!("{}-{wall}", state.created));
@@ -120,7 +114,6 @@ impl Provider for Cloud {
     }
 }
 
-/// Returns the Unix time in microseconds.
 fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
@@ -148,7 +141,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     spec.arguments = vec![PLUGIN.to_owned()];
     spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
     let host: Arc<dyn InstanceGroupPort> = PluginGroup::new(Group::start(spec).await.unwrap());
-    // The defaults, except that each job has a separate instance.
+    // Each job has a separate instance.
     let mut config = Config::new(GroupConfig::new("rate", instances));
     config.max_uses = Some(NonZeroU32::MIN);
     config.policies = Policies::always(IdleTarget::default());
@@ -165,7 +158,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
                 scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), TIMEOUT).await.unwrap();
             let leased = micros();
             let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
-            // Each job keeps its instance until all jobs have one, so that no instance serves two jobs.
+            // Keeping the lease ensures that no instance serves two jobs.
             (lease, runs, leased)
         });
     }
@@ -173,7 +166,7 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let boot = u128::from(boot_ms) * 1000;
     let last = all.iter().map(|(_, runs, _)| runs - boot).max().unwrap();
     let seconds = |micros: u128| micros as f64 / 1e6;
-    // Minimum time in which the rate limit permits all instances to be created, without their boot.
+    // Minimum time in which the rate limit permits all creations.
     let allowed = f64::from(instances.saturating_sub(rate)) / f64::from(rate);
     let took = seconds(last - begin);
     let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();

@@ -7,13 +7,13 @@ use muster_agent_api::client::{AgentError, Unreachable};
 
 /// Errors from acquiring or reaching an execution environment.
 ///
-/// Every error except [`Self::Lost`] may be transient. The caller decides how long to retry.
+/// Every error except [`Self::Lost`] may be transient.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutorError {
     /// No process answers, or the process that answers is not an agent.
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
-    /// A process that is not an agent of this manager listens on the agent's socket. The manager sent nothing to that process.
+    /// A process that is not an agent of this manager listens on the agent's socket.
     #[error(
         "process {pid} of user {user} listens on {} and is not an agent of this manager; end that process, or \
          remove the socket",
@@ -22,7 +22,7 @@ pub enum ExecutorError {
     Untrusted {
         /// Path of the socket.
         socket: PathBuf,
-        /// ID of the process that listens.
+        /// ID of that process.
         pid: i32,
         /// User ID of that process.
         user: u32,
@@ -65,8 +65,6 @@ pub enum ExecutorError {
     #[error("{0}")]
     NotAcquired(String),
     /// A lease of an earlier manager process cannot be restored.
-    ///
-    /// Its slot is in use, or its environment no longer exists.
     #[error(
         "failed to restore slot {slot} of environment `{environment}`: it is in use, or the environment does not exist"
     )]
@@ -79,7 +77,6 @@ pub enum ExecutorError {
 }
 
 impl ExecutorError {
-    /// Returns the error for an agent that should listen at `location` but cannot be reached.
     pub(crate) fn unreachable(location: impl Into<String>, message: impl ToString) -> Self {
         Unreachable { location: location.into(), message: message.to_string() }.into()
     }

@@ -4,14 +4,13 @@
 //! manager --acquire--> Executor --Lease--> ExecutionEnvironment --connect--> AgentConnection --gRPC--> agent
 //! ```
 //!
-//! An [`Executor`] provides execution environments of one kind and reports how many jobs it accepts (back-pressure). A [`Lease`] is
-//! one job's right to one slot of one environment. [`host`] is the adapter for the manager's host: one agent process, separate from the
-//! manager, serves all local jobs. [`instance`] is the adapter for machines that an instance group creates and deletes. [`ssh`] is the
-//! adapter for an existing machine.
+//! An [`Executor`] provides execution environments of one kind and reports how many jobs it accepts. A [`Lease`] is one
+//! job's right to one slot of one environment. [`host`] runs jobs on the manager's host, [`instance`] on machines that
+//! an instance group creates and deletes, and [`ssh`] on an existing machine.
 //!
 //! Invariants:
 //! - At most one unreleased lease exists per slot (R2 in `docs/spec/life-of-a-job.md`).
-//! - No agent is started while another one answers on the same socket.
+//! - No agent is started while another agent answers on the same socket.
 //! - On its own host, the manager sends jobs only to a process that the kernel confirms to be one of its agents.
 //! - Nothing in this crate depends on what a job does.
 

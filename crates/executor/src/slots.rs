@@ -10,11 +10,9 @@ use tokio::sync::watch;
 use crate::port::{Guard, Slot, SlotKey};
 
 /// Maximum time that a job waits for a lower slot whose job has ended.
-///
-/// This is enough for the calls between the report of a job's result and the release of its slot.
 const REUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Slots of one executor. Clones share the same slots.
+/// Slots of one executor. Clones share the slots.
 #[derive(Debug, Clone)]
 pub struct Slots {
     total: usize,
@@ -33,18 +31,18 @@ struct SlotInUse {
 #[derive(Debug)]
 pub struct HeldSlot {
     slots: Slots,
-    /// The slot that the guard holds.
+    /// The slot.
     pub slot: Slot,
 }
 
 impl Slots {
-    /// Returns `total` slots, all of them free.
+    /// Returns `total` free slots.
     #[must_use]
     pub fn new(total: usize) -> Self {
         Self { total, in_use: Arc::default(), free: watch::Sender::new(total) }
     }
 
-    /// Returns a receiver for the number of free slots. The receiver is notified when the number changes.
+    /// Returns a receiver of the number of free slots.
     #[must_use]
     pub fn free(&self) -> watch::Receiver<usize> {
         self.free.subscribe()
@@ -67,9 +65,9 @@ impl Slots {
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
-    /// If a job of the project has ended and still holds a slot below the lowest free one, waits briefly for that slot.
-    /// The coordinator learns about the end of a job before the slot is free, and may assign the next job of the pipeline immediately.
-    /// The next job finds the checkout and the cache volumes of the previous job only in the same slot.
+    /// Also waits briefly for a lower slot of the project whose job has ended, because only there does the next job
+    /// find the checkout and the cache volumes of that job. The coordinator may assign the next job before the slot is
+    /// free.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         if let Some(project_slot) = self.lowest_ending(key) {
@@ -81,14 +79,14 @@ impl Slots {
             if let Some(held_slot) = self.take(key) {
                 return held_slot;
             }
-            // Cannot fail, because the sender is a field of `self`. Without a sender no slot could become free.
+            // Cannot fail, because the sender is a field of `self`.
             if free.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Returns the lowest slot of the project that is held by a job that has ended.
+    /// Returns the lowest slot of the project whose job has ended.
     ///
     /// `None` means that there is no such slot, or that a lower slot is free.
     fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {
@@ -98,7 +96,7 @@ impl Slots {
         ending.map(|used| used.slot.project_slot).min().filter(|slot| *slot < lowest_free)
     }
 
-    /// Returns whether the job in this slot of the project has ended, but has not released the slot.
+    /// Returns whether the job in this slot of the project has ended and still has the slot.
     fn is_ending(&self, key: &SlotKey, project_slot: u32) -> bool {
         let in_use = self.in_use.lock();
         in_use.iter().any(|used| used.is_ending && used.slot.key == *key && used.slot.project_slot == project_slot)
@@ -106,8 +104,7 @@ impl Slots {
 
     /// Takes the slot that a job had before. `None` means that another job has it.
     ///
-    /// The job is already running, so the slot is taken even if the configuration has lowered the capacity and more than `total` slots
-    /// are then in use.
+    /// The job is already running, so the slot is taken even if more than `total` slots are then in use.
     #[must_use]
     pub fn reacquire(&self, slot: &Slot) -> Option<HeldSlot> {
         let mut in_use = self.in_use.lock();
@@ -150,7 +147,6 @@ fn lowest_free_of_project(in_use: &[SlotInUse], key: &SlotKey) -> u32 {
     lowest_free(in_use.iter().map(|used| &used.slot).filter(|slot| slot.key == *key).map(|slot| slot.project_slot))
 }
 
-/// Returns the lowest number that is not in use.
 fn lowest_free(in_use: impl Iterator<Item = u32>) -> u32 {
     let in_use: HashSet<u32> = in_use.collect();
     (0..=u32::MAX).find(|number| !in_use.contains(number)).unwrap_or(u32::MAX)

@@ -10,14 +10,12 @@ use muster_agent_api::agent::{
 use tonic::transport::server::Router;
 use tonic::{Request, Response, Status};
 
-/// An agent that reports this version and process ID, and has no jobs.
 pub(crate) struct StubAgent {
     pub(crate) version: String,
     pub(crate) pid: i64,
 }
 
 impl StubAgent {
-    /// Returns the server of the agent.
     pub(crate) fn server(self) -> Router {
         tonic::transport::Server::builder().add_service(AgentServer::new(self))
     }

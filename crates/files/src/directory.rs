@@ -1,4 +1,4 @@
-//! Directories that only their owner can enter.
+//! Private directories.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -9,10 +9,7 @@ use rustix::fs::{Mode, OFlags, Stat, fstat, open};
 
 /// Creates a directory that only its owner can enter. An existing directory is neither changed nor checked.
 ///
-/// Missing parent directories are created with the usual permissions.
-///
-/// # Errors
-/// The error of the system.
+/// Missing parents get the usual permissions.
 pub fn private_directory(path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent)?;
@@ -23,10 +20,10 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a directory that only its owner can enter, in an existing parent directory.
+/// Creates a directory that only its owner can enter, in an existing parent.
 ///
-/// An existing directory is not changed. Checks that no other user can enter the directory, and that its parent belongs to the
-/// caller or root. A parent that all users can write to must be sticky. A group that can write to the parent is trusted.
+/// An existing directory is not changed. It must be private, and no other user may be able to replace it. Root, and a
+/// group that can write to the parent, are trusted.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::PermissionDenied`] with the reason.
@@ -51,7 +48,7 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the metadata of a directory. Fails without blocking if the path is another kind of file.
+/// Returns the metadata of a directory. Fails without blocking for other files.
 fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
     let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(fstat(open(path, flags, Mode::empty())?)?)

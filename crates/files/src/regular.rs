@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Maximum time of one read. Only a file system that does not respond takes longer.
+/// Maximum time of one read, which only a broken file system exceeds.
 pub const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Maximum size of a file to read, and advice for a larger file.
+/// Maximum size of a file, and advice for a larger one.
 #[derive(Debug, Clone, Copy)]
 pub struct Limit {
     /// Maximum number of bytes.
     pub bytes: u64,
-    /// Advice at the end of the error for a larger file, such as `keep large values in a file`.
+    /// Advice for a larger file, such as `keep large values in a file`.
     pub remedy: &'static str,
 }
 
-/// Error of a file that could not be opened or read.
+/// Error of opening or reading a file.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read `{}`: {problem}", path.display())]
 pub struct FileError {
@@ -37,7 +37,7 @@ pub enum Problem {
     /// Error of the system.
     #[error("{0}")]
     Io(io::Error),
-    /// The path is not a regular file. The text is its type, with an article.
+    /// The path is not a regular file. Contains the type with an article.
     #[error("it is {0}, but only a regular file can be read; replace it with a regular file")]
     NotRegular(&'static str),
     /// The file is larger than the limit.
@@ -76,15 +76,15 @@ impl From<FileError> for io::Error {
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened, or is not a regular file. A symbolic link to a regular file is an error, too.
+/// [`FileError`] if the file cannot be opened, is not regular, or is a symbolic link.
 pub fn open(path: &Path) -> Result<File, FileError> {
     open_with(File::options().read(true), path)
 }
 
-/// Opens a regular file for reading. Follows symbolic links, so use it only for paths that an operator chose.
+/// Opens a regular file for reading. Follows symbolic links, so the path must come from an operator.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened, or is not a regular file.
+/// [`FileError`] if the file cannot be opened or is not regular.
 pub fn open_following_links(path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
@@ -94,18 +94,18 @@ pub fn open_following_links(path: &Path) -> Result<File, FileError> {
 /// Opens a regular file with `options`.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened, or is not a regular file. A symbolic link to a regular file is an error, too.
+/// [`FileError`] if the file cannot be opened, is not regular, or is a symbolic link.
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
     checked(opened, path, || path.symlink_metadata())
 }
 
-/// Opens the regular file `name` in a directory. The directory itself must not be a symbolic link.
+/// Opens the regular file `name` in a directory, which must not be a symbolic link.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened or is not a regular file, if `dir` is not a directory, or if `name` is not the name of a file
-/// (for example `..` or `a/b`).
+/// [`FileError`] if the file cannot be opened or is not regular, or if `name` is not a file name (such as `..` or
+/// `a/b`).
 pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH | OFlags::DIRECTORY;
     let directory = rustix::fs::open(dir, flags, Mode::empty());
@@ -117,10 +117,11 @@ pub fn open_in(dir: &Path, name: &str) -> Result<File, FileError> {
     open_at(directory, dir, name)
 }
 
-/// Opens the regular file `name` in the open directory `directory`. `dir` is the path of that directory, for errors.
+/// Opens the regular file `name` in an open directory. `dir` is its path, for errors.
 ///
 /// # Errors
-/// [`FileError`] if the file cannot be opened or is not a regular file, or if `name` is not the name of a file (for example `..` or `a/b`).
+/// [`FileError`] if the file cannot be opened or is not regular, or if `name` is not a file name (such as `..` or
+/// `a/b`).
 pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, FileError> {
     let path = dir.join(name);
     if name.is_empty() || matches!(name, "." | "..") || name.contains('/') {
@@ -131,15 +132,15 @@ pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, Fil
     checked(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
 }
 
-/// Reads an open file up to the limit.
+/// Reads an open file.
 ///
 /// # Errors
-/// [`FileError`], also if the file is larger than the limit.
+/// [`FileError`], also if the file exceeds the limit.
 pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileError> {
     let mut bytes = Vec::new();
     let too_large = || FileError::new(path, Problem::TooLarge(limit));
     let io = |error| FileError::new(path, Problem::Io(error));
-    // Checking the size first avoids reading a file that is too large. The file may still grow while it is read.
+    // This check avoids reading a large file, which may still grow.
     if file.metadata().map_err(io)?.len() > limit.bytes {
         return Err(too_large());
     }
@@ -147,29 +148,20 @@ pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileE
     if bytes.len() as u64 > limit.bytes { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// Reads the text at `path`.
-///
-/// # Errors
-/// [`FileError`].
+/// Reads a text file.
 pub async fn read(path: PathBuf, limit: Limit) -> Result<String, FileError> {
     let error_path = path.clone();
     run_blocking(&error_path, move || text(read_open(open(&path)?, &path, limit)?, &path)).await
 }
 
-/// Reads the text of the file `name` in a directory. The directory itself must not be a symbolic link.
-///
-/// # Errors
-/// [`FileError`].
+/// Reads the text file `name` in a directory, which must not be a symbolic link.
 pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String, FileError> {
     let path = dir.join(&name);
     let error_path = path.clone();
     run_blocking(&error_path, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
 }
 
-/// Reads the last `bytes` of the file at `path`, or the whole file if it is shorter. Invalid UTF-8 is replaced.
-///
-/// # Errors
-/// [`FileError`].
+/// Reads up to `bytes` bytes from the end of a file. Invalid UTF-8 is replaced.
 pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     let error_path = path.clone();
     let tail = run_blocking(&error_path, move || {
@@ -183,10 +175,10 @@ pub async fn read_tail(path: PathBuf, bytes: u64) -> Result<String, FileError> {
     Ok(String::from_utf8_lossy(&tail.await?).into_owned())
 }
 
-/// Runs `work`, which blocks, on a thread for blocking calls. A timeout error names `path`.
+/// Runs blocking work on a thread. A timeout error names `path`.
 ///
 /// # Errors
-/// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread continues after the timeout.
+/// The error of the work, or [`Problem::Timeout`] after [`READ_TIMEOUT`]. The thread then continues.
 pub async fn run_blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, FileError> + Send + 'static,
@@ -202,9 +194,9 @@ fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
 }
 
-/// Returns the opened file if it is a regular file.
+/// Returns the opened file if it is regular.
 ///
-/// If opening failed, `read_metadata` returns the metadata of the path, so that the error can name the type of the file.
+/// After an error, `read_metadata` returns the metadata of the path, so that the error can name the type.
 fn checked(
     opened: io::Result<File>,
     path: &Path,
@@ -225,7 +217,7 @@ fn checked(
 
 const DIRECTORY: &str = "a directory";
 
-/// Returns the name of a file type, with an article, or `None` for a regular file.
+/// Returns a type of file with an article, or `None` for a regular file.
 fn irregular_type(kind: std::fs::FileType) -> Option<&'static str> {
     match kind {
         kind if kind.is_file() => None,

@@ -11,33 +11,27 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, chmod, fstat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-/// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open. Deeper directories are
-/// moved into the top directory first.
+/// Maximum number of levels to enter, because each keeps a file descriptor open. Deeper directories are first moved
+/// into the top directory.
 const MAX_OPEN_LEVELS: usize = 32;
-/// Maximum number of subdirectory names of a directory to keep in memory.
+/// Maximum number of names of subdirectories in memory.
 const MAX_NAMES: usize = 1024;
 
-/// Removes a directory and everything in it. Symbolic links are not followed.
+/// Removes a directory with its content. Symbolic links are not followed.
 ///
-/// Unlike in [`std::fs::remove_dir_all`], the stack and the number of open files stay small, whatever the depth of the directory.
-///
-/// # Errors
-/// The error of the system.
+/// Unlike [`std::fs::remove_dir_all`], needs little stack and few open files at any depth.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     remove(path, false, &mut FirstError::Ends)
 }
 
-/// Removes a directory like [`remove_tree`], even if its owner lacks permissions for directories in it.
+/// Removes a directory like [`remove_tree`], even if its owner lacks permissions.
 ///
-/// The mode of such directories is changed to 0700 first.
-///
-/// # Errors
-/// The error of the system.
+/// The mode of such directories is changed to 0700.
 pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
     remove(path, true, &mut FirstError::Ends)
 }
 
-/// Removes a directory like [`remove_locked_tree`], but continues after errors, so that as much as possible is removed.
+/// Removes a directory like [`remove_locked_tree`], but continues after errors.
 ///
 /// # Errors
 /// The first path that could not be removed, and the error of the system.
@@ -47,11 +41,11 @@ pub fn remove_most_of_tree(path: &Path) -> Result<(), (PathBuf, io::Error)> {
     first.map_or(Ok(()), Err)
 }
 
-/// Effect of the first error.
+/// Handling of the first error.
 enum FirstError<'e> {
-    /// The removal ends with the error.
+    /// The removal ends.
     Ends,
-    /// The removal continues. The error is stored with its path.
+    /// The removal continues, and the error is stored with its path.
     IsStored(&'e mut Option<(PathBuf, io::Error)>),
 }
 
@@ -68,25 +62,25 @@ impl FirstError<'_> {
     }
 }
 
-/// Open directory on the path to the directory that is being emptied.
+/// Open directory on the way to the directory that is being emptied.
 struct Level {
     name: CString,
     directory: OwnedFd,
-    /// Names of the subdirectories that were read and not removed yet.
+    /// Names of subdirectories that are still to be removed.
     subdirectories: Vec<CString>,
-    /// Names of the subdirectories that cannot be removed.
-    kept: HashSet<CString>,
-    /// Whether the directory may contain more entries than were read.
+    /// Names of subdirectories that cannot be removed.
+    unremovable: HashSet<CString>,
+    /// Whether the directory may contain more entries.
     has_more: bool,
 }
 
 impl Level {
-    /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which was removed.
+    /// Opens the directory. `None` means that it does not exist, or was another kind of file and is removed.
     fn enter(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> io::Result<Option<Self>> {
         match open_directory(parent, name, unlock) {
             Ok(directory) => {
-                let (subdirectories, kept) = (Vec::new(), HashSet::new());
-                Ok(Some(Self { name: name.clone(), directory, subdirectories, kept, has_more: true }))
+                let (subdirectories, unremovable) = (Vec::new(), HashSet::new());
+                Ok(Some(Self { name: name.clone(), directory, subdirectories, unremovable, has_more: true }))
             }
             Err(Errno::NOENT) => Ok(None),
             Err(Errno::NOTDIR | Errno::LOOP) => ignore_missing(unlinkat(parent, name, AtFlags::empty())).map(|()| None),
@@ -94,8 +88,8 @@ impl Level {
         }
     }
 
-    /// Removes everything except directories. Stores the names of up to [`MAX_NAMES`] directories in `subdirectories`. `path` is the path of
-    /// this directory.
+    /// Removes everything except directories, and stores up to [`MAX_NAMES`] of their names. `path` is the path of this
+    /// directory.
     fn read(&mut self, path: &Path, first_error: &mut FirstError<'_>) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
@@ -129,13 +123,13 @@ impl Level {
                 }
                 continue;
             }
-            if self.kept.contains(name) {
+            if self.unremovable.contains(name) {
                 continue;
             }
             self.subdirectories.push(name.to_owned());
             if self.subdirectories.len() >= MAX_NAMES {
-                // If `kept` is full, the directory is not read again, so that `kept` does not grow further.
-                self.has_more = self.kept.len() < MAX_NAMES;
+                // If `unremovable` is full, the directory is not read again.
+                self.has_more = self.unremovable.len() < MAX_NAMES;
                 break;
             }
         }
@@ -157,7 +151,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
     }
     let Some(mut top) = Level::enter(CWD, &name, unlock)? else { return Ok(()) };
     let mut below: Vec<Level> = Vec::new();
-    // Path of the last level, for errors only.
+    // Path of the last level, for errors.
     let mut path = path.to_owned();
     loop {
         let depth = below.len();
@@ -180,7 +174,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
                 Ok(None) => {}
                 Err(error) => {
                     first_error.handle(|| path.join(os_str(&name)), error)?;
-                    below.last_mut().unwrap_or(&mut top).kept.insert(name);
+                    below.last_mut().unwrap_or(&mut top).unremovable.insert(name);
                 }
             }
         } else if level.has_more {
@@ -190,7 +184,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
             let removed = ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR));
             if let Err(error) = removed {
                 first_error.handle(|| path.clone(), error)?;
-                parent.kept.insert(empty.name);
+                parent.unremovable.insert(empty.name);
             }
             path.pop();
         } else {
@@ -200,10 +194,10 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
     }
 }
 
-/// Moves a directory into the top directory, where it will be removed later.
+/// Moves a directory into the top directory for later removal.
 fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
-        // Moving a directory requires write permission in it.
+        // This requires write permission in the directory.
         drop(open_directory(parent.as_fd(), name, unlock));
     }
     let random = RandomState::new().build_hasher().finish();
@@ -217,14 +211,13 @@ fn open_directory(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> Resul
     }
     let directory = openat(parent, name, flags | OFlags::PATH, Mode::empty())?;
     if fstat(&directory)?.st_mode & 0o700 != 0o700 {
-        // This path leads to the open directory, even if another file has its name now. An error is ignored here, because later
-        // operations then fail, too.
+        // This path leads to the open directory, even if it was renamed. After an error, later operations fail, too.
         let _ = chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU);
     }
     openat(&directory, c".", flags | OFlags::RDONLY, Mode::empty())
 }
 
-/// Ignores the error that an entry does not exist, because another process may have removed it.
+/// Ignores that an entry does not exist, because another process may have removed it.
 fn ignore_missing(removed: Result<(), Errno>) -> io::Result<()> {
     match removed {
         Err(Errno::NOENT) => Ok(()),
@@ -245,7 +238,7 @@ mod tests {
         let (tree, outside) = (dir.path().join("tree"), dir.path().join("outside"));
         fs::create_dir_all(outside.join("inner")).unwrap();
         fs::write(outside.join("inner/file"), "").unwrap();
-        // Deeper than `MAX_OPEN_LEVELS`, with several directories at each level.
+        // Deeper than `MAX_OPEN_LEVELS`, with several directories per level.
         let mut at = tree.clone();
         for _ in 0..2 * MAX_OPEN_LEVELS {
             for name in ["a", "b/c"] {
@@ -277,7 +270,7 @@ mod tests {
             fs::create_dir_all(tree.join(name)).unwrap();
             fs::write(tree.join(name).join("file"), "").unwrap();
         }
-        // More directories than `MAX_NAMES`, so that the directories are read again while one of them is kept.
+        // More than `MAX_NAMES`, so that the directory is read again.
         for number in 0..MAX_NAMES + 10 {
             fs::create_dir(tree.join("a").join(number.to_string())).unwrap();
         }

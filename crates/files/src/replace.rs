@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Writes a file, or replaces an existing one. Readers find either the old or the new content, even after a power failure. Blocks.
+/// Writes or replaces a file. Readers find either the old or the new content, even after a power failure. Blocks.
 ///
-/// The permissions of the new file are `mode`. A symbolic link is replaced, not followed.
+/// The new file has the permissions `mode`. A symbolic link is replaced.
 ///
 /// # Errors
-/// The error of the system. An existing file is not changed then, unless only the sync of the directory after the replacement failed.
+/// The error of the system. The file is then unchanged, unless only the final sync of the directory failed.
 pub fn replace(path: &Path, mode: u32, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;

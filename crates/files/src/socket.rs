@@ -1,4 +1,4 @@
-//! Sockets that only their owner can connect to.
+//! Sockets for their owner only.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,13 +8,10 @@ use std::path::Path;
 use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 
-/// Maximum number of connections that wait to be accepted.
+/// Maximum number of unaccepted connections.
 const BACKLOG: i32 = 1024;
 
-/// Listens on a non-blocking socket with mode 0600. No file may exist at the path yet.
-///
-/// # Errors
-/// The error of the system.
+/// Listens on a non-blocking socket with mode 0600. No file may exist at the path.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let socket = bind_private(path)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -23,8 +20,8 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 
 /// Binds a socket whose file is never accessible to other users.
 ///
-/// The mode is set before `bind`, which creates the file with the mode of the socket. Setting the mode of the path after `bind` would be
-/// unsafe, because another process could have replaced the file.
+/// `bind` creates the file with the mode of the socket. Changing it later would be unsafe, because another process
+/// could replace the file.
 fn bind_private(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -44,7 +41,7 @@ mod tests {
     fn a_socket_is_private_from_the_moment_it_exists() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("socket");
-        // Another process can connect between any two calls, so the mode is checked directly after `bind`.
+        // Another process could connect directly after `bind`.
         let socket = bind_private(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         UnixStream::connect(&path).unwrap_err();

@@ -1,4 +1,4 @@
-//! Measures the disk space of directories whose files other users can change meanwhile.
+//! Measures the disk space of directories that other users can change meanwhile.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -13,42 +13,42 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Maximum number of levels below the top directory to enter. Each level keeps a file descriptor open.
+/// Maximum number of levels to enter, because each keeps a file descriptor open.
 const MAX_LEVELS: usize = 128;
-/// Number of bytes that each file or directory counts at least. Otherwise, empty files would never reach the limit, and the scan would not
-/// end early.
+/// Minimum number of bytes of each file or directory. Without it, empty files would never reach the limit.
 const MIN_ENTRY_BYTES: u64 = 512;
-/// Maximum number of files with several names to remember. Further ones count once for each name.
+/// Maximum number of files with several names to recognize. Others count once per name.
 const MAX_LINKED_FILES: usize = 1_000_000;
 
 /// Disk space of directories.
 #[derive(Debug, Default)]
 pub struct DiskUsage {
-    /// Space in bytes that the file system has allocated, at least 512 for each file and directory. A file with several names counts once.
+    /// Allocated space in bytes, at least 512 per file and directory. A file with several names counts once.
     pub bytes: u64,
-    /// First directory whose content could not be measured, if possible one with [`Unmeasured::is_own`]. `None` means that no directory failed.
+    /// First directory that could not be measured, preferably with [`Unmeasured::is_own`]. `None` means that all were
+    /// measured.
     pub unmeasured: Option<Unmeasured>,
-    /// Device and inode numbers of the files with several names.
+    /// Device and inode numbers of files with several names.
     linked: HashSet<(u64, u64)>,
 }
 
-/// Directory whose content is not part of a [`DiskUsage`].
+/// Directory that is not part of a [`DiskUsage`].
 #[derive(Debug, thiserror::Error)]
 #[error("failed to measure `{}`: {problem}", path.display())]
 pub struct Unmeasured {
     /// Path of the directory.
     pub path: PathBuf,
-    /// Reason why it could not be read.
+    /// Reason.
     pub problem: io::Error,
-    /// Whether the directory belongs to the user of this process, is the top directory, or is too deep to enter.
+    /// Whether the directory belongs to the user of this process, is the top directory, or is too deep.
     pub is_own: bool,
 }
 
 impl DiskUsage {
-    /// Adds a directory with everything in it. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
+    /// Adds a directory with its content. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
     ///
-    /// Symbolic links are not followed, and other file systems that are mounted in the directory are not entered. Subvolumes of btrfs count.
-    /// A directory that does not exist has no content.
+    /// Symbolic links and other mounted file systems are excluded. Subvolumes of btrfs count. A missing directory has
+    /// no content.
     pub fn add(&mut self, path: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) {
         let top = open_directory(CWD, path).and_then(|directory| Ok((fstat(&directory)?, Dir::new(directory)?)));
         let (device, top) = match top {
@@ -100,34 +100,29 @@ impl DiskUsage {
     }
 
     fn skip(&mut self, path: PathBuf, problem: Errno, is_own: bool) {
-        // A directory of another user must not hide one that the job has made unreadable.
+        // A directory of another user must not hide one of the job.
         if self.unmeasured.as_ref().is_none_or(|known| is_own && !known.is_own) {
             self.unmeasured = Some(Unmeasured { path, problem: problem.into(), is_own });
         }
     }
 }
 
-/// Directory that is being read.
 struct Level {
     path: PathBuf,
     entries: Dir,
-    /// Number of the device of the directory.
     device: u64,
-    /// Whether the directory belongs to the user of this process, or is the top directory.
+    /// Whether it belongs to the user of this process, or is the top directory.
     is_own: bool,
 }
 
-/// Entry of a directory.
 enum Found {
     File(Stat),
-    /// Path, properties and descriptor of a directory.
     Directory(PathBuf, Stat, Result<OwnedFd, Errno>),
-    /// Entry that does not count.
     Other,
 }
 
 impl Level {
-    /// Returns the next entry. `None` means that there are no more.
+    /// Returns the next entry, if there is one.
     fn next(&mut self) -> Result<Option<Found>, Errno> {
         let Some(entry) = self.entries.read() else { return Ok(None) };
         let entry = entry?;
@@ -138,7 +133,7 @@ impl Level {
         let directory = self.entries.fd()?;
         let found = match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) if found.st_dev == self.device || is_in_same_mount(directory, name) => found,
-            // The entry was deleted, or another file system is mounted there. `ENOTCONN` means that the process of a FUSE mount has ended.
+            // The entry was deleted, or is a mount point. `ENOTCONN` means that the process of a FUSE mount has ended.
             Ok(_) | Err(Errno::NOENT | Errno::NOTCONN) => return Ok(Some(Found::Other)),
             Err(error) => return Err(error),
         };
@@ -150,7 +145,7 @@ impl Level {
     }
 }
 
-/// Returns whether an entry on another device belongs to the same file system, and not to one that is mounted there.
+/// Returns whether an entry on another device belongs to the same mount.
 ///
 /// Each subvolume of btrfs, and each lower layer of an overlay, has its own device number.
 fn is_in_same_mount(directory: BorrowedFd<'_>, name: &CStr) -> bool {
@@ -198,7 +193,7 @@ mod tests {
         assert!(stopped.bytes <= empty, "no entries must be counted after a stop");
     }
 
-    /// Lower layers of an overlay have other device numbers, as subvolumes of btrfs do.
+    /// Lower layers of an overlay have other device numbers, like subvolumes of btrfs.
     #[test]
     fn other_devices_of_the_same_mount_count_and_mounts_do_not() {
         let test = "usage::tests::other_devices_of_the_same_mount_count_and_mounts_do_not";
@@ -226,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_that_cannot_be_measured_are_named() {
+    fn unmeasured_directories_are_reported() {
         let dir = tempfile::tempdir().unwrap();
         let mut deep = dir.path().to_owned();
         for _ in 0..=MAX_LEVELS {

@@ -51,9 +51,7 @@ pub fn target(instance: &InstanceId, info: ConnectInfo, options: DialOptions) ->
     })
 }
 
-/// Returns the address to connect to.
-///
-/// This is the external address if `use_external` is set and the plugin returned one, otherwise the internal address.
+/// Returns the external address if `use_external` is set and the plugin returned one, otherwise the internal address.
 ///
 /// # Errors
 /// [`AddressError`].

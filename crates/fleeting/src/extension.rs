@@ -1,7 +1,5 @@
-//! Types of Muster's protocol extension.
-//! It covers prices, stock, interruption notices, resource usage, host keys and job hooks.
-//!
-//! The extension is an optional gRPC service.
+//! Types of Muster's optional extension of the protocol: prices, stock, interruption notices, resource usage, host keys
+//! and job hooks.
 
 use std::time::Duration;
 

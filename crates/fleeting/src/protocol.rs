@@ -29,31 +29,26 @@ pub(crate) struct RichStatus {
     pub(crate) details: Vec<prost_types::Any>,
 }
 
-/// `proto.InstanceGroup` and its messages.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod group {
     tonic::include_proto!("proto");
 }
 
-/// go-plugin's services.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod plugin {
     tonic::include_proto!("plugin");
 }
 
-/// Muster's protocol extension.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod extension {
     tonic::include_proto!("muster.fleeting.v1");
 }
 
-/// The hypervisor daemon that runs nested virtual machines.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod nesting {
     tonic::include_proto!("nesting");
 }
 
-/// gRPC's health service.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(crate) mod health {
     tonic::include_proto!("grpc.health.v1");

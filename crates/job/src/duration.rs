@@ -1,4 +1,4 @@
-//! Durations as text in Go's syntax, the format of gitlab-runner (`1h0m0s`, `2s`, `300ms`), and as milliseconds.
+//! Durations in Go's syntax, the format of gitlab-runner, and as milliseconds.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub enum GoDuration {
 }
 
 impl GoDuration {
-    /// Parses a duration. `None` means that the text is not valid.
+    /// Parses a duration. `None` means that it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (negative, text) = match text.strip_prefix('-') {
@@ -42,7 +42,7 @@ impl GoDuration {
             total = total.checked_add(Duration::try_from_secs_f64(value * nanoseconds / 1e9).ok()?)?;
             rest = tail;
         }
-        // Go counts nanoseconds in 64 bits, so a duration is at most about 292 years long.
+        // Go counts nanoseconds in 64 bits.
         i64::try_from(total.as_nanos()).ok()?;
         match (text.is_empty(), negative && !total.is_zero()) {
             (true, _) => None,
@@ -83,7 +83,7 @@ pub fn go_duration(duration: Duration) -> String {
     }
 }
 
-/// Returns a duration in whole milliseconds, or `u64::MAX` if it is too long.
+/// Returns whole milliseconds, or `u64::MAX` if the duration is too long.
 #[must_use]
 pub fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)

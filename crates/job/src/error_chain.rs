@@ -2,7 +2,7 @@
 
 /// Returns the messages of an error and of its causes, joined by `: `.
 ///
-/// A cause is omitted if the text before it already ends with its message.
+/// A cause with which the text already ends is omitted.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -1,20 +1,20 @@
 //! Expands `$NAME` and `${NAME}` by the rules of Go's `os.Expand`, which gitlab-runner uses.
 
-/// Replaces each reference with the result of `lookup`. References in inserted values are not expanded.
+/// Replaces each reference with the result of `lookup`. Inserted values are not expanded.
 ///
-/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) expand to empty text. A dollar sign
-/// without a name after it is kept. An unclosed `${`, and `${}`, are removed.
+/// `$$` is a dollar sign. Special names (`*`, `#`, `@`, `!`, `?`, `-`, digits) expand to empty text. A dollar sign without a name is kept.
+/// `${}` and an unclosed `${` are removed.
 #[must_use]
 pub fn expand(text: &str, lookup: impl Fn(&str) -> String) -> String {
     expand_within(text, usize::MAX, lookup).unwrap_or_default()
 }
 
-/// Same as [`expand`], with a limit. `None` means that the result would be longer than `limit` bytes.
+/// Same as [`expand`]. `None` means that the result would exceed `limit` bytes.
 #[must_use]
 pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) -> Option<String> {
     let mut expanded = String::new();
     let mut rest = text;
-    // False once no closing brace follows. Without this flag, a text with many open braces would take quadratic time.
+    // False once no closing brace follows, so that many open braces do not take quadratic time.
     let mut may_close = true;
     while let Some((before, after)) = rest.split_once('$') {
         expanded.push_str(before);
@@ -38,8 +38,7 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// Parses the text after a dollar sign.
-/// Returns the name, and the length of the reference. `may_close` is true if there may be a closing brace.
+/// Returns the name, and the length of the reference.
 fn parse_name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
         let end = if *may_close { inner.find('}') } else { None };

@@ -2,15 +2,15 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How a variable that a step of the operator exports reaches the rest of the job.
+/// How a variable exported by a step of the operator reaches the rest of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportKind {
-    /// Variable with a value that is masked in the log and in the results.
+    /// Value that is masked in the log and in the results.
     Masked,
-    /// Variable with the path of a file that contains the value. The value is masked.
+    /// Path of a file with the value, which is masked.
     File,
-    /// Variable with a value that is not masked.
+    /// Value that is not masked.
     Plain,
 }
 

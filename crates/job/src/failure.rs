@@ -4,8 +4,7 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
-        /// GitLab's failure reasons, with their names in the API and in `retry:when`.
-        /// See docs/spec/runner-api.md, section 4.3.
+        /// GitLab's failure reasons (docs/spec/runner-api.md, section 4.3).
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(rename_all = "snake_case")]
         pub enum FailureReason {
@@ -22,8 +21,8 @@ macro_rules! reasons {
                 match self { $(Self::$variant => $name,)+ }
             }
 
-            /// Returns the reason with this name.
-            /// Returns [`FailureReason::UnknownFailure`] for an unknown name, and [`FailureReason::ScriptFailure`] for an empty name.
+            /// Returns the reason with this name: [`FailureReason::ScriptFailure`] for an empty one, [`FailureReason::UnknownFailure`] for
+            /// an unknown one.
             #[must_use]
             pub fn from_wire(name: &str) -> Self {
                 match name {
@@ -113,8 +112,7 @@ impl std::fmt::Display for FailureReason {
     }
 }
 
-/// Cause of the early termination of a job.
-/// The agent, the manager and the coordinator use the same causes.
+/// Cause of the early termination of a job, for the agent, the manager and the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TerminationCause {

@@ -1,4 +1,4 @@
-//! Names of operating systems and processor architectures in Go, which GitLab, registries and container engines use.
+//! Go's names of operating systems and architectures, which GitLab, registries and container engines use.
 
 /// Returns Go's name of the operating system of this program, such as `linux` or `darwin`.
 #[must_use]
@@ -18,7 +18,7 @@ pub fn go_architecture() -> &'static str {
     }
 }
 
-/// Returns Go's name of an architecture that Rust or `uname` names. Returns other names unchanged.
+/// Converts an architecture of Rust or `uname` to Go's name. Other names stay unchanged.
 #[must_use]
 pub fn go_architecture_of(name: &str) -> &str {
     match name {

@@ -39,14 +39,12 @@ id! {
     ProjectId(i64)
 }
 id! {
-    /// ID of a runner at the coordinator.
-    ///
-    /// A runner has an authentication token, which several managers can share.
+    /// ID of a runner at the coordinator. Several managers can share a runner.
     RunnerId(i64)
 }
 id! {
     /// Number of an attempt to run a job on an agent, starting at 1.
     ///
-    /// A second attempt is possible only if the user's first command has not started (invariant J2 of ARCHITECTURE.md).
+    /// A second one requires that the user's first command has not started (invariant J2 of ARCHITECTURE.md).
     Attempt(u32)
 }

@@ -1,6 +1,6 @@
 //! Identifiers of the step language.
 
-/// Returns whether a text is an identifier: the name of a step, input, output or environment variable.
+/// Returns whether a text can name a step, input, output or environment variable.
 #[must_use]
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')

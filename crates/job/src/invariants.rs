@@ -1,14 +1,12 @@
-//! Checks of the invariants of jobs. The coordinator compares the states of jobs after every write ([`InvariantMonitor`]).
-//! Tests and simulators also call the other checks. The functions do no I/O: the caller passes all observations.
+//! Checks of the invariants J1 to J6 of ARCHITECTURE.md, without I/O.
 //!
-//! The names are those of ARCHITECTURE.md: J1 one final state, J2 at most one start of the user's script, J3 the trace
-//! equals the log, J4 no concurrency limit is exceeded, J5 no leftovers, J6 no secret is visible.
+//! The coordinator compares the states of jobs after every write ([`InvariantMonitor`]). Tests and simulators call the other checks.
 
 use std::collections::HashMap;
 
 use crate::{JobId, JobStatus};
 
-/// State of a job record that the invariants depend on.
+/// State of a job that the invariants depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobSnapshot {
     /// Status of the job.
@@ -113,7 +111,7 @@ pub fn reported_once(job: JobId, times: usize) -> Result<(), Violation> {
     if times == 1 { Ok(()) } else { Err(Violation::NotReportedOnce { job, times }) }
 }
 
-/// Checks J2: a script that counts its starts in one attempt started at most once.
+/// Checks J2: the script started at most once in one attempt.
 ///
 /// # Errors
 /// Returns [`Violation::StartedTwice`].
@@ -138,8 +136,7 @@ pub fn no_leftovers(found: impl IntoIterator<Item = String>) -> Result<(), Viola
     if found.is_empty() { Ok(()) } else { Err(Violation::Leftovers(found.join(", "))) }
 }
 
-/// Checks J6: `content`, which other users can read at `location`, contains none of `secrets`.
-/// Empty secrets are ignored.
+/// Checks J6: `content`, which others can read at `location`, contains no secret. Empty secrets are ignored.
 ///
 /// # Errors
 /// Returns [`Violation::SecretVisible`] with the location, never with the value.
@@ -155,10 +152,10 @@ pub fn no_secret<'a>(
     if is_visible { Err(Violation::SecretVisible(location.to_owned())) } else { Ok(()) }
 }
 
-/// Checks J4: no more than `limit` of `jobs` ran concurrently.
+/// Checks J4: at most `limit` jobs ran concurrently.
 ///
-/// Each item has the start and the end of a job on the same clock. `None` means that the job is still running. A job that
-/// starts at the time at which another job ends does not overlap with it.
+/// Each item has the start and the end of a job, or `None` if it still runs. A job that starts when another one ends does not overlap with
+/// it.
 ///
 /// # Errors
 /// Returns [`Violation::ConcurrencyExceeded`] with the highest number of jobs that ran at the same time.
@@ -188,8 +185,7 @@ pub struct InvariantMonitor {
 }
 
 impl InvariantMonitor {
-    /// Records a snapshot of a job that runs a script. Bridges, which trigger other pipelines, must not be
-    /// recorded, because they run without an assignment.
+    /// Records a snapshot of a job. Bridges must not be recorded, because they run without an assignment.
     ///
     /// # Errors
     /// Returns the [`Violation`]. The snapshot is recorded anyway.
@@ -210,7 +206,7 @@ impl InvariantMonitor {
         Ok(())
     }
 
-    /// Removes the last snapshot of a job, so that the next one is not compared with it.
+    /// Removes the last snapshot of a job, so that the next one is not compared.
     pub fn forget(&mut self, job: JobId) {
         self.last.remove(&job);
     }

@@ -1,10 +1,6 @@
-//! Domain types that all crates share: IDs, states and their transitions, variables, failure reasons, and masking of
-//! secrets ([`mask`]).
+//! Domain types that all crates share.
 //!
-//! The crate does no I/O and contains no async code. `runner-api` and `agent-api` define the messages on the wire. Some of
-//! these messages contain types of this crate, such as [`Variable`] and [`StepPolicy`], in their serde format.
-//!
-//! Invariants: an invalid state transition returns an error. A [`Secret`] never prints its value.
+//! The crate does no I/O and has no async code. Some messages of `runner-api` and `agent-api` contain its types in their serde format.
 
 mod duration;
 mod error_chain;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// Returns whether an address, with or without a port, belongs to the loopback interface.
 ///
-/// An IPv6 address without a port may be in brackets. Names are not resolved: `localhost` is the only one that matches.
+/// An IPv6 address may be in brackets. The only name that matches is `localhost`.
 #[must_use]
 pub fn is_loopback(address: &str) -> bool {
     let with_port = address.parse::<SocketAddr>().map(|address| address.ip());

@@ -1,6 +1,6 @@
 //! Reports among the artifacts of a job.
 
-/// Returns the format that GitLab requires for a report of this type, and the default name of its file.
+/// Returns GitLab's format of this type of report, and the default name of its file.
 #[must_use]
 pub fn report_format(kind: &str) -> (&'static str, String) {
     let (format, name) = match kind {

@@ -1,6 +1,4 @@
-//! Life cycle of a job or bridge at the coordinator.
-//!
-//! The life cycle is specified in docs/spec/pipeline-yaml.md, section 5.1, and docs/spec/runner-api.md, section 9.4.
+//! Life cycle of a job or bridge (docs/spec/pipeline-yaml.md, section 5.1; docs/spec/runner-api.md, section 9.4).
 //!
 //! ```text
 //! created -+-> manual ------+
@@ -40,16 +38,13 @@ pub enum JobStatus {
 }
 
 impl JobStatus {
-    /// Returns true for success, failed, canceled and skipped.
-    ///
-    /// Of these, only skipped can change.
+    /// Returns true for success, failed, canceled and skipped. Only skipped can change.
     #[must_use]
     pub fn is_complete(self) -> bool {
         matches!(self, Self::Success | Self::Failed | Self::Canceled | Self::Skipped)
     }
 
     /// Returns true for running and canceling.
-    /// A runner executes the job, or the pipeline of a bridge is running.
     #[must_use]
     pub fn is_on_runner(self) -> bool {
         matches!(self, Self::Running | Self::Canceling)
@@ -116,8 +111,6 @@ impl std::fmt::Display for JobStatus {
 pub enum JobEvent {
     /// The job could start, but its resource group is held by another job.
     WaitForResource,
-    /// The job can start.
-    ///
     /// The job became ready, a user started it, its delay ended, or its resource group became free.
     Enqueue,
     /// A manual job became ready. It waits for a user.

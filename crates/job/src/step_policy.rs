@@ -30,30 +30,26 @@ pub struct PolicyRule {
     pub is_allowed: bool,
     /// Reason that the author of the job sees. Empty means that no reason is given.
     pub reason: String,
-    /// Limits of the steps that the rule allows, in addition to those of the policy.
-    /// They also apply to steps that these steps call.
+    /// Limits of the allowed steps and of the steps that they call, in addition to those of the policy.
     #[serde(skip_serializing_if = "StepLimits::is_empty")]
     pub limits: StepLimits,
 }
 
-/// Limits of the processes that run code of a job's author. The default has no limits.
+/// Limits of the processes that run code of a job's author.
 ///
-/// The kernel enforces all limits except the limit of disk space, for which the agent measures the usage. A job does not start on a
-/// machine whose kernel cannot enforce its limits.
+/// The agent measures disk space. The kernel enforces the other limits, and a job does not start where it cannot.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {
     /// Whether the processes have no network except a separate loopback interface.
     pub no_network: bool,
-    /// CPU time per second in thousandths of a CPU, for all processes of the job together.
-    /// `None` means no limit.
+    /// CPU time of all processes of the job together, in thousandths of a CPU. `None` means no limit.
     pub cpu_milli: Option<u32>,
     /// Memory in bytes, for all processes of the job together. `None` means no limit.
     pub memory_bytes: Option<u64>,
     /// Maximum size in bytes of each file that a process writes. `None` means no limit.
     pub file_bytes: Option<u64>,
-    /// Disk space in bytes that the job's directory and its temporary directory may hold together.
-    /// `None` means no limit.
+    /// Disk space in bytes of the job's directory and its temporary directory together. `None` means no limit.
     pub disk_bytes: Option<u64>,
 }
 
@@ -80,7 +76,7 @@ impl StepLimits {
     }
 }
 
-/// A step that the policy does not allow. The message names the step, the rule and the remedy.
+/// A step that the policy does not allow.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the step policy of the runner does not allow `{step}`: {rule} at {file}:{line}{reason}; call another step, or ask the operator of the runner to allow it"
@@ -99,7 +95,7 @@ impl StepPolicy {
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
     pub fn check(&self, step: &StepReference) -> Result<(), PolicyViolation> {
-        // Every job consists of built-in steps, so they need no rule. Only a matching rule denies them.
+        // Built-in steps need no rule, because every job consists of them.
         self.check_with_default(step, matches!(step, StepReference::Builtin { .. }))
     }
 
@@ -108,7 +104,7 @@ impl StepPolicy {
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
     pub fn check_call(&self, step: &StepReference) -> Result<(), PolicyViolation> {
-        // A service runs commands of the author, as a script does. An upload takes files that the author chooses out of the job.
+        // A service runs commands of the author, and an upload takes files that the author chooses.
         let needs_no_rule = matches!(
             step,
             StepReference::Builtin { name } if !matches!(name.as_str(), "service" | "artifacts/upload")
@@ -138,9 +134,7 @@ impl StepPolicy {
 }
 
 impl StepPolicy {
-    /// Returns the limits of the rule that allows a step, with the index of the rule.
-    ///
-    /// `None` means that no rule allows the step, or that the rule has no limits.
+    /// Returns the limits of the rule that allows a step, with the index of the rule. `None` means no limits.
     #[must_use]
     pub fn limits_of(&self, step: &StepReference) -> Option<(usize, &StepLimits)> {
         let text = step.to_string();
@@ -164,14 +158,13 @@ enum Token {
     DoubleStar,
 }
 
-/// Returns whether a text matches a pattern.
-/// `*` does not match a slash, `**` does. Every other character stands for itself.
+/// Returns whether a text matches a pattern. `*` does not match a slash, `**` does.
 ///
-/// The time is proportional to the product of the lengths, because the author of a job chooses the text.
+/// The author of a job chooses the text, so the time is at most proportional to the product of the lengths.
 #[must_use]
 pub fn matches_pattern(pattern: &str, text: &str) -> bool {
     let tokens = tokens(pattern);
-    // The entry `i` shows whether the first `i` tokens match the text so far.
+    // Entry `i` shows whether the first `i` tokens match the text so far.
     let mut reached = vec![false; tokens.len() + 1];
     if let Some(first) = reached.first_mut() {
         *first = true;
@@ -208,7 +201,7 @@ fn tokens(pattern: &str) -> Vec<Token> {
     tokens
 }
 
-/// Marks the entry after each reached star as reached, because a star also matches an empty text.
+/// Marks the entry after a reached star, which also matches an empty text.
 fn skip_stars(reached: &mut [bool], tokens: &[Token]) {
     for (index, token) in tokens.iter().enumerate() {
         let can_skip = !matches!(token, Token::Char(_)) && reached.get(index) == Some(&true);

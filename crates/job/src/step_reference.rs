@@ -1,6 +1,4 @@
-//! References to steps in one canonical text, which the rules of a step policy match.
-//!
-//! The references are specified in docs/spec/steps.md, section 2.
+//! Canonical texts of step references, which the rules of a step policy match (docs/spec/steps.md, section 2).
 
 use std::fmt;
 
@@ -60,9 +58,7 @@ impl StepReference {
     /// Directory of a repository in which a short reference looks for steps.
     pub const GIT_TEXT_DIR: &str = "steps";
 
-    /// Returns the step of a short reference without expressions.
-    ///
-    /// `None` means that the text is not a valid reference.
+    /// Returns the step of a short reference without expressions. `None` means that it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -96,9 +92,7 @@ impl StepReference {
         Self::Git { url: url.to_owned(), path: step_path(path), revision: revision.to_owned() }
     }
 
-    /// Returns the step in an OCI image.
-    ///
-    /// `image` is the registry with the repository, `path` is relative to the root of the image.
+    /// Returns the step in an OCI image. `image` is the registry with the repository, `path` is relative to the image's root.
     #[must_use]
     pub fn oci(image: &str, version: &str, path: &str) -> Self {
         Self::Oci { image: image.to_owned(), version: version.to_owned(), path: step_path(path) }
@@ -137,9 +131,7 @@ impl fmt::Display for StepReference {
     }
 }
 
-/// Returns a path inside of a repository or an image in its shortest form.
-///
-/// The result has no leading slash, no `.` or `..`, and no default name of a step file.
+/// Returns a path in a repository or image without leading slash, `.`, `..`, and default name of a step file.
 fn step_path(path: &str) -> String {
     let path = clean(&format!("/{}", path.trim()));
     let path = path.trim_start_matches('/');
@@ -147,7 +139,7 @@ fn step_path(path: &str) -> String {
     if DEFAULT_FILES.contains(&file) { dir.to_owned() } else { path.to_owned() }
 }
 
-/// Returns a path without `.`, `..` and empty parts, as far as possible without the file system.
+/// Removes `.`, `..` and empty parts, as far as possible without the file system.
 fn clean(path: &str) -> String {
     let is_absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();

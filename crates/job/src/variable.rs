@@ -33,7 +33,7 @@ pub struct Variable {
 }
 
 impl Variable {
-    /// Creates a public variable without further flags, like most predefined variables.
+    /// Creates a public variable without further flags.
     #[must_use]
     pub fn public(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self { key: key.into(), value: value.into(), public: true, masked: false, file: false, raw: false }

@@ -3,20 +3,12 @@
 use muster_config::settings::{ConnectionAge, RunnerSettings, TlsFiles};
 use muster_runner_api::client::{self as api, Client, ClientError};
 
-/// Returns a client with the runner's URL and certificates, which reuses each connection up to `age`.
-///
-/// # Errors
-/// [`ClientError::Setup`] if the URL or the certificates are not usable.
+/// Returns a client. `age` limits the reuse of its connections. Fails if the URL or the certificates are invalid.
 pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for jobs that exist already.
-/// If the certificates are not usable, calls are sent without them until their files change. Such calls fail if they need one of the
-/// certificates.
-///
-/// # Errors
-/// [`ClientError::Setup`] if the URL is not usable.
+/// Returns a client for existing jobs. Unlike [`new`], sends requests without certificates while these are invalid.
 pub(crate) fn with_deferred_tls(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }

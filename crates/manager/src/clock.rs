@@ -6,9 +6,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// Maximum time between two reads of the system clock.
-///
-/// A Tokio sleep does not notice that an operator sets the clock or that the machine was suspended, so the clock is read again.
+/// A Tokio sleep does not notice that the wall clock was set or the machine was suspended.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.
@@ -73,7 +71,7 @@ impl ManualClock {
         self.now.send_replace(now);
     }
 
-    /// Waits until the last call of [`WallClock::sleep_until`] has a future time, and returns that time.
+    /// Waits until the latest call of [`WallClock::sleep_until`] has a future time, and returns that time.
     pub async fn next_wake_up(&self) -> SystemTime {
         let mut wake_up = self.wake_up.subscribe();
         loop {

@@ -1,4 +1,4 @@
-//! Converts the outcomes of jobs to updates for the coordinator. No other module creates these updates.
+//! Converts the outcomes of jobs to updates for the coordinator.
 
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_job::mask::{Masker, Secrets};
@@ -10,62 +10,58 @@ use muster_runner_api::wire::{Output, UpdateRequest};
 use crate::lower::wants_result_tree;
 use crate::state::ManagerOutcome;
 
-/// Maximum size of a result tree. The rest of the update must also fit into `MAX_UPDATE_BODY_BYTES`.
+/// Maximum size of a result tree. The rest of the update must fit into `MAX_UPDATE_BODY_BYTES`, too.
 const MAX_TREE_BYTES: usize = MAX_UPDATE_BODY_BYTES / 2;
 
-/// Returns the final update of a job that ended at an agent. Its log begins at `from` in the trace.
+/// Returns the final update of a job that ended at an agent, whose log begins at `from` in the trace.
 ///
-/// If the job was canceled, `interrupted` shows by whom: true means the manager, false means the coordinator.
-pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, interrupted: bool) -> UpdateRequest {
+/// If the job was canceled, `by_manager` is true if the manager canceled it, and false if the coordinator did.
+pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, by_manager: bool) -> UpdateRequest {
     let (state, reason, exit_code) = match &result.outcome {
         Outcome::Success => ("success", None, None),
         Outcome::Failed { reason, exit_code, cause } => {
             let canceled = *reason == FailureReason::JobCanceled || *cause == Some(TerminationCause::CanceledByUser);
             let reason = match cause {
-                _ if canceled && interrupted => TerminationCause::ManagerShutdown.into(),
+                _ if canceled && by_manager => TerminationCause::ManagerShutdown.into(),
                 Some(cause) => FailureReason::from(*cause),
                 None => *reason,
             };
             ("failed", Some(reason), *exit_code)
         }
     };
-    // A trace with the log of an earlier attempt has no checksum, because no agent has seen all of its bytes.
+    // The agent has not seen earlier attempts, so its checksum does not cover the whole trace.
     let checksum = (from == 0).then(|| format!("crc32:{:08x}", result.log_crc32));
     UpdateRequest {
         output: Output { checksum, bytesize: Some(from.saturating_add(result.log_bytes)) },
-        // The tree is informational: a result without it is better than no result.
+        // A result without a tree is better than no result.
         result_tree: wants_result_tree(payload).then(|| result.to_tree_within(MAX_TREE_BYTES)).flatten(),
         ..update(payload, state, reason, exit_code)
     }
 }
 
-/// Returns the final update of a job that the manager ended.
-/// It has no checksum, because the manager has not seen all of the trace.
+/// The update has no checksum, because the manager has not seen the whole trace.
 pub(crate) fn from_manager_outcome(payload: &JobPayload, outcome: &ManagerOutcome) -> UpdateRequest {
     let output = Output { checksum: None, bytesize: Some(outcome.trace_offset + outcome.trace_message.len() as u64) };
     UpdateRequest { output, ..update(payload, "failed", Some(outcome.reason), outcome.exit_code) }
 }
 
-/// Returns the update that reports only that the job is running.
 pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
     update(payload, "running", None, None)
 }
 
-/// Returns the last line of a trace that the manager ends, in gitlab-runner's format.
+/// Returns the last line of a trace, in gitlab-runner's format.
 pub(crate) fn final_trace_line(reason: FailureReason, message: &str) -> String {
     let kind = if reason == FailureReason::RunnerSystemFailure { " (system failure)" } else { "" };
     format!("\x1b[31;1mERROR: Job failed{kind}: {message}\x1b[0;m\n")
 }
 
-/// Returns lines for the trace in gitlab-runner's format.
-/// The first line is shown as an error, the others as its details.
+/// Returns lines in gitlab-runner's format. The first one is shown as an error.
 pub(crate) fn error_lines(lines: &[String]) -> String {
     let Some((first, details)) = lines.split_first() else { return String::new() };
     let details: String = details.iter().map(|line| format!("\x1b[0K{line}\x1b[0;m\n")).collect();
     format!("\x1b[31;1mERROR: {first}\x1b[0;m\n{details}")
 }
 
-/// Returns a message of the manager with masked secrets.
 pub(crate) fn masked(text: &str, secrets: &Secrets) -> String {
     let (mut masker, mut out) = (Masker::new(secrets), Vec::new());
     masker.push(text.as_bytes(), &mut out);
@@ -126,9 +122,9 @@ mod tests {
         serde_json::from_value(serde_json::json!({ "id": 1, "token": "t", "features": features })).unwrap()
     }
 
-    fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], interrupted: bool) -> String {
+    fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], by_manager: bool) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
-        from_result(&payload(known), &result(outcome), 0, interrupted).failure_reason.unwrap()
+        from_result(&payload(known), &result(outcome), 0, by_manager).failure_reason.unwrap()
     }
 
     #[test]
@@ -144,7 +140,7 @@ mod tests {
         }
     }
 
-    /// An agent's answers may be arbitrary bytes, because user code runs on its machine.
+    /// User code runs on an agent's machine, so an agent's answer may be arbitrary bytes.
     #[test]
     fn fuzz_agent_answers() {
         use muster_agent_api::{agent, step_runner};

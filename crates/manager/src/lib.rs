@@ -5,17 +5,12 @@
 //!   lease -> lower -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
 //! ```
 //!
-//! - [`lower`] is pure: it turns a payload into a plan of built-in steps.
-//! - [`state`] has the states of a job and their transitions. [`store`] stores them in `state.log`. Recovery is the normal start path.
+//! - [`lower`] turns a payload into a plan of built-in steps. [`state`] has the states of a job, and [`store`] keeps them in `state.log`.
 //! - [`job`] is the actor of one job. [`admission`] decides which runner may request jobs, and when. [`requests`] sends the requests.
-//!   [`running`] limits the number of running jobs. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
-//! - [`reload`] detects changes of `config.toml`. [`rotation`] renews tokens. The crate `muster_config` reads the file.
+//! - [`running`] limits the number of running jobs. [`failure`] turns outcomes into updates. [`observe`] records metrics, logs and spans.
+//! - [`reload`] detects changes of `config.toml`. [`rotation`] renews tokens.
 //!
-//! The numbers of invariants (J1 to J6) and rules (R1 to R6) in this crate are the numbers in `docs/spec/life-of-a-job.md`. For the manager
-//! they mean: J1 each job that was received is reported, unless the coordinator no longer expects it; J2 a job whose first user command
-//! may have started is never given to another agent; J3 the trace is the agent's log byte for byte, once; J4 no job starts while
-//! `concurrent` jobs are running, or `limit` jobs of its runner; J5 no lease of a job remains after its clean-up; J6 no message of the
-//! manager contains a secret.
+//! The invariants J1 to J6 and the rules R1 to R6 are those of `docs/spec/life-of-a-job.md`.
 
 mod admission;
 mod client;

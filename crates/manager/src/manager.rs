@@ -48,13 +48,13 @@ pub enum ManagerError {
     },
 }
 
-/// State of the manager's run. It only advances.
+/// State of the manager's run, which only advances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum RunState {
     Working,
     /// No more jobs are requested. Running jobs continue until their end.
     Draining,
-    /// Running jobs are left to the next start.
+    /// Running jobs are left to the next start of the manager.
     Leaving,
     /// Running jobs are canceled and reported.
     Aborting,
@@ -69,31 +69,29 @@ pub struct Manager {
     requests: Requests,
     observer: Arc<Observer>,
     jobs: JoinSet<Result<(), JobError>>,
-    ids: HashMap<Id, (JobRunId, RunnerKey)>,
+    jobs_by_task: HashMap<Id, (JobRunId, RunnerKey)>,
     unreported: UnreportedJobs,
     reachability: ReachabilityTracker,
-    /// Receives the ID of each job whose slot was released before the job was reported to the coordinator.
+    /// Jobs whose slot was released before they were reported.
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
-    /// Jobs without a slot. They no longer count for admission.
+    /// Jobs without a slot, which no longer count for admission.
     without_slot: HashSet<JobRunId>,
     cache_stores: Arc<CacheStores>,
-    /// Limits of the number of running jobs: `concurrent`, and `limit` of each runner.
+    /// Limits on the number of running jobs: `concurrent`, and `limit` of each runner.
     limits: Arc<ConcurrencyLimits>,
-    /// Canceled to end the jobs.
+    /// Token that ends the jobs.
     cancel: CancellationToken,
     run_state: RunState,
-    /// Time of the command to abort, at which `shutdown_timeout` begins.
+    /// Time from which `shutdown_timeout` counts.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
-    /// Settings with which each runner sends requests, and the number of their generation.
-    /// New settings of a runner get a new number.
+    /// Settings of each runner. Changed settings get a new number.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
 
 impl Manager {
-    /// Returns a manager with its state in `store` and its environments from `executors`.
-    /// It reports to `telemetry`.
+    /// Returns a manager that reports to `telemetry`.
     #[must_use]
     pub fn new(settings: Settings, store: Store, executors: Registry, telemetry: Arc<Telemetry>) -> Self {
         let store = Arc::new(store);
@@ -111,7 +109,7 @@ impl Manager {
             executors,
             admission: Admission::new(rand::random()),
             jobs: JoinSet::new(),
-            ids: HashMap::new(),
+            jobs_by_task: HashMap::new(),
             cache_stores: Arc::default(),
             limits: ConcurrencyLimits::new(),
             cancel: CancellationToken::new(),
@@ -130,22 +128,18 @@ impl Manager {
     }
 
     /// Runs until a command or a run limit stops the manager and its jobs are reported.
-    /// After [`ControlCommand::Leave`], does not wait for the jobs.
     ///
-    /// If the future is dropped, the manager stops at once: its jobs continue at their agents, and a later start restores them.
+    /// After [`ControlCommand::Leave`], or if the future is dropped, the jobs continue at their agents, and a later start restores them.
     ///
     /// # Errors
-    /// [`ManagerError`]. The manager finishes the jobs in progress before it returns the error, unless its state cannot be written. It then
-    /// leaves these jobs to the next start.
+    /// [`ManagerError`]. The jobs in progress are finished first, unless the manager's state cannot be written.
     pub async fn run(mut self, commands: mpsc::Receiver<ControlCommand>) -> Result<(), ManagerError> {
         let result = self.work(commands).await;
         self.finish_requests().await;
         result
     }
 
-    /// Waits for the requests in flight as long as they may bring a job.
-    ///
-    /// Such a job is stored, or reported as failed if it cannot be stored.
+    /// Waits as long as the requests may bring a job.
     async fn finish_requests(&mut self) {
         self.admission.stop();
         while !self.requests.is_empty() {
@@ -174,7 +168,7 @@ impl Manager {
             }
             let wake = self.admit();
             let idle_until = self.idle_until();
-            // Each branch is cancel-safe: it only waits.
+            // Each branch only waits, so it is cancel-safe.
             tokio::select! {
                 command = commands.recv(), if has_control => match command {
                     Some(command) => self.handle_command(command),
@@ -204,7 +198,7 @@ impl Manager {
         refusal.map_or(Ok(()), Err)
     }
 
-    /// Returns the rest of `shutdown_timeout`, which is the time to delete instances.
+    /// Returns the rest of `shutdown_timeout`.
     fn time_for_instances(&self) -> Duration {
         let passed = self.aborting_since.map(|since| since.elapsed()).unwrap_or_default();
         self.settings.shutdown_timeout.saturating_sub(passed)
@@ -214,9 +208,9 @@ impl Manager {
         self.run_state != RunState::Leaving && !self.jobs.is_empty()
     }
 
-    /// Restores the jobs of an earlier manager process.
+    /// Restores the jobs of an earlier process.
     ///
-    /// They count for admission, even beyond the limits that apply now, unless only their report is left.
+    /// They count for admission, even beyond the current limits, unless only their report is left.
     fn restore_jobs(&mut self) {
         let mut contexts: Vec<Arc<RunnerContext>> = Vec::new();
         for job in self.store.jobs() {
@@ -248,7 +242,7 @@ impl Manager {
         }
     }
 
-    /// Applies settings. A runner whose settings are unchanged keeps its requests in flight.
+    /// A runner with unchanged settings keeps its requests in flight.
     fn configure(&mut self, settings: Settings) {
         self.settings = settings.carry_over(&self.settings);
         let admission = &self.admission;
@@ -293,8 +287,7 @@ impl Manager {
         }
     }
 
-    /// Sends no more requests.
-    /// The main loop still waits for the requests in flight that the coordinator may have answered.
+    /// The main loop still waits for requests that may have been answered.
     fn stop_requests(&mut self, run_state: RunState) {
         if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
@@ -316,12 +309,12 @@ impl Manager {
         self.admission.stop();
     }
 
-    /// Carries out the decisions of admission. Returns the time of its next decision.
+    /// Returns the time of the next decision.
     fn admit(&mut self) -> Option<Instant> {
         let left = if self.requests.is_store_blocked() { 0 } else { self.run_tracker.remaining_jobs() };
         self.admission.set_remaining_jobs(left);
-        for (poll, at) in self.requests.held_at() {
-            self.admission.set_held_at(poll, at);
+        for (poll, at) in self.requests.cancelable_from() {
+            self.admission.set_cancelable_from(poll, at);
         }
         let decisions = self.admission.decide(Instant::now());
         for poll in decisions.cancel {
@@ -333,15 +326,14 @@ impl Manager {
         decisions.wake
     }
 
-    /// Returns when the wait for a job ends. `None` if it does not end, or jobs are in progress.
+    /// `None` means never, or that jobs are in progress.
     fn idle_until(&self) -> Option<Instant> {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
-    /// Starts the actor of a job that a request brought, and logs notices about the request.
+    /// Starts the actor of a new job. Fails if the job could not be stored.
     ///
-    /// # Errors
-    /// [`ManagerError::Store`]. A refusal that ends the manager once its jobs are done is returned as a value instead.
+    /// Returns a refusal that ends the manager after its jobs.
     fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
         let CompletedPoll { poll, runner, client, answer, is_repeatable } = answered;
         let now = Instant::now();
@@ -383,8 +375,9 @@ impl Manager {
 
     fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<RunnerContext>, ClientError> {
         let age = self.settings.connection_max_age;
-        let create =
-            || crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counted(client, runner));
+        let create = || {
+            crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counting_client(client, runner))
+        };
         let client = client.map_or_else(create, Ok)?;
         let key = self.settings.key_of(runner);
         Ok(Arc::new(RunnerContext {
@@ -412,29 +405,24 @@ impl Manager {
         }
         let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
-        let watch = span.in_scope(|| self.observer.job(&context.runner, &job, recovered));
+        let watch = span.in_scope(|| self.observer.watch_job(&context.runner, &job, recovered));
         let permit = job.state.held_lease().map(|_| self.limits.resume(&key));
         let handle = self.jobs.spawn(job::execute(context, watch, job, recovered, permit).instrument(span));
-        self.ids.insert(handle.id(), (run, key));
+        self.jobs_by_task.insert(handle.id(), (run, key));
     }
 
-    /// Stops counting a job whose slot was released before its report.
     fn on_slot_released(&mut self, run: JobRunId) {
-        let known = self.ids.values().find(|(known, _)| *known == run);
+        let known = self.jobs_by_task.values().find(|(known, _)| *known == run);
         if let Some((_, runner)) = known.filter(|_| !self.without_slot.contains(&run)) {
             self.admission.job_ended(runner);
             self.without_slot.insert(run);
         }
     }
 
-    /// Handles the end of a job's actor: stops counting the job, and logs an actor that failed.
-    ///
-    /// # Errors
-    /// [`ManagerError::Store`]: this job and all that follow could not be stored. The manager exits, so that the service manager
-    /// restarts it.
+    /// Fails if states cannot be stored, so that the service manager must restart this manager.
     fn on_job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
-        let Some((run, runner)) = self.ids.remove(&task) else { return Ok(()) };
+        let Some((run, runner)) = self.jobs_by_task.remove(&task) else { return Ok(()) };
         if !self.without_slot.remove(&run) {
             self.admission.job_ended(&runner);
         }
@@ -455,7 +443,7 @@ impl Manager {
     }
 }
 
-/// Waits until `time`. Returns at once for `None`.
+/// Returns at once for `None`.
 async fn until(time: Option<Instant>) {
     sleep_until(time.unwrap_or_else(Instant::now)).await;
 }

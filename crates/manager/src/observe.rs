@@ -1,6 +1,4 @@
-//! What the manager reports about itself: the metrics of its runners, and a [`JobWatch`] for each job.
-//!
-//! Nothing in this module blocks, and the manager's behavior does not depend on it.
+//! Metrics of the runners, and a [`JobWatch`] for each job. Nothing in this module blocks.
 
 mod stages;
 #[cfg(test)]
@@ -25,14 +23,10 @@ use crate::store::StoredJob;
 
 pub(crate) use watch::JobWatch;
 
-/// The manager's side of telemetry.
 pub(crate) struct Observer {
     telemetry: Arc<Telemetry>,
-    /// Metrics of the runners in the configuration.
-    ///
-    /// The series of a runner are exposed while it is in this map.
+    /// A runner's series are exposed while they are in this map.
     entries: Mutex<HashMap<RunnerKey, Arc<EntryMetrics>>>,
-    /// Whether it was logged that a job requested an unsupported way to export spans.
     has_logged_unsupported: AtomicBool,
 }
 
@@ -45,7 +39,7 @@ impl Observer {
         &self.telemetry
     }
 
-    /// Applies settings. The series of a removed runner are dropped after its last job.
+    /// The series of a removed runner are dropped after its last job.
     pub(crate) fn configure(&self, settings: &Settings) {
         self.telemetry.metrics.set_concurrent(settings.concurrent);
         let mut entries = HashMap::new();
@@ -57,21 +51,19 @@ impl Observer {
         *self.entries.lock() = entries;
     }
 
-    /// Counts a job request of the runner. The request is open until the result is dropped.
+    /// The request is open until the result is dropped.
     pub(crate) fn open_request(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
         entry.poll_started();
-        entry.token().open_request()
+        entry.token().count_open_request()
     }
 
-    /// Records the answer to a job request.
-    ///
-    /// `has_capacity` is whether the manager has capacity for another request.
+    /// `has_capacity` means that the manager could send another request.
     pub(crate) fn answered(
         &self,
         runner: &RunnerSettings,
         notice: Option<Notice>,
-        now: &RunnerStats,
+        stats: &RunnerStats,
         has_capacity: bool,
     ) {
         let entry = self.entry(runner);
@@ -85,19 +77,18 @@ impl Observer {
             Some(Notice::Failed { .. }) => entry.health_check_failed(),
             Some(Notice::Recovered { .. }) | None => {}
         }
-        let used = now.requests_adaptive.min(now.requests_hard);
-        entry.token().set_request_limits(now.requests_hard, now.requests_adaptive as f64, used);
-        if has_capacity && now.requests >= used {
+        let used = stats.requests_adaptive.min(stats.requests_hard);
+        entry.token().set_request_limits(stats.requests_hard, stats.requests_adaptive as f64, used);
+        if has_capacity && stats.requests >= used {
             entry.token().request_prevented();
         }
     }
 
-    /// Returns a client whose calls are counted for the runner.
-    pub(crate) fn counted(&self, client: Client, runner: &RunnerSettings) -> Client {
+    pub(crate) fn counting_client(&self, client: Client, runner: &RunnerSettings) -> Client {
         client.with_observer(Arc::new(Calls(Arc::clone(self.entry(runner).token()))))
     }
 
-    pub(crate) fn job(
+    pub(crate) fn watch_job(
         self: &Arc<Self>,
         runner: &Arc<RunnerSettings>,
         job: &StoredJob,
@@ -113,13 +104,13 @@ impl Observer {
         }
     }
 
-    /// Returns the runner's series. They are exposed while the result is held.
+    /// The series are exposed while the result is held.
     pub(crate) fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
         let known = self.entries.lock().get(&runner.key).cloned();
         known.unwrap_or_else(|| self.telemetry.metrics.entry(&labels(runner)))
     }
 
-    /// Logs once that a job requested something unsupported.
+    /// Logs the first unsupported request of a coordinator.
     fn warn_unsupported(&self, feature: &str) {
         if !self.has_logged_unsupported.swap(true, Ordering::Relaxed) {
             tracing::warn!(

@@ -1,8 +1,6 @@
-//! Limits on the number of running jobs: `concurrent` for all runners, and each runner's `limit` (J4).
+//! Limits on running jobs: `concurrent`, and each runner's `limit` (J4).
 //!
-//! Admission sends no request whose job would exceed a limit. However, `concurrent` or `limit` may be reduced while a request is in
-//! flight, and the manager must accept the job that the request returns. Such a job waits here. A job counts as running from the time it
-//! gets its permit until its slot is released.
+//! If a limit is reduced while a request is in flight, the job of that request waits here.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -12,7 +10,6 @@ use tokio::sync::watch;
 
 use muster_config::settings::RunnerKey;
 
-/// Limits, and the jobs that run or wait.
 #[derive(Debug)]
 pub(crate) struct ConcurrencyLimits {
     state: Mutex<State>,
@@ -22,10 +19,9 @@ pub(crate) struct ConcurrencyLimits {
 #[derive(Debug, Default)]
 struct State {
     concurrent: usize,
-    /// `limit` of each runner that has one.
     limits: HashMap<RunnerKey, usize>,
     running: HashMap<RunnerKey, usize>,
-    /// Jobs that wait for a permit, by ticket: the oldest first.
+    /// Jobs by ticket, the oldest first.
     waiting: BTreeMap<u64, RunnerKey>,
     tickets: u64,
 }
@@ -36,9 +32,7 @@ impl State {
         self.limits.get(runner).is_none_or(|limit| running < *limit)
     }
 
-    /// Returns whether the job may run now.
-    ///
-    /// It may run if `concurrent` is not reached, its runner is below its limit, and no older job waits whose runner is below its limit.
+    /// The next job is the oldest waiting job whose runner is below its limit.
     fn is_next(&self, ticket: u64) -> bool {
         let next = self.waiting.iter().find(|(_, runner)| self.is_below_limit(runner));
         self.running.values().sum::<usize>() < self.concurrent && next.is_some_and(|(next, _)| *next == ticket)
@@ -53,12 +47,12 @@ pub(crate) struct RunPermit {
 }
 
 impl ConcurrencyLimits {
-    /// Returns limits that permit nothing until they are configured.
+    /// Permits no job until the limits are configured.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), changed: watch::Sender::default() })
     }
 
-    /// Applies new limits. Jobs beyond them continue to run.
+    /// Jobs beyond the new limits continue to run.
     pub(crate) fn configure(&self, concurrent: usize, limits: HashMap<RunnerKey, usize>) {
         let mut state = self.state.lock();
         (state.concurrent, state.limits) = (concurrent, limits);
@@ -66,19 +60,16 @@ impl ConcurrencyLimits {
         self.changed.send_replace(());
     }
 
-    /// Returns the number of jobs that wait for a permit.
     pub(crate) fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
-    /// Returns a permit for a job that has a slot already, even beyond the limits.
+    /// Returns a permit for a job that already has a slot, even beyond the limits.
     pub(crate) fn resume(self: &Arc<Self>, runner: &RunnerKey) -> RunPermit {
         self.permit(&mut self.state.lock(), runner)
     }
 
-    /// Waits until the job may run.
-    ///
-    /// Calls `on_wait` if the job must wait. Dropping the future gives up the job's turn.
+    /// Calls `on_wait` if the job must wait. Dropping the future gives up its turn.
     pub(crate) async fn acquire(self: &Arc<Self>, runner: &RunnerKey, on_wait: impl FnOnce()) -> RunPermit {
         let mut changed = self.changed.subscribe();
         let waiter = Waiter::new(self, runner);
@@ -139,7 +130,7 @@ impl<'a> Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         self.limits.state.lock().waiting.remove(&self.ticket);
-        // The jobs behind this one may be next now.
+        // Jobs behind this one may be next now.
         self.limits.changed.send_replace(());
     }
 }

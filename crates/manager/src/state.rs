@@ -8,21 +8,20 @@
 //!                                    +--coordinator does not accept the report--> awaiting_report --R5-->
 //! ```
 //!
-//! A job on this host is running as soon as its agent has it. A job on an instance is running when its first user command may start:
-//! the agent requests approval before it (`JobPlan::require_start_approval`), and the transition is stored before the approval.
-//! If the instance of a leased job is lost, no user command has run. Another instance gets a new attempt, whose log continues the trace
-//! (J2, J3). If the job resumes a suspended environment, that environment is lost with the instance, and the job fails.
+//! A job on this host is running as soon as its agent has it. A job on an instance is running when its first user command may start: the
+//! agent requests approval before the command (`JobPlan::require_start_approval`), and the transition is stored before the approval.
 //!
-//! The row of a job in `state.log` stores only what the next start of the manager cannot query: the payload, the lease, whether the agent accepted the job, and
-//! an outcome that only the manager knows. The agent's spool has the result, and the coordinator knows what was reported.
-//! There is no stored state for a job with a result, unless its slot is released before the report is accepted (`awaiting_report`).
+//! If the instance of a leased job is lost, no user command has run. Another instance gets a new attempt, whose log continues the trace
+//! (J2, J3). A job that resumes a suspended environment fails instead.
+//!
+//! `state.log` stores only what a restarted manager cannot query. A result remains in the agent's spool.
 
 use muster_executor::LeaseRecord;
 use muster_job::{Attempt, FailureReason};
 use muster_runner_api::wire::UpdateRequest;
 use serde::{Deserialize, Serialize};
 
-/// State of one job. A transition consumes the state and returns the next one, or an error.
+/// State of one job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "state")]
 pub enum JobState {
@@ -32,8 +31,7 @@ pub enum JobState {
         #[serde(default = "first_attempt")]
         attempt: Attempt,
     },
-    /// The job has a slot, and the agent may have received the job.
-    /// On an instance, no user command has run.
+    /// The job has a slot, and the agent may have the job. On an instance, no user command has run.
     Leased {
         /// Lease of the slot.
         lease: LeaseRecord,
@@ -53,8 +51,7 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The agent has the result, and the slot is released.
-    /// Log and result are reported from the agent's spool.
+    /// The agent has the result, and the slot is released. Log and result are reported from the agent's spool.
     AwaitingReport {
         /// Lease that the job had.
         lease: LeaseRecord,
@@ -64,8 +61,7 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The job has a result, and its environment was suspended for a later job or must be suspended now.
-    /// The agent may no longer have the job.
+    /// The job has a result, and its environment was or must be suspended for a later job. The agent may no longer have the job.
     Suspended {
         /// Lease that the job has or had.
         lease: LeaseRecord,
@@ -75,8 +71,7 @@ pub enum JobState {
         update: Box<UpdateRequest>,
         /// Owner whose later jobs may resume the environment.
         owner: String,
-        /// Length of the trace before the manager's message.
-        /// The next start appends only the missing part of the message.
+        /// Length of the trace before the manager's message, so that a restarted manager appends only the missing part of it.
         trace_offset: u64,
     },
     /// The manager ended the job without a result from an agent.
@@ -102,12 +97,12 @@ fn is_0(number: &u64) -> bool {
 pub struct ManagerOutcome {
     /// Failure reason to report.
     pub reason: FailureReason,
-    /// Exit code to report. `None` means no exit code.
+    /// Exit code to report, if any.
     #[serde(default)]
     pub exit_code: Option<i32>,
     /// End of the trace, with the reason why the job failed.
     pub trace_message: String,
-    /// Length of the trace before the message. The next start appends only the missing part of the message.
+    /// Length of the trace before the message, so that a restarted manager appends only the missing part of it.
     pub trace_offset: u64,
 }
 
@@ -120,7 +115,7 @@ pub struct InvalidTransition {
 }
 
 impl JobState {
-    /// Returns the state of a job whose payload has just been stored.
+    /// Returns the state of a job whose payload was just stored.
     #[must_use]
     pub fn received() -> Self {
         Self::Received { attempt: first_attempt() }
@@ -130,7 +125,7 @@ impl JobState {
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `received`.
-    pub fn lease(self, lease: LeaseRecord, trace_offset: u64) -> Result<Self, InvalidTransition> {
+    pub fn assign_lease(self, lease: LeaseRecord, trace_offset: u64) -> Result<Self, InvalidTransition> {
         match self {
             Self::Received { attempt } => Ok(Self::Leased { lease, attempt, trace_offset }),
             other => Err(other.invalid_transition("leased")),
@@ -139,8 +134,8 @@ impl JobState {
 
     /// Records that user commands may run from now on (R3).
     ///
-    /// On this host, that is when the agent accepts the job. On an instance, it is when the agent requests approval to start, or before the
-    /// job is sent to an agent that does not request approval.
+    /// On this host, this is when the agent accepts the job. On an instance, this is when the agent requests start approval, or before the
+    /// job is sent to an agent without start approval.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -151,8 +146,7 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its agent never received it.
-    /// The next agent gets the same attempt.
+    /// Sets the job back to `received`, because its agent never received it. The next agent gets the same attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -163,8 +157,7 @@ impl JobState {
         }
     }
 
-    /// Sets the job back to `received`, because its instance was lost before a user command ran.
-    /// The next agent gets a new attempt.
+    /// Sets the job back to `received`, because its instance was lost before a user command ran. The next agent gets a new attempt.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless the job is `leased`.
@@ -188,7 +181,7 @@ impl JobState {
         }
     }
 
-    /// Records that the environment of a job with a result must be suspended, for later jobs of `owner`.
+    /// Records that the environment of a job with a result must be suspended for later jobs of `owner`.
     ///
     /// `trace_offset` is the length of the trace before the manager's message about the suspension.
     ///
@@ -203,8 +196,7 @@ impl JobState {
         }
     }
 
-    /// Moves the start of the attempt's log to `offset`.
-    /// The coordinator lost a part of the trace before the old start.
+    /// Moves the start of the attempt's log to `offset`, because the coordinator lost a part of the trace before the old start.
     ///
     /// # Errors
     /// [`InvalidTransition`] unless an agent can have the job's log.
@@ -246,7 +238,7 @@ impl JobState {
         }
     }
 
-    /// Returns the lease that the job holds. `None` if it never had one or has released it.
+    /// Returns the lease that the job holds. `None` if it never had a lease or has released it.
     #[must_use]
     pub fn held_lease(&self) -> Option<&LeaseRecord> {
         match self {
@@ -258,7 +250,7 @@ impl JobState {
 
     /// Returns the attempt that an agent can have.
     ///
-    /// `None` if no agent can have the job, or the manager ended the job after the release of its slot.
+    /// `None` also if the manager ended the job after the release of its slot.
     #[must_use]
     pub fn attempt(&self) -> Option<Attempt> {
         match self {
@@ -311,13 +303,13 @@ mod tests {
 
     #[test]
     fn only_unstarted_job_returns_to_received() {
-        let leased = JobState::received().lease(lease(), 0).unwrap();
+        let leased = JobState::received().assign_lease(lease(), 0).unwrap();
         assert_eq!(leased.clone().on_lease_lost(), Ok(JobState::received()));
         let running = leased.start().unwrap();
         running.clone().on_lease_lost().unwrap_err();
         running.clone().reschedule().unwrap_err();
         running.clone().start().unwrap_err();
-        running.clone().lease(lease(), 0).unwrap_err();
+        running.clone().assign_lease(lease(), 0).unwrap_err();
         running.clone().await_report().unwrap().start().unwrap_err();
         let unreported = running.clone().await_report().unwrap();
         assert_eq!(unreported.held_lease(), None, "the job holds no slot");
@@ -330,7 +322,7 @@ mod tests {
     #[test]
     fn suspended_job_keeps_lease_and_report_after_restart() {
         let update = UpdateRequest { state: "success".to_owned(), ..UpdateRequest::default() };
-        let running = JobState::received().lease(lease(), 0).unwrap().start().unwrap();
+        let running = JobState::received().assign_lease(lease(), 0).unwrap().start().unwrap();
         let suspended = running.suspend(update, "me".to_owned(), 9).unwrap();
         assert_eq!(suspended.held_lease(), Some(&lease()));
         let stored = serde_json::to_string(&suspended).unwrap();
@@ -341,9 +333,9 @@ mod tests {
 
     #[test]
     fn rescheduled_job_is_new_attempt_whose_log_continues_trace() {
-        let received = JobState::received().lease(lease(), 0).unwrap().reschedule().unwrap();
+        let received = JobState::received().assign_lease(lease(), 0).unwrap().reschedule().unwrap();
         assert_eq!(received, JobState::Received { attempt: Attempt(2) });
-        let running = received.lease(lease(), 100).unwrap().start().unwrap();
+        let running = received.assign_lease(lease(), 100).unwrap().start().unwrap();
         assert_eq!((running.trace_offset(), running.clone().await_report().unwrap().trace_offset()), (100, 100));
         // The coordinator has lost a part of the trace.
         assert_eq!(running.with_trace_offset(40).unwrap().trace_offset(), 40);

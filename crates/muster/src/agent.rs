@@ -1,4 +1,4 @@
-//! `muster agent`: serves the agent API to managers, directly or over the stdin and stdout of a remote session, and in containers.
+//! `muster agent`: the agent of a machine or a container, and its helper commands.
 
 mod adopt;
 mod block;
@@ -92,7 +92,6 @@ pub(crate) fn from_environment(arguments: &[std::ffi::OsString]) -> Option<Comma
     (arguments.len() <= 1 && selected).then(|| Command::Container(container::ContainerArgs::default()))
 }
 
-/// Runs a subcommand of `muster agent`.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
         Command::Serve(args) => serve(args),
@@ -106,8 +105,6 @@ pub(crate) fn run(command: Command) -> ExitCode {
     }
 }
 
-/// Runs `muster agent connect`.
-///
 /// The first line of the output reports whether an agent was reached. The rest is the agent's output.
 fn connect(args: ConnectArgs) -> ExitCode {
     crate::logging::init_service();
@@ -122,22 +119,19 @@ fn connect(args: ConnectArgs) -> ExitCode {
                 )
             }
         };
-        // The reader may have closed the connection already.
+        // The reader may have closed the connection.
         drop(written);
         ExitCode::FAILURE
     })
 }
 
-/// Connection to the agent of a directory.
 struct ConnectedAgent {
     socket: UnixStream,
-    /// Home directory of the user, which contains the directories of jobs.
     home: PathBuf,
     /// Whether the agent runs an older executable than this one.
     is_outdated: bool,
 }
 
-/// Reports the connection, then copies in both directions until either end is closed.
 fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgent) -> ExitCode {
     let mut stdout = std::io::stdout();
     let answer = if is_outdated { OUTDATED } else { CONNECTED };
@@ -148,10 +142,10 @@ fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgen
     bridge(socket)
 }
 
-/// Copies between stdin and stdout and the socket until either end is closed. Blocks the thread.
+/// Copies between the socket and stdin and stdout until one of them is closed. Blocks the thread.
 pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
     let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
-    // The first thread that finishes ends the process, and with it the other thread, which may still wait in a read.
+    // Do not join the second thread: it may be blocked in a read.
     let (done, first_done) = std::sync::mpsc::channel();
     let also_done = done.clone();
     std::thread::spawn(move || {
@@ -177,7 +171,6 @@ fn copy_unbuffered(mut from: UnixStream, mut to: std::io::Stdout) -> std::io::Re
     }
 }
 
-/// Errors from connecting to the agent of a directory.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("this user has no home directory; set HOME, or create a home directory for the user")]
@@ -211,8 +204,8 @@ async fn connect_to_agent(dir: PathBuf) -> Result<ConnectedAgent, ConnectError> 
 
 fn serve(args: ServeArgs) -> ExitCode {
     crate::logging::init_service();
-    // Leave the manager's session, so that signals that a terminal or a supervisor sends to the manager do not end the jobs. Fails
-    // only if this process already leads a process group.
+    // Signals from the manager's terminal or supervisor must not end the jobs. Fails only if this process already leads
+    // a process group.
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "failed to leave the session of the parent process");
     }
@@ -238,7 +231,7 @@ fn serve(args: ServeArgs) -> ExitCode {
         };
         let announce = async {
             if is_ready.await.is_ok() {
-                // The process that started this one may have exited; then the line is not needed.
+                // An error means that the parent process, which reads the line, has exited.
                 let _ = writeln!(std::io::stdout(), "{READY_MARKER} {}", socket.display());
             }
         };

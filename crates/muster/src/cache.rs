@@ -10,7 +10,7 @@ use clap::Subcommand;
 use muster_cache_store::{CacheStore, CollectOptions};
 use muster_chunks::{Collection, Store, directories};
 use muster_config::SettingsContext;
-use muster_config::settings::{ChunkCollectionSettings, RunnerSettings};
+use muster_config::settings::{ChunkGcSettings, RunnerSettings};
 use muster_job::{error_chain, short_token};
 
 use crate::ci::ui;
@@ -50,7 +50,6 @@ pub(crate) struct GcArgs {
     due: bool,
 }
 
-/// Runs `muster cache`.
 pub(crate) fn run(command: Command) -> ExitCode {
     let Command::Gc(args) = command;
     crate::logging::init_command(LOG);
@@ -93,12 +92,13 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
     Ok(is_complete)
 }
 
-/// Returns the options for the stores of a runner. `None` means that the stores are not collected.
+/// Returns the options for the stores of a runner. With `only_due`, `None` means that the runner has no
+/// `ChunksGcInterval`.
 fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) -> Option<CollectOptions> {
     if !only_due {
         return Some(options);
     }
-    let ChunkCollectionSettings { interval, grace, max_age } = runner.cache.collection?;
+    let ChunkGcSettings { interval, grace, max_age } = runner.cache.collection?;
     Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
 }
 
@@ -128,7 +128,7 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
 
 /// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
 ///
-/// `only_own` skips the stores of other users, whose jobs can write to these stores.
+/// `only_own` skips the stores of other users.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
     let owner = store.root().symlink_metadata().map(|found| found.uid());
     if only_own && owner.is_ok_and(|owner| owner != rustix::process::geteuid().as_raw()) {

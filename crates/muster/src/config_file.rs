@@ -17,7 +17,6 @@ pub(crate) struct ConfigArg {
     config: Option<PathBuf>,
 }
 
-/// Error of a configuration file that cannot be used, with all its fatal problems.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid configuration {}:\n{problems}", path.display())]
 pub(crate) struct ConfigError {
@@ -26,12 +25,12 @@ pub(crate) struct ConfigError {
 }
 
 impl ConfigArg {
-    /// Returns the path of the file. An empty `--config` counts as not set.
+    /// An empty `--config` counts as not set.
     pub(crate) fn path(&self) -> PathBuf {
         flags::non_empty(&self.config).unwrap_or_else(paths::default_config_file)
     }
 
-    /// Loads the file. If the file is missing, logs a warning and returns an empty configuration.
+    /// If the file is missing, logs a warning and returns an empty configuration.
     pub(crate) fn load(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         if !path.exists() {
@@ -40,7 +39,7 @@ impl ConfigArg {
         self.load_or_new()
     }
 
-    /// Loads the file as [`Self::load`] does, but without a warning if it is missing. For commands that create it.
+    /// Like [`Self::load`], but a missing file causes no warning.
     pub(crate) fn load_or_new(&self) -> Result<Config, ConfigError> {
         let path = self.path();
         let loaded = config::load(&path, &HostFacts::of(&path));
@@ -53,14 +52,13 @@ impl ConfigArg {
         }
     }
 
-    /// Returns the system ID of the runner manager that uses this file.
     pub(crate) fn system_id(&self) -> String {
         let path = self.path();
         system_id(path.parent().unwrap_or(std::path::Path::new(".")))
     }
 }
 
-/// Creates a client for a server, with the certificates of a runner's table.
+/// Creates a client with the certificates of a runner's table.
 pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, ClientError> {
     let url = Url::parse(url).map_err(|error| ClientError::Setup(format!("`{url}`: {error}")))?;
     let file = |key: &str| table.str(key).map(PathBuf::from);
@@ -69,30 +67,25 @@ pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, C
     Client::with_tls(&url, &tls)
 }
 
-/// Creates a client for the server of a runner.
 pub(crate) fn client_of(runner: &Runner) -> Result<Client, ClientError> {
     client(&runner.url, &runner.table)
 }
 
-/// Creates the body of a request about a runner's token.
 pub(crate) fn token_request(token: &str, system_id: &str, info: VersionInfo) -> TokenRequest {
     TokenRequest { token: token.to_owned(), system_id: system_id.to_owned(), info: Some(info) }
 }
 
-/// Returns the version information about this manager.
 pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     let settings = config::runner_settings(config, runner, &SettingsContext::default());
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Returns whether the token belongs to a runner that was created on the server. Such a token is verified, not registered.
+/// Returns whether the runner was created on the server. Its token is verified, not registered.
 pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }
 
 /// Logs whether this process runs in system mode (as root) or user mode.
-///
-/// The default configuration file depends on the mode.
 pub(crate) fn log_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");

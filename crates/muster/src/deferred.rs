@@ -1,10 +1,8 @@
-//! Arguments that are defined only when their command is called.
-
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// Arguments of a command with many flags. The flags are defined only when the command is called or its help is printed, so that other
-/// commands start faster.
+/// Arguments of a command with many flags, which are defined only when the command is called or its help is printed.
+/// Other commands start faster.
 #[derive(Debug)]
 pub(crate) struct Deferred<T>(pub(crate) Box<T>);
 

@@ -1,4 +1,4 @@
-//! Command-line parsing as gitlab-runner does it, for the cases in which Go's flags differ from clap's.
+//! Command-line parsing as gitlab-runner does it, where Go's flags differ from clap's.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,9 +10,8 @@ use muster_job::GoDuration;
 
 /// Rewrites the arguments from index `first` on, so that clap parses them as gitlab-runner does.
 ///
-/// `-name` becomes `--name` (in Go, `-abc` is one flag and not three), and `--n` becomes `-n`. The word `true` or `false` after a boolean
-/// flag is not the value of the flag: the word is dropped with a warning. The word after a flag that takes a value is always the value, even
-/// if the word begins with a dash.
+/// `-name` becomes `--name`, and `--n` becomes `-n`. After a boolean flag, the word `true` or `false` is dropped with a
+/// warning. After a flag that takes a value, the next word is the value, even if it begins with a dash.
 pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: usize) -> Vec<OsString> {
     let mut rewritten: Vec<OsString> = arguments.iter().take(first).cloned().collect();
     let mut rest = arguments.iter().skip(first);
@@ -60,21 +59,20 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
     rewritten
 }
 
-/// Returns whether `command` takes another command as its arguments, whose flags must not be rewritten.
+/// Returns whether the arguments are another command, whose flags must not be rewritten.
 fn takes_command(command: &Command) -> bool {
     command.get_positionals().any(clap::Arg::is_trailing_var_arg_set)
 }
 
-/// Where a flag that is written without `=` has its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FlagValue {
-    /// The flag has no value. Only `--flag=VALUE` would set one.
+    /// The flag has no value unless it is written `--flag=VALUE`.
     InFlag,
     /// The next word is the value.
     NextWord,
 }
 
-/// Returns where `word`, a flag of `command` or a global flag, has its value. `None` if it is not such a flag, or is written with `=`.
+/// Returns where the flag `word` has its value, or `None` for an unknown flag or a flag with `=`.
 fn flag_value(root: &Command, command: &Command, word: &str) -> Option<FlagValue> {
     let dashes = word.len() - word.trim_start_matches('-').len();
     let name = &word[dashes..];
@@ -88,7 +86,7 @@ fn flag_value(root: &Command, command: &Command, word: &str) -> Option<FlagValue
     Some(if values { FlagValue::NextWord } else { FlagValue::InFlag })
 }
 
-/// Returns the flag and its value as one or two arguments. They are joined by `=` if clap would take the value for a flag.
+/// Joins the flag and its value with `=` if clap would take the value for a flag.
 fn with_value(flag: OsString, value: &OsString) -> Vec<OsString> {
     if !value.as_encoded_bytes().starts_with(b"-") {
         return vec![flag, value.clone()];
@@ -99,7 +97,6 @@ fn with_value(flag: OsString, value: &OsString) -> Vec<OsString> {
     vec![joined]
 }
 
-/// Rewrites `-name` to `--name`, and `--n` to `-n`.
 fn respelled(argument: &str) -> String {
     let dashes = argument.len() - argument.trim_start_matches('-').len();
     let name = argument[dashes..].split('=').next().unwrap_or_default();
@@ -111,7 +108,6 @@ fn respelled(argument: &str) -> String {
     }
 }
 
-/// Error for the value of a flag.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FlagError {
     #[error("not a valid boolean; write --flag=true or --flag=false")]
@@ -133,12 +129,11 @@ pub(crate) fn go_bool(text: &str) -> Result<bool, FlagError> {
     }
 }
 
-/// Parses a path. An empty environment variable gives an empty path, which [`non_empty`] removes.
+/// Parses a path, which may be empty. Use [`non_empty`] on the result.
 pub(crate) fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }
 
-/// Returns the path, or `None` if it is empty.
 pub(crate) fn non_empty(path: &Option<PathBuf>) -> Option<PathBuf> {
     path.clone().filter(|path| !path.as_os_str().is_empty())
 }
@@ -148,8 +143,8 @@ pub(crate) fn go_int(text: &str) -> Result<i64, FlagError> {
     if text.is_empty() { Ok(0) } else { text.trim().parse().map_err(|_| FlagError::Int) }
 }
 
-/// Returns the value of the choice that matches the text, ignoring case. `None` if the text is empty, as from an empty environment
-/// variable.
+/// Returns the choice that matches the text, ignoring case. Returns `None` for the empty text, as from an empty
+/// environment variable.
 pub(crate) fn optional<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Option<T>, FlagError> {
     if text.is_empty() {
         return Ok(None);
@@ -159,7 +154,6 @@ pub(crate) fn optional<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Opt
     found.map(|(_, value)| Some(*value)).ok_or_else(|| FlagError::Choice(names()))
 }
 
-/// Parses a non-negative duration in Go's format.
 pub(crate) fn go_duration(text: &str) -> Result<Duration, FlagError> {
     match GoDuration::parse(text) {
         Some(GoDuration::NonNegative(duration)) => Ok(duration),

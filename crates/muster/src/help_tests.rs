@@ -1,13 +1,12 @@
-//! Snapshots of every `--help` text, so that a changed text is noticed and can be read as a whole.
+//! Snapshots of every `--help` text.
 
 use clap::{Command, CommandFactory as _};
 
 use super::Cli;
 
-/// Appends the help of a command and of its subcommands.
 fn append_help(command: &mut Command, path: &str, text: &mut String) {
     if ["register", "run-single"].contains(&command.get_name()) {
-        // Omit the flags for keys of the configuration. Their help comes from the configuration's schema, and the reference page shows the schema.
+        // These flags get their help from the schema of the configuration, which has a reference page.
         let is_key = |arg: &clap::Arg| crate::runner::is_entry_flag(arg.get_id().as_str());
         *command = std::mem::take(command).mut_args(|arg| if is_key(&arg) { arg.hide(true) } else { arg });
     }

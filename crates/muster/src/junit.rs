@@ -1,44 +1,36 @@
-//! Reports as JUnit XML.
+//! Writes reports as JUnit XML.
 
 use std::time::Duration;
 
 use quick_xml::Writer;
 use quick_xml::events::{BytesDecl, BytesText, Event};
 
-/// Test suite.
 #[derive(Debug)]
 pub(crate) struct Suite {
     pub(crate) name: String,
     pub(crate) cases: Vec<Case>,
 }
 
-/// Test case.
 #[derive(Debug)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// Group of the case, which JUnit calls its class.
     pub(crate) class: String,
     pub(crate) time: Duration,
     pub(crate) outcome: Outcome,
-    /// Output of the case. Empty if the case has no output.
     pub(crate) output: String,
 }
 
-/// Outcome of a test case.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
     Failed {
-        /// Failure in one line.
         message: String,
-        /// Complete text of the failure. Empty means that the message says everything.
+        /// Empty if the message is complete.
         details: String,
     },
-    /// Reason why the case did not run.
     Skipped(String),
 }
 
-/// Formats test suites as a JUnit report.
 pub(crate) fn report(suites: &[Suite]) -> String {
     let mut xml = Writer::new_with_indent(Vec::new(), b' ', 2);
     // Writing to memory does not fail.
@@ -100,7 +92,7 @@ fn write_case(xml: &mut Writer<Vec<u8>>, case: &Case) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Removes terminal codes, and the characters that XML does not allow even if they are escaped.
+/// Removes terminal codes, and the characters that XML forbids even if they are escaped.
 fn without_forbidden(text: &str) -> String {
     let text = anstream::adapter::strip_str(text).to_string();
     text.chars()

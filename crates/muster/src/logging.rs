@@ -1,34 +1,31 @@
 //! Initializes the log of this process.
 //!
-//! The environment variable `MUSTER_LOG` filters the log by module, and takes precedence over every level that is set elsewhere.
+//! The environment variable `MUSTER_LOG` filters the log by module, and overrides every level that is set elsewhere.
 
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
 use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
-/// Environment variable with the filter directives.
 const DIRECTIVES: &str = "MUSTER_LOG";
 
 static HANDLE: OnceLock<LogHandle> = OnceLock::new();
 
-/// Starts the log of a service: at the default level, with timestamps unless stderr is a terminal.
+/// Starts the log of a service, with timestamps unless stderr is a terminal.
 pub(crate) fn init_service() {
     let format = if std::io::stderr().is_terminal() { Format::Runner } else { Format::Text };
     start(LogOptions { format: Some(format), ..LogOptions::default() });
 }
 
-/// Starts the log of an interactive command, filtered by `directives`.
 pub(crate) fn init_command(directives: &str) {
     start(LogOptions { directives: directives.parse().ok(), ..LogOptions::default() });
 }
 
-/// Starts the log of the gitlab-runner commands. The format is that of gitlab-runner, unless the options choose another one.
+/// Starts the log of the gitlab-runner commands, by default in gitlab-runner's format.
 pub(crate) fn init_runner(options: LogOptions) {
     start(LogOptions { color: Color::Always, ..options });
 }
 
-/// Returns the log of this process, to change its settings and to count its records.
 pub(crate) fn handle() -> &'static LogHandle {
     HANDLE.get_or_init(|| LogHandle::install(LogOptions::default()))
 }
@@ -46,8 +43,8 @@ fn start(options: LogOptions) {
     }
 }
 
-/// Applies the log settings of a configuration file. Settings of the command line take precedence. Invalid values are ignored, because
-/// loading the configuration has reported them.
+/// Applies the log settings of a configuration file, which those of the command line override. Invalid values were
+/// reported before, and are ignored.
 pub(crate) fn configure(level: Option<&str>, format: Option<&str>) {
     handle().configure(level.and_then(|level| level.parse().ok()), format.and_then(|format| format.parse().ok()));
 }

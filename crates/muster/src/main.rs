@@ -1,4 +1,4 @@
-//! The `muster` binary: parses arguments and connects the crates. Each command is a module with its arguments and `run`.
+//! The `muster` binary. Each command is a module with its arguments and `run`.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -73,8 +73,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    // Plugins, and the instances of the plugin `local`, are started with `plugin serve`, whatever the name of the executable is. This
-    // command is handled first, so that it does not wait until clap has built the flags of all commands.
+    // Managers start plugins and instances of the plugin `local` with `plugin serve`. Building the flags of all other
+    // commands would delay them.
     if plugin::serve::is_serve_invocation(&arguments) {
         return plugin::serve::run(&plugin::serve::PluginServeArgs::parse_from(arguments.iter().skip(2)));
     }

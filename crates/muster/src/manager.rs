@@ -1,7 +1,8 @@
 //! `muster manager`: requests jobs from a coordinator and runs them on this host.
 //!
-//! On the first SIGTERM or SIGINT, the manager requests no more jobs, and cancels the running jobs or lets them finish (`--on-stop`). On
-//! the second signal, it exits immediately. The next start of the manager then resumes the jobs that still run, and reports the canceled ones.
+//! The first SIGTERM or SIGINT stops the requests for jobs, and cancels the running jobs or lets them finish
+//! (`--on-stop`). The second signal ends the process immediately. The next start resumes the jobs that still run, and
+//! reports the canceled ones.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::observe::TelemetryRuntime;
 use crate::unpack::UnpackArgs;
 
-/// Maximum time in seconds until the services of a job accept connections. Same as the default of gitlab-runner.
+/// Maximum time until the services of a job accept connections. gitlab-runner's default.
 const SERVICE_TIMEOUT_S: u32 = 30;
 
 /// Arguments of `muster manager`.
@@ -89,7 +90,6 @@ pub(crate) struct ManagerArgs {
     listen_address: Option<String>,
 }
 
-/// Values of `--on-stop`.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OnStop {
     /// Wait until the running jobs have finished.
@@ -98,7 +98,6 @@ enum OnStop {
     Cancel,
 }
 
-/// Errors that end the manager.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error("failed to {action} {}", path.display())]
@@ -113,7 +112,6 @@ enum RunError {
     Signals(#[source] std::io::Error),
 }
 
-/// Runs `muster manager`.
 pub(crate) fn run(mut args: ManagerArgs) -> ExitCode {
     crate::logging::init_service();
     args.job_nofile_limit = args.job_nofile_limit.or(crate::open_files::raise());
@@ -135,9 +133,9 @@ async fn run_manager(args: ManagerArgs) -> Result<ExitCode, RunError> {
     let telemetry = TelemetryRuntime::start(args.listen_address.as_deref()).await?;
     let manager = build(args, Arc::clone(&telemetry.telemetry)).await?;
     let result = tokio::select! {
-        // Dropping `run` is safe at any point, because state.log contains everything that the next start needs.
+        // It is safe to drop `run` at any point: state.log contains everything that the next start needs.
         result = manager.run(commands) => result.map(|()| ExitCode::SUCCESS).map_err(RunError::from),
-        signals = signals(&control, on_stop) => {
+        signals = stop_on_signals(&control, on_stop) => {
             if signals.is_ok() {
                 tracing::warn!("exiting immediately; the next start resumes the running jobs, and reports the canceled ones");
             }
@@ -180,12 +178,12 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         host: engine,
         image: args.docker_image.unwrap_or_default(),
         host_without_image: args.host_without_image,
-        // Pull only missing images: an image that a developer has built exists in no registry, and a pull for each job takes long.
+        // An image that a developer has built exists in no registry, and a pull for each job takes long.
         pull_policy: vec!["if-not-present".to_owned()],
         allowed_pull_policies: PULL_POLICIES.map(str::to_owned).to_vec(),
         wait_for_services_s: SERVICE_TIMEOUT_S,
-        // Each run has a new runner, so later runs could not find the volumes of this run. All volumes except the volume for caches
-        // are removed with the job.
+        // Each run has a new runner, so later runs could not find its volumes. The job's end removes all volumes except
+        // the one for caches.
         disable_cache: true,
         volumes: vec![cache_volume],
         ..DockerSettings::default()
@@ -200,7 +198,7 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         login: args.login,
         output_limit: args.output_limit_kib * 1024,
         unpack: args.unpack.job_settings(),
-        // The builds directory belongs to this manager, so jobs may choose their directory in it with GIT_CLONE_PATH.
+        // The manager owns the builds directory, so GIT_CLONE_PATH may name any directory in it.
         custom_build_dir: Some(true),
         ..RunnerSettings::new(args.url, Secret::new(token.trim()), 0)
     };
@@ -215,15 +213,14 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
     Ok(Manager::new(settings, store, executors, telemetry))
 }
 
-/// Returns the name of the volume for the caches of jobs in containers. The name is
-/// derived from the directory `cache`, so each repository has a separate volume.
+/// Returns the name of the volume for caches. It depends on the directory, so each repository has a separate volume.
 fn cache_volume(cache: &Path) -> String {
     let hash = format!("{:x}", Sha256::digest(cache.as_os_str().as_encoded_bytes()));
     format!("muster-ci-cache-{}", hash.get(..16).unwrap_or(&hash))
 }
 
-/// Asks the manager to stop on the first signal, and returns on the second.
-async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
+/// Asks the manager to stop on each signal. Returns after the second signal.
+async fn stop_on_signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     for _ in 0..2 {
@@ -240,7 +237,7 @@ async fn signals(control: &Control, on_stop: OnStop) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Waits until the process has exited. Returns immediately if it no longer exists, and never if `pid` is `None`.
+/// Returns immediately if the process does not exist, and never if `pid` is `None`.
 async fn wait_for_exit(pid: Option<i32>) {
     match pid.map(Watched::open) {
         None => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! `muster-agent`: `muster agent` as a small executable without the other commands, because it is copied to instances.
+//! `muster-agent`: only `muster agent`, as a small executable that is copied to instances.
 
 use std::process::ExitCode;
 

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Name and version of this program. Packagers can set the variables `MUSTER_*` at build time.
+/// Packagers can set the variables `MUSTER_*` at build time.
 pub(crate) const BUILD: Build = Build {
     name: "muster",
     version: env!("CARGO_PKG_VERSION"),
@@ -27,7 +27,6 @@ const fn or_unknown(text: Option<&'static str>) -> &'static str {
     }
 }
 
-/// Errors from starting the metrics server.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ObserveError {
     #[error(transparent)]
@@ -36,22 +35,21 @@ pub(crate) enum ObserveError {
     Listen(#[from] ListenError),
 }
 
-/// Running telemetry of a manager. Call [`Self::stop`] to send the last spans.
+/// Running telemetry of a manager. [`Self::stop`] sends the last spans.
 pub(crate) struct TelemetryRuntime {
     pub(crate) telemetry: Arc<Telemetry>,
-    /// Address of the metrics server. `None` if the server is not enabled.
+    /// `None` if the metrics server is not enabled.
     pub(crate) address: Option<std::net::SocketAddr>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
 impl TelemetryRuntime {
-    /// Starts the metrics server and the exporter of spans, if they are configured.
-    ///
-    /// The metrics server needs a listen address. OpenTelemetry's variables configure the exporter.
+    /// Starts the metrics server if `listen` is an address, and the exporter of spans if OpenTelemetry's variables
+    /// configure it.
     ///
     /// # Errors
-    /// Returns [`ObserveError`] if the address is invalid or cannot be used.
+    /// If the address is invalid or cannot be used.
     pub(crate) async fn start(listen: Option<&str>) -> Result<Self, ObserveError> {
         let (spans, problems) = SpanSettings::read(|name| std::env::var(name).ok());
         for problem in problems {
@@ -72,7 +70,6 @@ impl TelemetryRuntime {
         Ok(Self { telemetry, address: bound_address, stop, tasks })
     }
 
-    /// Sends the last spans, and stops the server.
     pub(crate) async fn stop(mut self) {
         self.telemetry.tracer.flush().await;
         self.stop.cancel();
@@ -80,8 +77,8 @@ impl TelemetryRuntime {
     }
 }
 
-/// Logs the stacks of all threads and the state of all jobs on each SIGUSR1. As in gitlab-runner, does nothing unless the log level
-/// is debug.
+/// Logs the stacks of all threads and the state of all jobs on each SIGUSR1. As in gitlab-runner, does so only at log
+/// level debug.
 async fn dump_on_signal(telemetry: Arc<Telemetry>, stop: CancellationToken) {
     let mut signals = match signal(SignalKind::user_defined1()) {
         Ok(signals) => signals,

@@ -1,18 +1,17 @@
 //! Limit of open files (`ulimit -n`), and the number of jobs that it allows.
 //!
-//! A process may raise its soft limit to the hard limit. Manager and agent do so. By default, processes of jobs keep the limit that the
-//! manager was started with, because some programs iterate over all file descriptors up to the limit.
+//! Manager and agent raise their soft limit. By default, jobs keep the original limit, because some programs iterate
+//! over all file descriptors up to the limit.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that a manager or an agent keeps open without jobs: about 16, doubled for safety.
+/// Files that a manager or an agent opens without jobs: about 16, doubled for safety.
 const BASE_FILES: u64 = 32;
-/// Maximum number of files that an agent opens for a job. A manager opens fewer.
-///
-/// The files of an agent are its journal, its log, its connection, pipes, process handles, and files of an archive.
+/// Maximum number of files that an agent opens for a job: journal, log, connection, pipes, process handles, and files
+/// of an archive.
 const FILES_PER_JOB: u64 = 16;
 
-/// Raises the soft limit of this process to the hard limit. Returns the previous soft limit. `None` means no limit.
+/// Raises the soft limit to the hard limit, and returns the previous soft limit. `None` means no limit.
 pub(crate) fn raise() -> Option<u64> {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -23,17 +22,16 @@ pub(crate) fn raise() -> Option<u64> {
     current
 }
 
-/// Returns the limit of open files of this process. `None` means no limit.
-pub(crate) fn permitted() -> Option<u64> {
+/// Returns the soft limit of this process. `None` means no limit.
+pub(crate) fn limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Returns the number of simultaneous jobs that the limit of this process allows. At least one.
+/// Returns at least 1.
 pub(crate) fn max_jobs() -> usize {
-    permitted().map_or(usize::MAX, max_jobs_for)
+    limit().map_or(usize::MAX, max_jobs_for)
 }
 
-/// Logs a warning if the limit does not suffice for `concurrent` jobs.
 pub(crate) fn warn_if_low(concurrent: usize) {
     let max_jobs = max_jobs();
     if max_jobs < concurrent {
@@ -41,7 +39,7 @@ pub(crate) fn warn_if_low(concurrent: usize) {
             concurrent,
             "only {max_jobs} of {concurrent} jobs can run at the same time on this host, because at most {} files may be open; \
                  raise the limit to {} (`ulimit -n`, or LimitNOFILE of the service) and restart",
-            permitted().unwrap_or(u64::MAX),
+            limit().unwrap_or(u64::MAX),
             BASE_FILES.saturating_add(FILES_PER_JOB.saturating_mul(concurrent as u64))
         );
     }

@@ -1,17 +1,12 @@
-//! Default locations of gitlab-runner's files.
-
 use std::path::{Path, PathBuf};
 
-/// Returns the default configuration file, for when neither `--config` nor `CONFIG_FILE` is set.
-///
-/// This is `/etc/gitlab-runner/config.toml` for root, else `~/.gitlab-runner/config.toml`, else `config.toml` in the working directory.
+/// Returns the configuration file if neither `--config` nor `CONFIG_FILE` is set: `/etc/gitlab-runner/config.toml` for
+/// root, else `~/.gitlab-runner/config.toml`, else `config.toml` in the working directory.
 pub(crate) fn default_config_file() -> PathBuf {
     default_directory().join("config.toml")
 }
 
-/// Returns the directory of TLS certificates. Their file names begin with the name of a server.
-///
-/// The directory depends on the user, never on `--config`.
+/// Returns the directory of TLS certificates, whose file names begin with the name of a server.
 pub(crate) fn certificates() -> PathBuf {
     default_directory().join("certs")
 }
@@ -27,12 +22,11 @@ pub(crate) fn home() -> Option<PathBuf> {
     variable.or_else(|| home_of(|_, uid| uid == rustix::process::geteuid().as_raw()))
 }
 
-/// Returns the home directory of a user, by name.
 pub(crate) fn home_of_user(name: &str) -> Option<PathBuf> {
     home_of(|user, _| user == name)
 }
 
-/// Reads `/etc/passwd` directly, because a static executable cannot use the name service.
+/// A static executable cannot use the name service, so this reads `/etc/passwd`.
 fn home_of(predicate: impl Fn(&str, u32) -> bool) -> Option<PathBuf> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     users.lines().find_map(|line| {

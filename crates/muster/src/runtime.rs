@@ -5,13 +5,11 @@ use std::process::ExitCode;
 
 use tokio::runtime::Builder;
 
-/// Maximum number of worker threads.
 const MAX_THREADS: usize = 8;
 
-/// Runs a command to completion on a multi-threaded runtime. Logs an error and returns a failure if the system cannot start threads.
+/// Runs `work` on this thread, and spawned tasks on worker threads.
 ///
-/// `work` runs on this thread. Tasks that it spawns run on worker threads for half of the processors: the other half is left to jobs, and
-/// each further thread costs wake-ups.
+/// There is one worker thread for every two processors, within limits, because jobs need the other processors.
 pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut builder = Builder::new_multi_thread();
@@ -19,16 +17,14 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     run(builder, Box::pin(work))
 }
 
-/// Runs a command to completion on this thread alone.
+/// Runs a command on this thread alone.
 ///
-/// For programs that mostly pass on messages: waking a second thread for each message costs more than processing it.
+/// For programs that mostly forward messages: waking a second thread for each message costs more than processing it.
 pub(crate) fn block_on_one_thread(work: impl Future<Output = ExitCode>) -> ExitCode {
     run(Builder::new_current_thread(), Box::pin(work))
 }
 
-/// Runs a command to completion on the runtime that `builder` creates.
-///
-/// The future is a trait object, so that the runtime's code is compiled once and not for each command.
+/// Runs a command. The future is a trait object, so that the runtime's code is compiled once and not for each command.
 fn run(mut builder: Builder, work: Pin<Box<dyn Future<Output = ExitCode> + '_>>) -> ExitCode {
     match builder.enable_all().build() {
         Ok(runtime) => {

@@ -1,4 +1,4 @@
-//! Releases memory that only the start of a service needs. Has the only unsafe call of this crate.
+//! Releases memory that only the start of a service needs.
 #![expect(
     unsafe_code,
     reason = "releases only unmodified file-backed pages of this process, which the kernel reads again on access"
@@ -7,19 +7,18 @@
 use std::fs;
 use std::time::Duration;
 
-/// Time after which a service is assumed to have started: it has read its configuration, created its clients, and sent its first request.
+/// Time after which a service is assumed to have started.
 const STARTUP_TIME: Duration = Duration::from_secs(2);
 
-/// Waits until the service has started, then releases the executable's pages.
 pub(crate) async fn release_pages_after_start() {
     tokio::time::sleep(STARTUP_TIME).await;
     release_startup_pages();
 }
 
-/// Releases the pages of the program's code and constants.
+/// Releases the pages of the program's code and constants. The kernel reads a page from the file again if the program
+/// uses it.
 ///
-/// A service reads many pages only during its start. Pages that it needs later are read from the file again, usually from the page cache. Does
-/// nothing if `/proc` is not available.
+/// Does nothing if `/proc` is not available.
 fn release_startup_pages() {
     let (Ok(maps), Ok(executable)) = (fs::read_to_string("/proc/self/maps"), fs::read_link("/proc/self/exe")) else {
         return;
@@ -31,9 +30,10 @@ fn release_startup_pages() {
     }
 }
 
-/// Returns the start and length of a line of `/proc/self/maps` if it maps unmodified content of `executable`.
+/// Parses a line of `/proc/self/maps`. Returns the address and length of a mapping of `executable` that was never
+/// modified.
 ///
-/// Unmodified content is the code and the beginning of the file. Other constants may have been relocated before they became read-only.
+/// Only code and the beginning of the file qualify: relocations may have modified other read-only mappings.
 fn unmodified_mapping(line: &str, executable: &str) -> Option<(usize, usize)> {
     let mut fields = line.split_ascii_whitespace();
     let (range, permissions, offset) = (fields.next()?, fields.next()?, fields.next()?);
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_unmodified_mappings_of_the_executable_count() {
+    fn unmodified_mappings_of_the_executable_are_found() {
         let line =
             |permissions: &str, offset: &str, file: &str| format!("7f00-9f00 {permissions} {offset} fe:00 12   {file}");
         for (permissions, offset) in [("r-xp", "00001000"), ("r--p", "00000000")] {

@@ -25,7 +25,6 @@ pub(crate) struct UnpackArgs {
 }
 
 impl UnpackArgs {
-    /// Returns the limits of an unpacker.
     pub(crate) fn limits(&self) -> Limits {
         let default = Limits::default();
         let value_or = |value: Option<NonZeroU64>, default| value.map_or(default, NonZeroU64::get);
@@ -50,7 +49,6 @@ impl UnpackArgs {
         }
     }
 
-    /// Returns the flags for a process that has the same arguments.
     pub(crate) fn flags(&self) -> Vec<OsString> {
         let all = [
             ("--max-bytes", self.max_bytes),

@@ -1,4 +1,4 @@
-//! Authentication at a registry: Basic, or a token from the token server that the registry specifies.
+//! Authentication at a registry: Basic, or a token of a token server.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -12,7 +12,6 @@ use crate::credentials::Credentials;
 use crate::error::{RegistryError, ResponseError};
 use crate::idle::{self, SentBytes};
 
-/// Maximum size of a token response in bytes.
 const MAX_TOKEN_BYTES: u64 = 1024 * 1024;
 
 /// Authentication method that a registry requires.
@@ -22,9 +21,7 @@ pub(super) enum Challenge {
     Bearer { realm: String, service: Option<String>, scope: Option<String> },
 }
 
-/// Returns the preferred challenge of a response: Bearer, or else Basic.
-///
-/// `None` means that the response has neither. A Bearer challenge without a realm is ignored.
+/// Returns the preferred challenge: Bearer with a realm, or else Basic. `None` means neither.
 pub(super) fn challenge(headers: &HeaderMap) -> Option<Challenge> {
     let texts = headers.get_all(WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     let mut basic = None;
@@ -64,8 +61,8 @@ struct Token {
 
 /// Fetches a token, with credentials or anonymously. Returns the value of `Authorization`.
 ///
-/// `plain_http` is true if the registry is reached without encryption. `challenge` consists of the realm (the URL of the token server), the
-/// service and the scope.
+/// `plain_http` means that the registry is reached without encryption. `challenge` is the realm (URL of the token
+/// server), the service and the scope.
 pub(super) async fn fetch_bearer(
     http: &reqwest::Client,
     registry: &str,
@@ -76,7 +73,7 @@ pub(super) async fn fetch_bearer(
     let (realm, service, scope) = challenge;
     let invalid = |error: ResponseError| RegistryError::invalid(realm, error);
     let mut url = Url::parse(realm).map_err(|error| invalid(error.into()))?;
-    // A token server without encryption is used only if the registry itself is reached without encryption.
+    // Only an unencrypted registry may use an unencrypted token server.
     if url.scheme() != "https" && !(plain_http && url.scheme() == "http") {
         return Err(invalid(ResponseError::InsecureTokenUrl { registry: registry.to_owned() }));
     }

@@ -12,14 +12,12 @@ use reqwest::Body;
 use crate::digest::Digest;
 use crate::idle::SentBytes;
 
-/// Number of bytes to read from a file at once.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Content with its digest. Blobs with the same digest are equal.
+/// Content with its digest. Equal digests mean equal blobs.
 #[derive(Debug, Clone)]
 pub struct Blob {
     digest: Digest,
-    /// Size in bytes.
     size: u64,
     content: Content,
 }
@@ -27,7 +25,7 @@ pub struct Blob {
 #[derive(Debug, Clone)]
 enum Content {
     Memory(Bytes),
-    /// Part of a file that begins at `start`.
+    /// Part of a file from `start` on.
     File {
         file: Arc<File>,
         start: u64,
@@ -49,32 +47,30 @@ impl PartialEq for Blob {
 impl Eq for Blob {}
 
 impl Blob {
-    /// Creates the blob for a part of a file with a known digest. The file must not change.
+    /// Returns a blob for a part of a file, which must not change.
     pub(crate) fn in_file(file: Arc<File>, start: u64, size: u64, digest: Digest) -> Self {
         Self { digest, size, content: Content::File { file, start } }
     }
 
-    /// Returns the digest of the content.
+    /// Returns the digest.
     #[must_use]
     pub fn digest(&self) -> Digest {
         self.digest
     }
 
-    /// Returns the size of the content in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Returns a reader of the content. Reading blocks if the content is in a file.
+    /// Returns a reader, which blocks if the content is in a file.
     #[must_use]
     pub fn reader(&self) -> BlobReader {
         BlobReader { blob: self.clone(), position: 0 }
     }
 
-    /// Returns the content as the body of a request.
-    ///
-    /// The bytes of a file are added to `sent` when they are read. Content in memory is not counted.
+    /// Returns the content as the body of a request. `sent` counts only bytes of a file.
     pub(crate) fn body(&self, sent: &SentBytes) -> Body {
         if let Content::Memory(bytes) = &self.content {
             return Body::from(bytes.clone());

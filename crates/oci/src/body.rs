@@ -5,7 +5,7 @@ use reqwest::Response;
 use crate::error::RegistryError;
 use crate::idle;
 
-/// Reads a body of at most `limit` bytes. A larger body is an error.
+/// Reads a body. Fails if it exceeds `limit` bytes.
 pub(crate) async fn read_body(mut response: Response, url: &str, limit: u64) -> Result<Vec<u8>, RegistryError> {
     let mut body = Vec::new();
     while let Some(chunk) = idle::next_chunk(&mut response, url).await? {

@@ -21,21 +21,16 @@ use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES, Manifest};
 use crate::reference::Repository;
 use crate::retry::{MAX_ATTEMPTS, wait};
 
-/// Value of the `User-Agent` header.
 const USER_AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
-/// Maximum size in bytes of a JSON document: an index, a manifest, or a page of a list.
-/// The specification recommends that registries accept manifests of at least this size.
+/// Maximum size in bytes of an index, a manifest or a page of a list. Registries should accept manifests of this size.
 pub(super) const MAX_DOCUMENT_BYTES: u64 = 4 * 1024 * 1024;
-/// Maximum number of pages of a list of tags or repositories. The client requests pages of 1000 names.
+/// Maximum number of pages of a list, with 1000 names each.
 const MAX_PAGES: usize = 100;
-/// Timeout for establishing a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 5;
 
-/// Maximum size of an error response in bytes.
 const MAX_ERROR_BYTES: u64 = 64 * 1024;
-/// Maximum number of characters of an error response that a message quotes.
+/// Maximum number of quoted characters of an error response.
 const MAX_QUOTED_CHARS: usize = 200;
 
 /// Tags of a repository.
@@ -43,7 +38,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 pub enum TagList {
     /// The tags.
     Tags(Vec<String>),
-    /// The registry does not list the tags, at least not for this user. Tags may still exist.
+    /// The registry does not list the tags, which may still exist.
     Unlisted,
 }
 
@@ -54,12 +49,12 @@ pub struct Registry {
     repository: Repository,
     base: Url,
     credentials: Option<Credentials>,
-    /// Value of the `Authorization` header that answers the registry's last challenge. `None` before the first challenge.
+    /// Value of `Authorization` after the last challenge. `None` before the first challenge.
     authorization: Mutex<Option<String>>,
 }
 
 impl Registry {
-    /// Creates a client that trusts the certificates of the system, without sending anything.
+    /// Returns a client with the certificates of the system. Sends nothing yet.
     ///
     /// # Errors
     /// [`RegistryError::Name`] or [`RegistryError::Client`].
@@ -67,8 +62,9 @@ impl Registry {
         Self::with_client(repository, credentials, reqwest::Client::builder().http1_only())
     }
 
-    /// Creates a client from a builder with settings for TLS, without sending anything.
-    /// Registries on the loopback interface are accessed with HTTP, all others with HTTPS.
+    /// Returns a client with settings for TLS. Sends nothing yet.
+    ///
+    /// Registries on the loopback interface are accessed with HTTP, others with HTTPS.
     ///
     /// # Errors
     /// [`RegistryError::Name`] or [`RegistryError::Client`].
@@ -98,7 +94,7 @@ impl Registry {
             .user_agent(USER_AGENT)
             .connect_timeout(CONNECT_TIMEOUT)
             .redirect(policy)
-            // Digests are computed from the transferred bytes, so these must not be decompressed.
+            // Decompressed bytes would have other digests.
             .no_gzip()
             .build()
             .map_err(RegistryError::Client)?;
@@ -114,15 +110,15 @@ impl Registry {
     /// Checks whether the registry accepts the credentials.
     ///
     /// # Errors
-    /// [`RegistryError::Refused`] if the registry denies access, and other errors if it does not answer as expected.
+    /// [`RegistryError::Refused`] if the registry denies access, or another [`RegistryError`].
     pub async fn check_login(&self) -> Result<(), RegistryError> {
         self.get(&self.base.clone(), HeaderMap::new(), None).await.map(drop)
     }
 
-    /// Lists all tags of the repository.
+    /// Lists the tags of the repository.
     ///
     /// # Errors
-    /// [`RegistryError`]. If the registry does not list tags, the result is [`TagList::Unlisted`] and not an error.
+    /// [`RegistryError`]. Unlisted tags are [`TagList::Unlisted`] instead.
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
         match self.list(self.url(&["tags", "list"])?, self.repository.to_string()).await {
             Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) => Ok(TagList::Unlisted),
@@ -140,7 +136,7 @@ impl Registry {
         self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
     }
 
-    /// Reads all pages of a list. `content` names the list in the error if the list does not exist.
+    /// Reads all pages of a list. `content` names a missing list in the error.
     async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -162,18 +158,18 @@ impl Registry {
         Err(RegistryError::invalid(&url, ResponseError::TooManyPages(MAX_PAGES)))
     }
 
-    /// Fetches the index to which a tag points.
+    /// Fetches the index of a tag.
     ///
     /// # Errors
-    /// [`RegistryError`], also if the tag points to a single image, because only an index lists platforms.
+    /// [`RegistryError`], also if the tag points to a single image.
     pub async fn index(&self, tag: &str) -> Result<Index, RegistryError> {
         self.resolve(tag).await.map(|(_, index)| index)
     }
 
-    /// Fetches the index to which a tag points, and returns it with its digest. `tag` may also be the digest of the index.
+    /// Fetches the index of a tag or digest, with its digest.
     ///
     /// # Errors
-    /// [`RegistryError`], as for [`Registry::index`].
+    /// As for [`Registry::index`].
     pub async fn resolve(&self, tag: &str) -> Result<(Digest, Index), RegistryError> {
         let url = self.url(&["manifests", tag])?;
         let is_digest = tag.contains(':');
@@ -211,7 +207,7 @@ impl Registry {
         self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
-    /// Sends a GET request, with retries. `content` names the requested content in the error if the content does not exist.
+    /// Sends a GET request with retries. `content` names missing content in the error.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -221,9 +217,7 @@ impl Registry {
         self.send(url, &|http| http.get(url.clone()).headers(headers.clone()), content).await
     }
 
-    /// Sends a request to `url`, with retries. `content` names the requested content in the error if the content does not exist.
-    ///
-    /// `None` means that the error names the repository.
+    /// Sends a request with retries. `content` names missing content in the error. `None` means the repository.
     pub(super) async fn send(
         &self,
         url: &Url,
@@ -233,9 +227,9 @@ impl Registry {
         self.send_attempts(url, &|http, _| request(http), content, None, MAX_ATTEMPTS).await
     }
 
-    /// Sends a request that must not be repeated after a failure. Only a request for a login causes a repetition.
+    /// Sends a request without retries, except after a login.
     ///
-    /// `body_bytes` is the size of the body if `request` counts the sent bytes. `None` means that `request` does not count them.
+    /// `body_bytes` is the size of the body, if `request` counts sent bytes.
     pub(super) async fn send_once(
         &self,
         url: &Url,
@@ -255,10 +249,10 @@ impl Registry {
     ) -> Result<Response, RegistryError> {
         let (mut is_authorized, mut attempts) = (false, 0);
         loop {
-            // Only the registry may get the credentials, not another server.
+            // Only the registry may get the credentials.
             let is_own = url.origin() == self.base.origin();
             let authorization = if is_own { self.authorization.lock().await.clone() } else { None };
-            // Each attempt has its own counter, because the connection of the previous attempt may still count bytes.
+            // The previous connection may still count bytes, so each attempt needs its own counter.
             let sent = SentBytes::new(body_bytes);
             let mut request = request(&self.http, &sent);
             if let Some(authorization) = authorization {
@@ -299,7 +293,7 @@ impl Registry {
     async fn authorize(&self, url: &Url, headers: &HeaderMap) -> Result<(), RegistryError> {
         let authorization = match (auth::challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
-                // The base URL, which `check_login` requests, needs no scope.
+                // `check_login` requests the base URL, which needs no scope.
                 let pull_scope = (*url != self.base).then(|| format!("repository:{}:pull", self.repository.path));
                 let scope = scope.or(pull_scope);
                 let challenge = (realm.as_str(), service.as_deref(), scope.as_deref());
@@ -328,12 +322,10 @@ fn parse<T: DeserializeOwned>(url: &Url, body: &[u8]) -> Result<T, RegistryError
     serde_json::from_slice(body).map_err(|error| RegistryError::invalid(url.as_str(), error))
 }
 
-/// Reads and parses a document.
 pub(super) async fn parse_body<T: DeserializeOwned>(response: Response, url: &Url) -> Result<T, RegistryError> {
     parse(url, &read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?)
 }
 
-/// Checks that content has the expected digest.
 pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), RegistryError> {
     let expected: Digest =
         expected.parse().map_err(|error: DigestError| RegistryError::invalid(url.as_str(), error))?;
@@ -351,7 +343,7 @@ pub(super) fn accept(types: &[&str]) -> HeaderMap {
     headers
 }
 
-/// Returns the URL of the next page of a list. Ignores URLs of another origin.
+/// Returns the URL of the next page, if it has the same origin.
 fn next_page(url: &Url, headers: &HeaderMap) -> Option<Url> {
     let link = headers.get(LINK)?.to_str().ok()?;
     let (target, rest) = link.strip_prefix('<')?.split_once('>')?;

@@ -1,4 +1,4 @@
-//! Copies an index or an image, with everything that it refers to, from one repository to another. Digests do not change.
+//! Copies an index or image with its content to another repository. Digests do not change.
 
 use std::sync::Arc;
 
@@ -13,10 +13,8 @@ use crate::error::{RegistryError, ResponseError};
 use crate::manifest::{Descriptor, INDEX_TYPES, MANIFEST_TYPES};
 use crate::publish::Document;
 
-/// Maximum size of a blob in bytes.
 const MAX_BLOB_BYTES: u64 = 1024 * 1024 * 1024;
 
-/// References of an index or of an image.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct References {
@@ -26,9 +24,9 @@ struct References {
     layers: Vec<Descriptor>,
 }
 
-/// Copies the index or image that a tag or a digest refers to, and adds these tags to the copy. Returns the digest of the copy.
+/// Copies the index or image of a tag or digest, and adds `tags`. Returns its digest.
 ///
-/// Without tags, everything is copied except this index or image itself.
+/// Without tags, only its content is copied.
 ///
 /// # Errors
 /// [`RegistryError`] of one of the two repositories.
@@ -50,10 +48,7 @@ pub async fn copy(from: &Registry, reference: &str, to: &Registry, tags: &[&str]
 }
 
 impl Registry {
-    /// Returns the digest of the index or the image to which a tag points. `None` means that the tag does not exist.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Returns the digest of the index or image of a tag, if the tag exists.
     pub async fn digest_of(&self, tag: &str) -> Result<Option<Digest>, RegistryError> {
         match fetch(self, tag).await {
             Ok((document, ..)) => Ok(Some(Digest::of(&document.bytes))),
@@ -63,7 +58,7 @@ impl Registry {
     }
 }
 
-/// Fetches the index or image that a tag or a digest refers to. Returns the unchanged document, the parsed references, and the URL.
+/// Fetches the index or image of a tag or digest. Returns the document, its references, and the URL.
 async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
     let url = from.url(&["manifests", reference])?;
     let is_digest = reference.contains(':');

@@ -1,4 +1,4 @@
-//! Credential helpers: programs `docker-credential-<name>` that store the credentials of registries.
+//! Credential helpers: programs `docker-credential-<name>`.
 
 use std::ffi::OsString;
 use std::process::Stdio;
@@ -10,16 +10,15 @@ use tokio::process::Command;
 
 use crate::credentials::{Credentials, HelperError};
 
-/// Key of Docker Hub.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
-/// User name which means that the secret is an identity token.
+/// User name of an identity token.
 const TOKEN_USER: &str = "<token>";
 /// Timeout of a credential helper, which may prompt the user.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum length of a helper's message in an error, in characters.
+/// Maximum number of characters of a helper's message in an error.
 const MAX_MESSAGE: usize = 200;
 
-/// A credential helper that is installed on this machine.
+/// A credential helper.
 #[derive(Debug, Clone)]
 pub struct CredentialHelper {
     program: String,
@@ -30,7 +29,8 @@ impl CredentialHelper {
     /// Returns the helper `docker-credential-<name>`.
     ///
     /// # Errors
-    /// Returns [`HelperError::Name`] if the name is empty or contains anything but ASCII letters, digits, `-`, `_` and `.`.
+    /// [`HelperError::Name`] if the name is empty, or has characters other than ASCII letters, digits, `-`, `_` and
+    /// `.`.
     pub fn new(name: &str) -> Result<Self, HelperError> {
         if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
             return Err(HelperError::Name);
@@ -38,35 +38,27 @@ impl CredentialHelper {
         Ok(Self { program: format!("docker-credential-{name}"), search_path: None })
     }
 
-    /// Searches for the program in these directories, which also become the program's `PATH`.
-    ///
-    /// Without this call, the `PATH` of this process is used for both.
+    /// Searches for the program in these directories instead of `PATH`. They also become the program's `PATH`.
     #[must_use]
     pub fn with_search_path(mut self, directories: impl Into<OsString>) -> Self {
         self.search_path = Some(directories.into());
         self
     }
 
-    /// Returns the credentials for a registry. `None` means that the helper has none.
-    ///
-    /// # Errors
-    /// [`HelperError`].
+    /// Returns the credentials for a registry, if the helper has them.
     pub async fn get(&self, registry: &str) -> Result<Option<Credentials>, HelperError> {
         let output = self.call("get", key(registry).as_bytes()).await?;
         output.map(|output| parse_response(&output).ok_or(HelperError::Response)).transpose().map(Option::flatten)
     }
 
     /// Stores the credentials for a registry.
-    ///
-    /// # Errors
-    /// [`HelperError`].
     pub async fn store(&self, registry: &str, credentials: &Credentials) -> Result<(), HelperError> {
         let entry =
             json!({"ServerURL": key(registry), "Username": credentials.username, "Secret": credentials.password});
         self.call("store", entry.to_string().as_bytes()).await.map(drop)
     }
 
-    /// Calls the helper with a verb, and returns its output. `None` means that `get` found no credentials.
+    /// Calls the helper. `None` means that `get` found no credentials.
     async fn call(&self, verb: &str, input: &[u8]) -> Result<Option<Vec<u8>>, HelperError> {
         let mut command = Command::new(&self.program);
         command.arg(verb).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -76,7 +68,7 @@ impl CredentialHelper {
         let mut child = command.spawn().map_err(HelperError::Run)?;
         let work = async {
             if let Some(mut stdin) = child.stdin.take() {
-                // A write error is ignored, because the exit status shows whether the helper succeeded.
+                // The exit status shows whether the helper succeeded.
                 let _ = stdin.write_all(input).await;
             }
             child.wait_with_output().await
@@ -97,9 +89,7 @@ impl CredentialHelper {
     }
 }
 
-/// Parses a helper's response.
-///
-/// The outer `None` means that the response is invalid. The inner `None` means that the helper has no credentials.
+/// Parses a response. The outer `None` means that it is invalid, and the inner `None` that it has no credentials.
 fn parse_response(response: &[u8]) -> Option<Option<Credentials>> {
     let response: Value = serde_json::from_slice(response).ok()?;
     let text = |name: &str| response.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -109,7 +99,7 @@ fn parse_response(response: &[u8]) -> Option<Option<Credentials>> {
     Some((!password.is_empty()).then_some(Credentials { username, password, is_identity_token }))
 }
 
-/// Returns the key of a registry in Docker's configuration file and for credential helpers.
+/// Returns the key of a registry for configuration files and helpers.
 pub(crate) fn key(registry: &str) -> String {
     match registry {
         "docker.io" | "index.docker.io" | "registry-1.docker.io" => HUB_KEY.to_owned(),
@@ -123,7 +113,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a helper that is a shell script.
     fn helper(script: &str) -> (tempfile::TempDir, CredentialHelper) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("docker-credential-test");

@@ -8,11 +8,11 @@ use std::{fmt, io};
 /// User name and password for a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// User name. Empty with an identity token.
+    /// User name, or empty with an identity token.
     pub username: String,
     /// Password, access token or identity token.
     pub password: String,
-    /// Whether the password is an identity token, which must be exchanged for an access token.
+    /// Whether the password is an identity token, which is exchanged for an access token.
     pub is_identity_token: bool,
 }
 
@@ -39,7 +39,7 @@ pub enum CredentialsError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The failed operation: `read` or `write`.
+        /// Failed operation: `read` or `write`.
         operation: &'static str,
         /// Error of the operating system.
         source: io::Error,
@@ -67,7 +67,7 @@ pub enum CredentialsError {
         helper: String,
         /// Path of the file that specifies the helper.
         config: PathBuf,
-        /// Reason for the failure. Boxed to keep errors small.
+        /// Reason. Boxed to keep errors small.
         source: Box<HelperError>,
     },
     /// Neither `DOCKER_CONFIG` nor `HOME` is set.
@@ -78,7 +78,7 @@ pub enum CredentialsError {
 /// Reason why a credential helper failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HelperError {
-    /// The name is empty, or contains characters that names of helpers cannot have.
+    /// The name is empty, or contains invalid characters.
     #[error("invalid name of a credential helper; use only letters, digits, `-`, `_` and `.`")]
     Name,
     /// The helper cannot be started, or its output cannot be read.
@@ -102,7 +102,7 @@ pub enum HelperError {
         verb: String,
         /// Exit status of the helper.
         status: ExitStatus,
-        /// Start of the helper's standard output, or of its standard error if the output is empty.
+        /// Start of the standard output, or else of the standard error.
         message: String,
     },
 }

@@ -7,11 +7,11 @@ use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
 
-/// A SHA-256 digest, written `sha256:` and 64 hexadecimal digits.
+/// SHA-256 digest: `sha256:` and 64 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest([u8; 32]);
 
-/// Error about a text that is not a SHA-256 digest.
+/// A text is not a SHA-256 digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{found:?} is not a valid digest; expected sha256: and 64 hexadecimal digits")]
 pub struct DigestError {
@@ -26,7 +26,7 @@ impl Digest {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// Returns the digest of all data that was added to the hash.
+    /// Returns the digest of a hash.
     pub(crate) fn finish(hash: Sha256) -> Self {
         Self(hash.finalize().into())
     }
@@ -34,7 +34,7 @@ impl Digest {
     /// Returns the digest of a file's content.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// If the file cannot be read.
     pub fn of_file(path: &Path) -> io::Result<Self> {
         let mut hash = Sha256::new();
         feed(&mut hash, &mut std::fs::File::open(path)?)?;
@@ -42,7 +42,7 @@ impl Digest {
     }
 }
 
-/// Adds all data of a reader to a hash and returns the number of bytes.
+/// Adds a reader's data to a hash. Returns the number of bytes.
 pub(crate) fn feed(hash: &mut Sha256, reader: &mut impl Read) -> io::Result<u64> {
     let mut buffer = vec![0; 64 * 1024];
     let mut total = 0;

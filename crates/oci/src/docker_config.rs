@@ -17,7 +17,7 @@ pub struct DockerConfig {
 }
 
 impl DockerConfig {
-    /// Returns the file of this environment: in `DOCKER_CONFIG`, or else in `~/.docker`.
+    /// Returns the file in `DOCKER_CONFIG`, or else in `~/.docker`.
     ///
     /// # Errors
     /// [`CredentialsError::NoHome`].
@@ -56,10 +56,7 @@ impl DockerConfig {
         }
     }
 
-    /// Returns the stored credentials for a registry. `None` means that none are stored.
-    ///
-    /// # Errors
-    /// [`CredentialsError`].
+    /// Returns the stored credentials for a registry, if there are any.
     pub async fn get(&self, registry: &str) -> Result<Option<Credentials>, CredentialsError> {
         let config = self.read()?;
         let key = key(registry);
@@ -70,12 +67,10 @@ impl DockerConfig {
         entry_credentials(&config, &[&key]).map_err(|problem| self.invalid(problem))
     }
 
-    /// Stores credentials for a registry.
-    /// Uses the registry's credential helper if a helper is configured. Otherwise, replaces only the entries for this registry in
-    /// the file. Only the owner can read the file.
+    /// Stores credentials for a registry with its credential helper, or else in the file, which only the owner can
+    /// read.
     ///
-    /// # Errors
-    /// [`CredentialsError`].
+    /// In the file, only entries of this registry are replaced.
     pub async fn put(&self, registry: &str, credentials: &Credentials) -> Result<(), CredentialsError> {
         let mut config = self.read()?;
         let key = key(registry);
@@ -97,9 +92,9 @@ impl DockerConfig {
         })
     }
 
-    /// Replaces the file atomically. Other users can never read it.
+    /// Replaces the file atomically, without access for other users.
     fn write(&self, config: &Map<String, Value>) -> std::io::Result<()> {
-        // If the file is a symbolic link, its target is replaced.
+        // Replaces the target of a symbolic link.
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let directory = path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(directory)?;
@@ -110,18 +105,17 @@ impl DockerConfig {
         CredentialsError::Content { path: self.path.clone(), problem }
     }
 
-    /// Creates the error of a helper that this file configures.
     fn helper_failed(&self, name: &str, error: HelperError) -> CredentialsError {
         CredentialsError::Helper { helper: name.to_owned(), config: self.path.clone(), source: Box::new(error) }
     }
 }
 
-/// Returns the credentials for a repository from the text of a configuration file.
+/// Returns the credentials for a repository from the text of a configuration file. Credential helpers are not called.
 ///
-/// An entry with the full name of the repository takes precedence over an entry for its registry. Credential helpers are not called.
+/// An entry for the repository takes precedence over one for its registry.
 ///
 /// # Errors
-/// A message that describes what is wrong with the text.
+/// A description of the problem.
 pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Credentials>, String> {
     if text.trim().is_empty() {
         return Ok(None);
@@ -131,8 +125,8 @@ pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Cred
     entry_credentials(config, &[&repository.to_string(), &key(&repository.registry)])
 }
 
-/// Returns the credentials of the first key in `keys` that has an entry. The last key is a registry. If no key has an entry, uses
-/// an entry with another spelling of this registry, such as a URL.
+/// Returns the credentials of the first key with an entry. The last key is a registry, of which other spellings, such
+/// as a URL, are also used.
 fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Option<Credentials>, String> {
     let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
     let exact = keys.iter().find_map(|key| Some((*key, auths.get(*key)?)));
@@ -159,7 +153,7 @@ fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Optio
     }
 }
 
-/// Returns whether two names denote the same registry, regardless of a scheme and a path.
+/// Returns whether two names have the same registry, regardless of scheme and path.
 fn is_same_registry(name: &str, key: &str) -> bool {
     let host = |text: &str| {
         let text = text.trim_start_matches("https://").trim_start_matches("http://");

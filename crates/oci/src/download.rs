@@ -20,13 +20,12 @@ use crate::retry::{MAX_ATTEMPTS, wait};
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl Registry {
-    /// Downloads a blob into a file.
-    /// The file may already contain the start of the blob. An interrupted download is continued until several consecutive attempts make no
-    /// progress. At the end, the digest is verified.
+    /// Downloads a blob into a file, which may already contain the start of the blob. Retries until several consecutive
+    /// attempts make no progress, and verifies the digest.
     ///
     /// # Errors
-    /// [`RegistryError`]. If the content is too large or does not match its digest, the file is deleted. After other errors, a later call can
-    /// continue with the file.
+    /// [`RegistryError`]. If the content is too large or has another digest, the file is deleted. Otherwise, a later
+    /// call can continue.
     pub async fn download(&self, blob: &Descriptor, file_path: &Path) -> Result<(), RegistryError> {
         let url = self.url(&["blobs", &blob.digest])?;
         let work = self.download_all(&url, blob, file_path);
@@ -91,7 +90,7 @@ impl Registry {
         let is_partial = response.status() == StatusCode::PARTIAL_CONTENT;
         match if is_partial { first_byte(response.headers()) } else { Some(0) } {
             Some(first) if first == part.length => {}
-            // Without a requested range, the digest decides whether this is the whole blob.
+            // Without a requested range, only the digest shows whether this is the whole blob.
             None if part.length == 0 => {}
             // The registry ignores ranges and sends the whole blob.
             Some(0) => *part = Part::default(),
@@ -122,15 +121,13 @@ impl Registry {
     }
 }
 
-/// Reason why a download stopped.
 enum PartError {
-    /// The connection broke or stalled, or the response ended too early. The download can be continued.
+    /// The connection broke or stalled, or the response ended too early.
     Interrupted(RegistryError),
-    /// The error must not be retried, because it is permanent, or [`Registry::get`] has already retried the request.
+    /// The error must not be retried: it is permanent, or [`Registry::get`] has already retried.
     Permanent(RegistryError),
 }
 
-/// The downloaded part of a blob.
 #[derive(Default)]
 struct Part {
     hash: Sha256,
@@ -138,7 +135,7 @@ struct Part {
 }
 
 impl Part {
-    /// Reads the part that an earlier download stored in the file. A file of more than `size` bytes is ignored.
+    /// Reads the part that an earlier download stored. A file of more than `size` bytes is ignored.
     async fn read(path: &Path, size: u64) -> std::io::Result<Self> {
         let path = path.to_owned();
         let read = move || {
@@ -150,7 +147,7 @@ impl Part {
     }
 }
 
-/// Returns the position of a partial response's first byte in the blob. `None` means that it is unknown.
+/// Returns the position of a partial response's first byte in the blob, if it is known.
 fn first_byte(headers: &HeaderMap) -> Option<u64> {
     let range = headers.get(CONTENT_RANGE)?.to_str().ok()?;
     range.strip_prefix("bytes ")?.split('-').next()?.parse().ok()

@@ -8,7 +8,7 @@ use url::Url;
 
 use crate::digest::DigestError;
 
-/// URL for messages, without the user, the query and the fragment: these may contain passwords and signatures.
+/// URL for messages, without the parts that may contain secrets: user, query and fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShownUrl(String);
 
@@ -45,7 +45,6 @@ impl fmt::Display for ShownUrl {
     }
 }
 
-/// Returns whether a status means that the same request may succeed later.
 pub(crate) fn is_transient_status(status: u16) -> bool {
     status == 429 || (500..600).contains(&status)
 }
@@ -69,7 +68,7 @@ pub enum RegistryError {
         /// Time without a transfer.
         timeout: Duration,
     },
-    /// The registry did not answer after the whole content was sent.
+    /// The registry did not answer after all content was sent.
     #[error(
         "{url}: all {size} bytes were sent, but the registry did not answer within {} s; start the upload again; content \
          that the registry has stored is not sent again", timeout.as_secs()
@@ -102,14 +101,15 @@ pub enum RegistryError {
         /// Timeout of the download.
         timeout: Duration,
     },
-    /// The registry or its token server denies access, or requires a login for which this client has no credentials or method.
+    /// The registry or its token server denies access, or requires a login that this client does not support or has no
+    /// credentials for.
     #[error("{url}: {registry} denies access ({reason})")]
     Refused {
         /// Requested URL.
         url: ShownUrl,
         /// Name of the registry.
         registry: String,
-        /// Status of the response, or why this client cannot log in, followed by the user name if credentials were used.
+        /// HTTP status, or why this client cannot log in. Followed by the user name, if there is one.
         reason: String,
     },
     /// The registry does not have the requested content.
@@ -192,7 +192,7 @@ pub enum ResponseError {
     /// A list of tags or repositories is too long.
     #[error("the list has more than {0} pages")]
     TooManyPages(usize),
-    /// The tag or digest refers to an image and not to an index, so the platform is unknown.
+    /// The tag or digest refers to a single image instead of an index.
     #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]
     NotAnIndex,
     /// The index refers to another index.
@@ -200,14 +200,14 @@ pub enum ResponseError {
     NestedIndex,
     /// The URL for tokens or for an upload is invalid.
     #[error("invalid URL for tokens or for the upload")]
-    TokenUrl(#[from] url::ParseError),
+    Url(#[from] url::ParseError),
     /// The URL for tokens does not use HTTPS.
     #[error("the registry {registry} names a URL for tokens without https; https is required")]
     InsecureTokenUrl {
         /// Name of the registry.
         registry: String,
     },
-    /// The URL for the upload does not use HTTPS, although the URL of the registry does.
+    /// The URL for the upload does not use HTTPS, although the registry does.
     #[error("the registry asks to upload the content without https; https is required")]
     InsecureUpload,
     /// The response to the start of an upload has no URL for the content.
@@ -222,8 +222,7 @@ pub enum ResponseError {
 }
 
 impl RegistryError {
-    /// Wraps an error of the HTTP client.
-    /// The URL is removed from the error, because redirects can contain secrets.
+    /// Wraps an error of the HTTP client, without its URL, because redirects can contain secrets.
     pub(crate) fn unreachable(url: impl Into<ShownUrl>, error: reqwest::Error) -> Self {
         Self::Unreachable { url: url.into(), source: error.without_url() }
     }

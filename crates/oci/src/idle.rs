@@ -1,7 +1,4 @@
-//! Ends requests that make no progress.
-//!
-//! The timeouts of the HTTP client do not suffice: they limit the whole request, or the time until the response. A large upload over a slow
-//! connection may take hours.
+//! Ends requests that make no progress. The timeouts of the HTTP client would also end a slow upload of hours.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,15 +9,12 @@ use reqwest::{RequestBuilder, Response};
 
 use crate::error::{RegistryError, ShownUrl};
 
-/// Time after which a request without progress fails.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum time to wait for the answer after the whole body was sent.
-///
-/// Applies only to bodies whose bytes are counted. A registry may need minutes to store several gigabytes.
+/// Maximum time for an answer after a counted body was sent. A registry may need minutes to store several gigabytes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Number of bytes of a request's body that the connection has accepted. Clones share the number.
+/// Number of bytes of a request's body that the connection accepted. Clones share the number.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SentBytes {
     sent: Arc<AtomicU64>,
@@ -29,17 +23,15 @@ pub(crate) struct SentBytes {
 }
 
 impl SentBytes {
-    /// Creates the counter for a body of `size` bytes. `None` means that the bytes are not counted.
     pub(crate) fn new(size: Option<u64>) -> Self {
         Self { size, ..Self::default() }
     }
 
-    /// Adds bytes that are passed to the connection. The connection requests them when it has accepted the previous ones.
+    /// Adds bytes that are passed to the connection, which requests them after it has accepted the previous ones.
     pub(crate) fn add(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Returns the number of bytes that were added.
     pub(crate) fn get(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -50,11 +42,11 @@ impl SentBytes {
     }
 }
 
-/// Sends a request, and returns the response without its body.
+/// Sends a request. The body of the response is not read yet.
 ///
 /// # Errors
-/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] if the body makes no progress and no response arrives, and
-/// [`RegistryError::NoAnswer`] if no response arrives after a counted body was sent.
+/// [`RegistryError::Unreachable`], [`RegistryError::Idle`] without progress, or [`RegistryError::NoAnswer`] after a
+/// counted body was sent.
 pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -> Result<Response, RegistryError> {
     let response = wait_for(request.send(), url, sent).await?;
     response.map_err(|error| RegistryError::unreachable(url, error))
@@ -78,10 +70,7 @@ async fn wait_for<T>(response: impl Future<Output = T>, url: &str, sent: &SentBy
     }
 }
 
-/// Returns the next bytes of a response. `None` means that the response is complete.
-///
-/// # Errors
-/// [`RegistryError::Unreachable`] and [`RegistryError::Idle`].
+/// Returns the next bytes of a response. `None` means its end.
 pub(crate) async fn next_chunk(response: &mut Response, url: &str) -> Result<Option<Bytes>, RegistryError> {
     match tokio::time::timeout(IDLE_TIMEOUT, response.chunk()).await {
         Ok(chunk) => chunk.map_err(|error| RegistryError::unreachable(url, error)),
@@ -97,10 +86,9 @@ fn idle(url: &str) -> RegistryError {
 mod tests {
     use super::*;
 
-    /// Number of bytes in each part of a body.
     const PART: usize = 1000;
 
-    /// Waits for a request that sends one of `parts` parts after each `pause`, and gets an answer after `delay`.
+    /// Waits for a request that sends a part after each `pause`, and gets its answer `delay` later.
     async fn wait_for_request(pause: Duration, parts: usize, delay: Duration) -> Result<&'static str, RegistryError> {
         let sent = SentBytes::new(Some((parts * PART) as u64));
         let counter = sent.clone();
@@ -130,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn registry_may_need_minutes_for_content_that_was_sent() {
+    async fn registry_may_answer_minutes_after_the_content_was_sent() {
         let done = wait_for_request(Duration::from_secs(1), 4, Duration::from_secs(280)).await;
         assert_eq!(done.unwrap(), "created");
         let error = wait_for_request(Duration::from_secs(1), 4, Duration::from_secs(600)).await.unwrap_err();

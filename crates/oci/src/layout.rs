@@ -1,6 +1,6 @@
-//! OCI image layouts in a tar archive: one index, and everything that the index refers to.
+//! OCI image layouts in a tar archive: one index, and everything that it refers to.
 //!
-//! `index.json` lists the index. The version is the annotation `org.opencontainers.image.ref.name` of this list entry.
+//! The version is the annotation `org.opencontainers.image.ref.name` of the index in `index.json`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -24,7 +24,6 @@ const INDEX_FILE: &str = "index.json";
 const BLOBS: &str = "blobs/sha256/";
 /// Maximum total size of the files in bytes.
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
-/// Maximum number of files.
 const MAX_FILES: usize = 10_000;
 
 /// Reason why a file is not a valid image layout.
@@ -48,9 +47,7 @@ pub enum LayoutError {
     /// The content of a file does not match the digest in its name.
     #[error("the file {0} does not match its digest")]
     Digest(String),
-    /// The archive does not contain exactly one index with a version.
-    ///
-    /// Also the error if the index lists no images, or if the file `oci-layout` is missing.
+    /// The archive does not contain exactly one index with a version and images, or has no file `oci-layout`.
     #[error(
         "the archive must contain one index with images and with the annotation `{VERSION}`, and the file {LAYOUT_FILE}"
     )]
@@ -117,12 +114,9 @@ fn blob_name(digest: &str) -> String {
     format!("{BLOBS}{}", digest.strip_prefix("sha256:").unwrap_or(digest))
 }
 
-/// Reads an index and its version from an archive. Blocks the thread.
+/// Reads an index and its version from an archive. Blocks.
 ///
-/// Every blob in the archive is verified against its digest. The content of the returned blobs is read from the archive on demand.
-///
-/// # Errors
-/// [`LayoutError`].
+/// Verifies all digests. The returned blobs read their content from the archive on demand.
 pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
     let mut files = read_files(from)?;
     let top = files.remove(INDEX_FILE).ok_or_else(|| LayoutError::Missing(INDEX_FILE.into()))?;
@@ -138,7 +132,7 @@ pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
         let manifest = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
         let inner: References = parse(&entry.digest, &manifest.bytes)?;
         for blob in inner.config.iter().chain(&inner.layers) {
-            // Images can share layers, so `files` keeps the blob for the next image.
+            // Images can share layers, so the blob is not removed from `files`.
             let name = blob_name(&blob.digest);
             let content = files.get(&name).ok_or(LayoutError::Missing(name))?;
             if !blobs.contains(content) {
@@ -153,7 +147,7 @@ pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
     Ok((version.clone(), BuiltIndex { blobs, manifests, index }))
 }
 
-/// Finds the blobs, `index.json` and `oci-layout` in an archive, and verifies the digests of the blobs.
+/// Finds blobs, `index.json` and `oci-layout` in an archive, and verifies the digests of the blobs.
 fn read_files(from: File) -> Result<HashMap<String, Blob>, LayoutError> {
     let mut files = HashMap::new();
     let mut left = MAX_BYTES;
@@ -190,7 +184,7 @@ fn take(files: &mut HashMap<String, Blob>, digest: &str) -> Result<Vec<u8>, Layo
     document(&name, &file)
 }
 
-/// Returns the content of a document of at most [`MAX_DOCUMENT_BYTES`].
+/// Reads a document of at most [`MAX_DOCUMENT_BYTES`].
 fn document(name: &str, file: &Blob) -> Result<Vec<u8>, LayoutError> {
     if file.size() > MAX_DOCUMENT_BYTES {
         return Err(LayoutError::LargeDocument(name.to_owned()));

@@ -1,8 +1,6 @@
-//! Fetches content from an OCI registry, verifies its digest and unpacks it within limits. Also defines the lock file.
+//! Fetches content from an OCI registry, verifies its digest and unpacks it. Also defines the lock file.
 //!
-//! [`Reference`] is the name of the content as a user writes it. [`Registry`] is the client for one repository (the OCI distribution
-//! specification). [`unpack`] writes the files of a layer. [`LockFile`] stores the digests. [`pack`] creates a layer, and [`publish`] uploads
-//! an index. [`copy`] copies an index or an image between repositories. [`write_layout`] and [`read_layout`] store an index in a file.
+//! [`Registry`] is the client of one repository (OCI distribution specification).
 
 mod auth;
 mod blob;

@@ -10,7 +10,6 @@ use crate::platform::HostPlatform;
 use crate::reference::Repository;
 use crate::version::Version;
 
-/// Version of the format.
 const FORMAT: u32 = 1;
 const HEADER: &str = "# Digests of installed content, written by `muster`. A version that is installed again must have the same digest.\n";
 
@@ -73,10 +72,7 @@ pub struct LockFile {
 }
 
 impl LockFile {
-    /// Reads the file. Returns an empty lock file if the file does not exist.
-    ///
-    /// # Errors
-    /// [`LockFileError`].
+    /// Reads the file. A missing file is an empty lock file.
     pub fn read(path: &Path) -> Result<Self, LockFileError> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -91,7 +87,7 @@ impl LockFile {
         Ok(file)
     }
 
-    /// Replaces the file atomically and durably. `mode` is the mode of the new file.
+    /// Replaces the file atomically and durably. `mode` is its mode.
     ///
     /// # Errors
     /// [`LockFileError::File`].
@@ -106,7 +102,7 @@ impl LockFile {
         write().map_err(|source| LockFileError::File { path: path.to_owned(), operation: "write", source })
     }
 
-    /// Returns the entry of a version for the platform of this machine.
+    /// Returns the entry of a version for this machine's platform.
     #[must_use]
     pub fn get(&self, repository: &Repository, version: &Version) -> Option<&Entry> {
         let key = key(repository, version);
@@ -120,7 +116,7 @@ impl LockFile {
         self.entries.push(entry);
     }
 
-    /// Removes the entry of a version for the platform of this machine.
+    /// Removes the entry of a version for this machine's platform.
     pub fn remove(&mut self, repository: &Repository, version: &Version) {
         let key = key(repository, version);
         self.entries.retain(|entry| !has_key(entry, &key));
@@ -143,7 +139,6 @@ mod tests {
 
     use super::*;
 
-    /// Sample of a lock file.
     const SAMPLE: &str = r#"# Digests of installed content
 version = 1
 

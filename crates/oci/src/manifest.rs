@@ -5,14 +5,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Media types of an index.
 pub(super) const INDEX_TYPES: [&str; 2] =
     ["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
-/// Media types of a manifest.
 pub(super) const MANIFEST_TYPES: [&str; 2] =
     ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 
-/// An index: the images for several platforms, or the documents about other content.
+/// Images for several platforms, or documents about other content.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Index {

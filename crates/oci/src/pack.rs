@@ -17,7 +17,6 @@ use crate::digest::Digest;
 
 /// Maximum total size of the packed files in bytes.
 const MAX_CONTENT_BYTES: u64 = 8 << 30;
-/// Compression level of zstd.
 const LEVEL: i32 = 10;
 
 /// Reason why files cannot be packed.
@@ -55,10 +54,10 @@ pub enum PackError {
     Stopped,
 }
 
-/// Location and limits of an archive to write.
+/// Location and limits of an archive.
 #[derive(Clone, Copy)]
 pub struct PackOptions<'a> {
-    /// Directory in which the archive is created as an unnamed temporary file.
+    /// Directory for the archive, which is an unnamed temporary file.
     pub temp_dir: &'a Path,
     /// Maximum size of the archive in bytes.
     pub limit: u64,
@@ -76,7 +75,6 @@ impl std::fmt::Debug for PackOptions<'_> {
 }
 
 impl PackOptions<'_> {
-    /// Converts an error that occurred while the file `path` was packed.
     fn error(&self, path: &Path, source: io::Error) -> PackError {
         let path = path.to_owned();
         match source.downcast::<Abort>() {
@@ -88,13 +86,10 @@ impl PackOptions<'_> {
     }
 }
 
-/// Packs files into a tar archive that is compressed with zstd. Executable files stay executable. Blocks.
+/// Packs files into a tar archive with zstd compression. Executable files stay executable. Blocks.
 ///
-/// Each element of `files` is a path in the archive and the source of its content: a file, or a directory, which is packed with everything
-/// in it except `.git`.
-///
-/// # Errors
-/// [`PackError`].
+/// `files` contains paths in the archive, each with a file or directory. A directory is packed with all its content
+/// except `.git`.
 pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Blob, PackError> {
     let first = files.first().map(|(_, from)| from.clone()).unwrap_or_default();
     let failed = |error| options.error(&first, error);
@@ -149,7 +144,7 @@ fn add(
     if !metadata.is_file() {
         return Err(PackError::Kind(path.to_owned()));
     }
-    // A job may have replaced the file after the check of its kind, so `open` checks the kind again.
+    // A job may have replaced the file after the check of its kind, so `open` checks again.
     let file = muster_files::open(path).map_err(|error| failed(error.into()))?;
     let metadata = file.metadata().map_err(failed)?;
     let size = metadata.len();
@@ -167,7 +162,7 @@ fn add(
     Ok(())
 }
 
-/// Reason to stop packing, as the source of an [`io::Error`].
+/// Reason to stop packing, wrapped in an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 enum Abort {
     #[error("the archive is too large")]
@@ -178,7 +173,7 @@ enum Abort {
     Write(#[source] io::Error),
 }
 
-/// Reader of a file to pack. Reading fails when the caller stops the work.
+/// Reader that fails after the caller stopped the work.
 struct StoppableReader<'s> {
     file: io::Take<File>,
     is_stopped: &'s dyn Fn() -> bool,
@@ -190,7 +185,7 @@ impl Read for StoppableReader<'_> {
     }
 }
 
-/// Writer to a file of limited size. Also computes the digest of the content.
+/// Writer to a file of limited size, which also computes the digest.
 struct HashedFile {
     file: File,
     hash: Sha256,
@@ -248,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn archive_is_bounded_and_stops_inside_a_large_file() {
+    fn archive_size_is_limited_and_packing_stops_inside_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let noise: Vec<u8> = (0..100_000_u64).flat_map(|n| Sha256::digest(n.to_le_bytes())).collect();
         std::fs::write(dir.path().join("noise"), noise).unwrap();
         let error = packed(dir.path(), 1 << 20, GO_ON).unwrap_err();
         assert!(matches!(error, PackError::TooLarge { limit: 0x10_0000, .. }), "{error:?}");
-        // Sparse files of any size can be packed into a small archive, but not in bounded time.
+        // A sparse file needs little space in the archive, but a long time.
         let sparse = File::create(dir.path().join("sparse")).unwrap();
         sparse.set_len(1 << 30).unwrap();
         let calls = Cell::new(0);

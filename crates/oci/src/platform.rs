@@ -30,7 +30,7 @@ impl HostPlatform {
         Self { os: go_os().to_owned(), architecture: architecture.to_owned(), arm }
     }
 
-    /// Returns how well an entry matches. 0 is best. `None` means that the entry does not run on this platform.
+    /// Returns how well an entry matches. 0 is best. `None` means that it does not run on this platform.
     fn rank(&self, entry: &Platform) -> Option<u8> {
         if entry.os != self.os {
             return None;
@@ -53,7 +53,7 @@ impl HostPlatform {
         }
     }
 
-    /// Returns the entry that matches best. If several match equally well, returns the first of them.
+    /// Returns the entry that matches best, or the first of several equal ones.
     #[must_use]
     pub fn select<'a>(&self, entries: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let ranked = entries.iter().filter_map(|entry| Some((self.rank(entry.platform.as_ref()?)?, entry)));

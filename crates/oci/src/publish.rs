@@ -21,7 +21,7 @@ pub struct Image {
     pub layers: Vec<Blob>,
 }
 
-/// Document of a registry, with the exact bytes from which its digest is computed.
+/// Document of a registry, with the exact bytes of which the digest is computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     /// Media type of the document.
@@ -48,7 +48,7 @@ pub struct BuiltIndex {
 }
 
 impl BuiltIndex {
-    /// Builds the manifests of images and the index that lists them. Each of these documents gets the `annotations`.
+    /// Builds the manifests of images and their index, each with the `annotations`.
     #[must_use]
     pub fn new(layer_type: &str, images: Vec<Image>, annotations: &BTreeMap<String, String>) -> Self {
         let (mut blobs, mut manifests, mut entries) = (Vec::new(), Vec::new(), Vec::new());
@@ -85,10 +85,7 @@ impl BuiltIndex {
         Self { blobs, manifests, index: Document::new(INDEX_TYPES[0], &index) }
     }
 
-    /// Uploads the blobs and manifests, then the index under each tag. Returns the digest of the index.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Uploads the blobs, the manifests, and the index under each tag. Returns the digest of the index.
     pub async fn push(self, registry: &Registry, tags: &[&str]) -> Result<Digest, RegistryError> {
         for blob in &self.blobs {
             registry.push_blob(blob).await?;
@@ -103,10 +100,7 @@ impl BuiltIndex {
     }
 }
 
-/// Uploads images and the index that lists them, under a tag. Returns the digest of the index.
-///
-/// # Errors
-/// [`RegistryError`].
+/// Uploads images and their index under a tag. Returns the digest of the index.
 pub async fn publish(
     registry: &Registry,
     tag: &str,

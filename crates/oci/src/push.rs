@@ -13,14 +13,11 @@ use crate::publish::Document;
 use crate::retry::{MAX_ATTEMPTS, wait};
 
 impl Registry {
-    /// Uploads a blob, unless the repository already has it.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Uploads a blob, unless the repository has it.
     pub async fn push_blob(&self, blob: &Blob) -> Result<(), RegistryError> {
         let digest = blob.digest().to_string();
         let mut failures = 0;
-        // The response to an earlier attempt may have been lost, so each attempt starts with the query.
+        // A failed attempt may have stored the blob, so each attempt starts with this query.
         while !self.has_blob(&digest).await? {
             match self.upload(blob, &digest).await {
                 Ok(()) => return Ok(()),
@@ -35,12 +32,9 @@ impl Registry {
         Ok(())
     }
 
-    /// Starts an upload session and sends a blob.
-    ///
-    /// A registry ends the session if the request fails, and answers a second request for the same session with an error.
+    /// Sends a blob in a new upload session, because a registry ends a session after a failed request.
     async fn upload(&self, blob: &Blob, digest: &str) -> Result<(), RegistryError> {
         let start = self.url(&["blobs", "uploads/"])?;
-        // The caller repeats a failed upload from the start.
         let post = |http: &reqwest::Client, _: &SentBytes| http.post(start.clone()).header(CONTENT_LENGTH, 0);
         let response = self.send_once(&start, &post, None).await?;
         let location = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
@@ -57,7 +51,7 @@ impl Registry {
         self.send_once(&upload, &put, Some(blob.size())).await.map(drop)
     }
 
-    /// Returns whether the repository has a blob. Returns false if the credentials do not permit this query.
+    /// Returns whether the repository has a blob. False if the credentials do not permit this query.
     pub(crate) async fn has_blob(&self, digest: &str) -> Result<bool, RegistryError> {
         let url = self.url(&["blobs", digest])?;
         match self.send(&url, &|http| http.head(url.clone()), None).await {
@@ -69,12 +63,7 @@ impl Registry {
         }
     }
 
-    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`.
-    ///
-    /// Returns the digest and the size in bytes.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Uploads a manifest or an index under a tag. `None` means under its digest. Returns digest and size in bytes.
     pub async fn push_manifest(
         &self,
         tag: Option<&str>,
@@ -86,10 +75,7 @@ impl Registry {
         Ok((Digest::of(&document.bytes), document.bytes.len() as u64))
     }
 
-    /// Uploads a manifest or an index under a tag, or under its digest if `tag` is `None`. Returns the response.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Uploads a manifest or an index under a tag. `None` means under its digest.
     pub(crate) async fn push_document(
         &self,
         tag: Option<&str>,
@@ -120,14 +106,13 @@ mod tests {
 
     const CONTENT: &[u8] = b"content of a layer";
 
-    /// Registry at which the first upload fails. As in real registries, this ends the upload session.
+    /// Registry at which the first upload fails, and thereby ends its session.
     #[derive(Default)]
     struct BrokenUpload {
         /// Requests so far, as `METHOD path`.
         requests: Mutex<Vec<String>>,
-        /// Whether the registry stores the content of the first upload, and only its response is lost.
+        /// Whether the first upload is stored, and only its response is lost.
         stores_first: bool,
-        /// Whether the registry cannot start the first upload session.
         refuses_first_session: bool,
         received: Mutex<Vec<Vec<u8>>>,
     }
@@ -166,7 +151,7 @@ mod tests {
             stream.write_all(text.as_bytes()).await
         }
 
-        /// Pushes a blob to this registry, and returns the requests.
+        /// Pushes a blob, and returns the requests.
         async fn push(self) -> Vec<String> {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let name = format!("{}/app", listener.local_addr().unwrap());
@@ -206,15 +191,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn upload_session_that_is_refused_is_repeated_by_one_loop() {
+    async fn refused_upload_session_is_retried_only_by_push_blob() {
         let requests = BrokenUpload { refuses_first_session: true, ..BrokenUpload::default() }.push().await;
         let methods: Vec<_> = requests.iter().filter_map(|request| request.split(' ').next()).collect();
-        // Each attempt must start with `HEAD`. If `POST` had its own retries, `POST` would follow `POST`.
+        // Another retry of `POST` alone would add a `POST` after the first one.
         assert_eq!(methods, ["HEAD", "POST", "HEAD", "POST", "PUT"]);
     }
 
     #[tokio::test]
-    async fn bytes_of_a_request_that_was_repeated_with_a_login_do_not_count() {
+    async fn sent_bytes_start_at_zero_after_a_login() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let name = format!("{}/app", listener.local_addr().unwrap());
         let repository = Repository::parse(&name, &Defaults { registry: "docker.io", group: "library" }).unwrap();

@@ -7,7 +7,7 @@ use crate::version::{Constraint, VersionError};
 /// Maximum length of a repository name in bytes.
 const MAX_BYTES: usize = 512;
 
-/// Values for the parts that a reference omits.
+/// Values for the omitted parts of a reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
     /// Registry of a name without a registry.
@@ -66,7 +66,7 @@ pub enum ReferenceError {
 impl Repository {
     /// Parses `[registry/][group/]name`.
     ///
-    /// The first segment is a registry if the segment contains a dot or a port, or if it is `localhost`.
+    /// The first segment is a registry if it contains a dot or a port, or is `localhost`.
     ///
     /// # Errors
     /// [`ReferenceError::Name`].
@@ -102,12 +102,9 @@ impl Repository {
 }
 
 impl Reference {
-    /// Parses `[registry/][group/]name[:constraint]`. Without a constraint, the reference matches the highest release.
+    /// Parses `[registry/][group/]name[:constraint]`. The default constraint is `latest`.
     ///
-    /// The constraint may also follow an `@`. A digest is an error.
-    ///
-    /// # Errors
-    /// [`ReferenceError`].
+    /// An `@` can replace the colon. A digest is an error.
     pub fn parse(text: &str, defaults: &Defaults) -> Result<Self, ReferenceError> {
         let (name, constraint) = match text.split_once('@') {
             Some(parts) => parts,
@@ -147,7 +144,7 @@ mod tests {
         assert_eq!(full("aws:^1.2"), "registry.gitlab.com/gitlab-org/fleeting/plugins/aws:^1.2");
     }
 
-    /// In gitlab-runner, `localhost/x` becomes `registry.gitlab.com/localhost/x`, and a registry with a port cannot be used.
+    /// Unlike gitlab-runner, which reads `localhost` as a group, and does not support ports.
     #[test]
     fn registry_may_have_a_port_or_be_localhost() {
         assert_eq!(full("localhost/x"), "localhost/x:latest");

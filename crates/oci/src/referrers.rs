@@ -1,6 +1,6 @@
 //! Documents about other content of a repository (OCI distribution specification, "referrers").
 //!
-//! If a registry does not implement the referrers API, an index with the tag `sha256-<digits>` lists the documents about a digest.
+//! In registries without the referrers API, an index with the tag `sha256-<digits>` lists the documents.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,16 @@ use crate::error::RegistryError;
 use crate::manifest::{Descriptor, INDEX_TYPES, Index, MANIFEST_TYPES};
 use crate::publish::Document;
 
-/// Content of the empty configuration.
 const EMPTY: &[u8] = b"{}";
 const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
-/// Response header from which a client learns that the registry implements the referrers API.
+/// Response header of registries that implement the referrers API.
 const SUBJECT_HEADER: &str = "OCI-Subject";
 
 impl Registry {
     /// Returns the documents about the content with a digest.
     ///
     /// # Errors
-    /// [`RegistryError`]. If there are no documents, the list is empty.
+    /// [`RegistryError`]. Without documents, the list is empty.
     pub async fn referrers(&self, subject: Digest) -> Result<Vec<Descriptor>, RegistryError> {
         let subject = subject.to_string();
         let url = self.url(&["referrers", &subject])?;
@@ -45,12 +44,9 @@ impl Registry {
         }
     }
 
-    /// Publishes a document about the index that has the digest `subject` and `size` bytes.
+    /// Publishes a document about the index with the digest `subject` and `size` bytes.
     ///
-    /// If the registry does not implement the referrers API, the list keeps only the new document of each type.
-    ///
-    /// # Errors
-    /// [`RegistryError`].
+    /// Without the referrers API, the document replaces an earlier one of the same type.
     pub async fn publish_referrer(
         &self,
         subject: Digest,

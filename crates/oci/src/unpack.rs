@@ -33,7 +33,7 @@ pub enum UnpackError {
         /// Kind of the entry.
         kind: &'static str,
     },
-    /// Two entries have the same path in the directory.
+    /// Two entries would be written to the same path.
     #[error("file {name:?} occurs twice")]
     Duplicate {
         /// Path of the file.
@@ -69,9 +69,8 @@ pub struct Unpacked {
 /// Decision about an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Write the file at this path, relative to the directory, with segments separated by `/`.
-    ///
-    /// For a directory, this rejects the archive.
+    /// Write the file at this path below the directory, with `/` between segments. For a directory, this rejects the
+    /// archive.
     File(String),
     /// Skip the entry.
     Skipped,
@@ -79,13 +78,13 @@ pub enum Target {
     Outside,
 }
 
-/// Unpacks a layer into an empty directory.
-/// `target` decides about each entry. The arguments are the path of the entry and whether the entry is a directory.
+/// Unpacks a layer into an empty directory. Rejects archives with links or devices.
 ///
-/// Files keep their executable bits, and get the mode 0644 apart from these. Archives with links or devices are rejected.
+/// `target` decides about each entry by its path and whether it is a directory. Files have the mode 0644 with their
+/// original executable bits.
 ///
 /// # Errors
-/// [`UnpackError`]. Files that were unpacked before the error are not removed.
+/// [`UnpackError`]. Already unpacked files are not removed.
 pub fn unpack(
     layer: &Path,
     into: &Path,
@@ -127,7 +126,7 @@ pub fn unpack(
     Ok(files)
 }
 
-/// Returns the path at which an entry is written, or `None` if it is skipped.
+/// Returns the path to which an entry is written. `None` means that it is skipped.
 fn target_path(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<Option<String>, UnpackError> {
     let outside = || UnpackError::Outside { name: entry.path.to_string_lossy().into_owned() };
     let is_directory = match entry.kind {
@@ -144,12 +143,12 @@ fn target_path(entry: &Entry, target: &dyn Fn(&Path, bool) -> Target) -> Result<
     }
 }
 
-/// Returns whether a path is relative and has no empty, `.` or `..` segments and no NUL.
+/// Returns whether a path is relative, without empty, `.` or `..` segments and without NUL.
 fn is_below(path: &str) -> bool {
     path.split('/').all(|segment| !matches!(segment, "" | "." | "..")) && !path.contains('\0')
 }
 
-/// Reader that computes the digest of the content while the content is read.
+/// Reader that computes the digest of the content.
 struct Hashed<'a> {
     content: &'a mut dyn Read,
     hash: Sha256,

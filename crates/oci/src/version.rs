@@ -1,12 +1,11 @@
-//! Versions and version constraints (docs/spec/fleeting.md, section 6.2; test names such as `o02_` refer to section 9).
+//! Versions and their constraints (docs/spec/fleeting.md, section 6.2). Test names such as `o02_` refer to section 9.
 
 use std::fmt;
 use std::str::FromStr;
 
 use semver::{BuildMetadata, Prerelease, VersionReq};
 
-/// A version `MAJOR.MINOR.PATCH[-PRE]`.
-/// The order is that of semantic versions: a pre-release is lower than its release.
+/// A version `MAJOR.MINOR.PATCH[-PRE]`, ordered as a semantic version.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(semver::Version);
 
@@ -47,7 +46,7 @@ impl Version {
     }
 }
 
-/// Removes leading zeros from a number. Returns `None` if the text does not consist of digits.
+/// Removes leading zeros from a number. `None` means that the text does not consist of digits.
 fn without_leading_zeros(text: &str) -> Option<&str> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -106,7 +105,7 @@ pub enum Constraint {
     Major(u64),
     /// Any release of a minor version.
     Minor(u64, u64),
-    /// Exactly this version. A pre-release is selected only by its exact version, or by a range that contains a pre-release, such as
+    /// Exactly this version. Other constraints do not match pre-releases, except ranges that contain one, such as
     /// `>=1.2.0-rc.1`.
     Exact(Version),
     /// A range in Cargo's syntax. gitlab-runner does not support ranges.

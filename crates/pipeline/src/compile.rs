@@ -11,8 +11,6 @@ use crate::node::Node;
 use crate::seed::{self, Outcome};
 use crate::source_map::SourceMap;
 
-/// Result of compiling a configuration.
-///
 /// Exactly one of three cases applies: `pipeline` is set, `not_created` is set, or `diagnostics` contains an error.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
@@ -25,9 +23,8 @@ pub struct Compiled {
     /// Texts that the positions of the diagnostics refer to. The first is the root file or, for a child pipeline, the first entry of
     /// `trigger:include`.
     pub sources: SourceMap,
-    /// The configuration after includes, `extends`, `!reference` and `default`, without hidden keys.
-    ///
-    /// The result of items 1 to 7 of docs/spec/pipeline-yaml.md, section 2.1. `None` means that nothing could be loaded.
+    /// The configuration after includes, `extends`, `!reference` and `default`, without hidden keys. `None` means that
+    /// nothing could be loaded.
     pub merged: Option<Node>,
 }
 
@@ -39,9 +36,7 @@ impl Compiled {
     }
 }
 
-/// Compiles the root file of a configuration for an event.
-///
-/// Errors in the configuration are in [`Compiled::diagnostics`].
+/// Compiles the root file of a configuration. Errors are in [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
     compile_loaded(load::load(root_text, context, sources), context, sources)
@@ -53,7 +48,6 @@ pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn S
     compile_loaded(load::load_child(entries, context, sources), context, sources)
 }
 
-/// Compiles a merged configuration.
 fn compile_loaded(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
     let mut problems = Problems::after_load(&loaded.diagnostics);
     problems.patterns = std::mem::take(&mut loaded.patterns);

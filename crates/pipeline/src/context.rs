@@ -85,17 +85,16 @@ pub struct Context {
     /// Whether the ref is protected, so that the pipeline gets protected variables.
     pub ref_protected: bool,
     /// Predefined variables that exist before the pipeline does (phases P and L of docs/spec/pipeline-yaml.md, section
-    /// 4.5). Of these, only the variables of the user (`GITLAB_USER_*`) take precedence over YAML variables.
+    /// 4.5). Of these, only `GITLAB_USER_*` take precedence over YAML variables.
     pub predefined: Vec<Variable>,
     /// Instance, group and project variables, lowest precedence first.
     pub project_variables: Vec<ScopedVariable>,
     /// Variables of this run: from the web form, `--var`, a trigger, a schedule or a bridge. They have the highest
     /// precedence.
     pub pipeline_variables: Vec<Variable>,
-    /// Values of pipeline inputs by name, given by the run request (API, trigger, schedule, push option or bridge).
+    /// Pipeline inputs of the run request (API, trigger, schedule, push option or bridge).
     ///
-    /// The root file declares them in `spec:inputs`. An input that the root file does not declare applies to the included files that
-    /// declare it.
+    /// An input that the root file does not declare applies to the included files that declare it.
     pub inputs: Vec<(String, InputValue)>,
     /// Names of variables that are removed from the pipeline even if the configuration sets them.
     pub unset_variables: Vec<String>,
@@ -111,8 +110,8 @@ pub struct Context {
     pub changed_since: Option<String>,
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
-    /// Whether to skip includes that this machine cannot reach ([`SourceError::Unreachable`]), and to add a warning for
-    /// each. Jobs that are incomplete as a result remain in the pipeline. For showing a pipeline, not for running it.
+    /// Whether to skip includes that this machine cannot reach, with a warning for each. Jobs that are incomplete as a
+    /// result remain in the pipeline. For showing a pipeline, not for running it.
     pub stubs_includes: bool,
     /// Whether to read every include regardless of its rules. For downloading all files that may be needed.
     pub ignores_include_rules: bool,
@@ -267,7 +266,7 @@ pub trait Sources {
     /// `None` if the ref does not exist.
     fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
-    /// Returns the blob IDs of tracked paths, for `cache:key:files`. If `commits` is true, returns the IDs of the last
-    /// commits that changed the paths, for `cache:key:files_commits`. Omits paths that do not exist.
+    /// Returns the blob IDs of tracked paths, or the IDs of the last commits that changed them if `commits` is true.
+    /// Omits paths that do not exist.
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String>;
 }

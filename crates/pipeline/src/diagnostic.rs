@@ -62,13 +62,12 @@ impl Diagnostic {
         self
     }
 
-    /// Sets the part for [`Self::narrow`]: the bytes `range` of `text`. `text` is the value of the scalar at the span.
+    /// The problem concerns the bytes `range` of `text`, the value of the scalar at the span.
     pub(crate) fn inside(mut self, text: &Arc<str>, range: Range<usize>) -> Self {
         self.sub_span = Some(Box::new(SubSpan { text: text.clone(), offset: range.start, length: range.len() }));
         self
     }
 
-    /// Narrows the span to the part that the problem concerns, if that part can be found in the sources.
     pub(crate) fn narrow(&mut self, sources: &SourceMap) {
         if let Some((sub_span, span)) = self.sub_span.take().zip(self.span) {
             self.span = sub_span.find(span, sources).or(Some(span));
@@ -89,7 +88,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Returns `text`. If it is longer than `max_chars` characters, it is truncated and `...` is appended.
+/// A truncated text ends with `...`.
 pub(crate) fn shortened(text: &str, max_chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(max_chars) {
         None => Cow::Borrowed(text),

@@ -9,7 +9,6 @@
 
 use std::time::Duration;
 
-/// Limit that every duration must stay below: a thousand years.
 const MAX_SECONDS: f64 = 1000.0 * YEAR;
 
 const MINUTE: f64 = 60.0;
@@ -89,7 +88,7 @@ fn to_duration(seconds: f64) -> Result<Duration, DurationError> {
     Duration::try_from_secs_f64(seconds).map_err(|_| DurationError::TooLong)
 }
 
-/// Parses hours, minutes and seconds (`1:30:00`), or minutes and seconds (`4:30`).
+/// Parses `1:30:00` or `4:30`.
 fn clock(text: &str) -> Option<f64> {
     let parts: Vec<&str> = text.split(':').collect();
     if !(2..=3).contains(&parts.len()) {
@@ -102,7 +101,7 @@ fn clock(text: &str) -> Option<f64> {
     })
 }
 
-/// Splits a text into numbers and words, even if nothing separates them, as in `2h20min`.
+/// Splits numbers from words even if nothing separates them, as in `2h20min`.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut kind = None;
@@ -125,7 +124,6 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Returns the seconds of a unit.
 fn unit(word: &str) -> Option<f64> {
     Some(match word {
         "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
@@ -139,7 +137,6 @@ fn unit(word: &str) -> Option<f64> {
     })
 }
 
-/// Returns the value of digits or of a number word.
 fn number(word: &str) -> Option<f64> {
     const ONES: [&str; 20] = [
         "zero",

@@ -19,7 +19,6 @@ pub enum Unknown {
     Empty,
 }
 
-/// A part of a text: literal text or a reference.
 #[derive(Debug, PartialEq, Eq)]
 enum Piece<'a> {
     Text(&'a str),
@@ -74,7 +73,7 @@ pub fn expand_all(variables: &mut [Variable]) {
     }
 }
 
-/// Returns the expanded value. `None` means that the value would be longer than [`MAX_VALUE_BYTES`].
+/// `None` means that the value would be longer than [`MAX_VALUE_BYTES`].
 fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {
@@ -89,7 +88,6 @@ fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Optio
     Some(out)
 }
 
-/// Dependencies between variables, by index.
 struct Graph {
     uses: Vec<Vec<usize>>,
     used_by: Vec<Vec<usize>>,
@@ -140,8 +138,7 @@ impl Graph {
         remaining
     }
 
-    /// Returns the variables that refer to other variables, without circular ones. Each variable comes after its
-    /// dependencies.
+    /// Returns the variables that refer to others, each after its dependencies. Omits circular ones.
     fn dependency_order(&self, circular: &[bool]) -> Vec<usize> {
         let mut unresolved: Vec<usize> =
             self.uses.iter().map(|targets| targets.iter().filter(|target| !circular[**target]).count()).collect();
@@ -163,7 +160,6 @@ impl Graph {
     }
 }
 
-/// Splits a text at its references.
 fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut start, mut at) = (0, 0);
@@ -189,7 +185,6 @@ fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// Returns the name and the length of the reference at the start of `text`, which begins with `$` or `%`.
 fn reference(text: &str) -> Option<(&str, usize)> {
     if let Some(inner) = text.strip_prefix("${") {
         let name = name(inner)?;
@@ -203,7 +198,6 @@ fn reference(text: &str) -> Option<(&str, usize)> {
     Some((name, name.len() + 1))
 }
 
-/// Returns the variable name at the start of `text`.
 fn name(text: &str) -> Option<&str> {
     let end = text.find(|char: char| !char.is_ascii_alphanumeric() && char != '_').unwrap_or(text.len());
     let name = &text[..end];

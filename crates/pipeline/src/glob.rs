@@ -9,13 +9,10 @@ use std::ops::Bound;
 
 use regex::{Regex, RegexBuilder};
 
-/// Maximum length of a pattern with special characters, in bytes.
 const MAX_PATTERN_BYTES: usize = 4096;
 
-/// Maximum number of alternatives that the braces of one pattern expand to.
 const MAX_ALTERNATIVES: usize = 1000;
 
-/// Maximum memory of one compiled pattern in bytes.
 const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
 /// Reason why a pattern cannot be compiled.
@@ -136,8 +133,7 @@ fn check_length(pattern: &str) -> Result<(), GlobError> {
     if pattern.len() > MAX_PATTERN_BYTES { Err(GlobError::TooLong(pattern.len())) } else { Ok(()) }
 }
 
-/// Appends the patterns that `pattern` expands to. Like Ruby, expands the first balanced pair of braces, then the rest.
-/// Returns `None` if there are too many.
+/// Like Ruby, expands the first balanced pair of braces, then the rest. Returns `None` if there are too many patterns.
 fn expand_braces(pattern: &str, out: &mut Vec<String>) -> Option<()> {
     let mut pending = vec![pattern.to_owned()];
     let mut steps = 0;
@@ -184,7 +180,6 @@ fn first_braces(pattern: &str) -> Option<(usize, Vec<usize>, usize)> {
     None
 }
 
-/// Converts a pattern without braces to a regular expression.
 fn fnmatch_to_regex(pattern: &str) -> String {
     let mut out = String::new();
     let mut rest = pattern;
@@ -230,8 +225,7 @@ fn fnmatch_to_regex(pattern: &str) -> String {
     out
 }
 
-/// Converts a class at the start of `text`, such as `[a-z]` or `[!a]`, to a regular expression. Also returns the length
-/// of the class in bytes.
+/// Also returns the length of the class in bytes.
 fn class(text: &str) -> Option<(String, usize)> {
     let mut chars = text.char_indices().skip(1).peekable();
     let negated = chars.next_if(|(_, char)| matches!(char, '!' | '^')).is_some();

@@ -106,9 +106,8 @@ pub fn value<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
 /// How closely a scope matches an environment: the kind of match, then the length of the scope. A greater value is closer.
 type Specificity = (u8, usize);
 
-/// Returns how closely a scope matches an environment, or `None` if the scope does not match.
-///
-/// An empty scope counts as `*`, the only scope that matches a job without an environment.
+/// Returns `None` if the scope does not match. An empty scope counts as `*`, the only scope that matches a job without
+/// an environment.
 fn specificity(scope: &str, environment: Option<&str>) -> Option<Specificity> {
     match environment {
         _ if scope == "*" || scope.is_empty() => Some((0, 0)),

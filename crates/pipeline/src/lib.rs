@@ -5,9 +5,8 @@
 //!                (positions)  (inputs, include,   (keywords,      (matrix, needs;
 //!                              extends, !reference) default)       workflow, rules)
 //! ```
-//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). Besides the text to compile, all input is in
-//! a [`context::Context`] (the event and its variables), or comes through the [`context::Sources`] port (files and
-//! comparisons of commits). The crate uses neither the clock nor random numbers.
+//! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). All other input is in a [`context::Context`], or
+//! comes through the [`context::Sources`] port. The crate uses neither the clock nor random numbers.
 //!
 //! No input makes this crate panic or run without bound. As many errors of a configuration as possible are reported at once.
 

@@ -1,9 +1,7 @@
 //! Limits on the size of a configuration (docs/spec/pipeline-yaml.md, section 1.0).
 
-/// Limits of one compilation.
-///
-/// In [`Limits::default`], the limits on file size, depth and includes are GitLab's, and the limits on the number of values are Muster's
-/// own.
+/// Limits of one compilation. In [`Limits::default`], the limits on file size, depth and includes are GitLab's; those
+/// on the number of values are Muster's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size of a file in bytes.

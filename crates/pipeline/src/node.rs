@@ -51,7 +51,7 @@ pub enum Value {
     Reference(Arc<Vec<String>>),
 }
 
-/// A map with string keys, in the order in which it was written. A repeated key replaces the value of the earlier one.
+/// A map with string keys, in the order in which it was written. A repeated key replaces the earlier value.
 #[derive(Debug, Clone, Default)]
 pub struct Map {
     entries: indexmap::IndexMap<Arc<str>, Entry>,
@@ -182,7 +182,7 @@ impl Node {
     }
 }
 
-/// Returns the text of a floating-point number, as Ruby writes it: `1.0`, `1.0e+20`, `1.5e-07`, `Infinity`.
+/// As in Ruby: `1.0`, `1.0e+20`, `1.5e-07`, `Infinity`.
 fn float_text(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();

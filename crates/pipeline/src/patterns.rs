@@ -15,7 +15,6 @@ use crate::regexp::{self, MAX_COMPILED_BYTES, RegexpError};
 /// First size limit in bytes. Each further attempt quadruples the limit.
 const FIRST_SIZE_LIMIT: usize = 16 * 1024;
 
-/// Compiled patterns by flags and text, and their total cost.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Patterns {
     compiled: HashMap<String, Result<Regex, RegexpError>>,
@@ -50,7 +49,6 @@ impl Patterns {
         regexp::compile("")
     }
 
-    /// Returns the error to report if the patterns of the configuration exceed the budget.
     pub(crate) fn problem(&self, span: Span) -> Option<Diagnostic> {
         let message = format!(
             "the regular expressions of the configuration exceed {} MiB in total",

@@ -18,7 +18,7 @@ pub fn preview(node: &Node) -> String {
     out
 }
 
-/// Writes a map or list in block style, with each line indented by `indent` spaces.
+/// Uses block style.
 fn block(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if map.is_empty() => line(out, indent, "{}"),
@@ -42,7 +42,7 @@ fn block(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// Writes the value of a map entry, whose key has already been written.
+/// The key has already been written.
 fn value(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if !map.is_empty() => {
@@ -58,7 +58,7 @@ fn value(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// Writes an item of a list, whose dash has already been written.
+/// The dash has already been written.
 fn item_value(out: &mut String, node: &Node, indent: usize) {
     let mut nested = String::new();
     match &node.value {
@@ -92,7 +92,6 @@ fn pad(out: &mut String, indent: usize) {
     out.extend(std::iter::repeat_n(' ', indent));
 }
 
-/// Returns true if a text can be written as a literal block scalar (`|`) of several lines.
 fn is_literal(content: &str) -> bool {
     content.contains('\n')
         && !content.starts_with([' ', '\t', '\n'])

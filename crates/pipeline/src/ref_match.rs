@@ -24,7 +24,6 @@ enum RefTest {
     Pattern(Regex),
 }
 
-/// Keywords for the source of a pipeline.
 const SOURCES: &[(&str, PipelineSource)] = &[
     ("api", PipelineSource::Api),
     ("chat", PipelineSource::Chat),
@@ -49,7 +48,6 @@ impl RefPattern {
         Self::parse_within(text, &mut Patterns::default())
     }
 
-    /// Same as [`RefPattern::parse`], within a budget for patterns.
     pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Self, RegexpError> {
         let (name, project) = match text.split_once('@') {
             Some((name, project)) => (name, Some(project.to_owned())),

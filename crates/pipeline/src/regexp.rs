@@ -9,10 +9,8 @@ use regex::{Regex, RegexBuilder};
 /// Maximum length of a pattern in bytes.
 pub const MAX_PATTERN_BYTES: usize = 16 * 1024;
 
-/// Maximum memory of one compiled pattern in bytes.
 pub(crate) const MAX_COMPILED_BYTES: usize = 4 * 1024 * 1024;
 
-/// Maximum nesting depth of groups.
 const MAX_NESTING: u32 = 100;
 
 /// Reason why a pattern does not compile.
@@ -44,7 +42,7 @@ pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpErr
     })
 }
 
-/// Same as [`compile_with_flags`], with a limit on the compiled size. Returns `None` if the pattern exceeds the limit.
+/// Returns `None` if the pattern exceeds the size limit.
 pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option<Result<Regex, RegexpError>> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Some(Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None }));
@@ -85,7 +83,7 @@ pub fn is_flag(flag: char) -> bool {
     matches!(flag, 'i' | 's' | 'm' | 'U')
 }
 
-/// Converts an error of the `regex` crate. The last line of the text contains the reason, and the other lines show the pattern.
+/// The last line of the text contains the reason; the other lines show the pattern.
 fn explain(error: &regex::Error) -> RegexpError {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
@@ -99,7 +97,6 @@ fn explain(error: &regex::Error) -> RegexpError {
     RegexpError { reason, help }
 }
 
-/// Rewrites a pattern so that it means the same in the `regex` crate as in RE2.
 fn adapt(pattern: &str) -> String {
     let mut out = String::with_capacity(pattern.len());
     let mut rest = pattern;
@@ -141,9 +138,7 @@ fn adapt(pattern: &str) -> String {
     out
 }
 
-/// Writes the escape sequence whose backslash precedes `after`.
-///
-/// Returns how many bytes of `after` belong to the sequence.
+/// Writes the escape sequence whose backslash precedes `after`. Returns its length in `after`.
 fn escape(after: &str, out: &mut String) -> usize {
     let Some(first) = after.chars().next() else {
         out.push('\\');
@@ -179,14 +174,12 @@ fn escape(after: &str, out: &mut String) -> usize {
     consumed
 }
 
-/// Returns true if the text begins with a repetition such as `{2}`, `{2,}` or `{2,3}`.
 fn is_repetition(text: &str) -> bool {
     let Some((inner, _)) = text[1..].split_once('}') else { return false };
     let (low, high) = inner.split_once(',').unwrap_or((inner, ""));
     !low.is_empty() && low.bytes().chain(high.bytes()).all(|byte| byte.is_ascii_digit())
 }
 
-/// Returns true if the output ends inside a repetition.
 fn closes_repetition(out: &str) -> bool {
     out.rfind('{').is_some_and(|open| {
         !out[..open].ends_with('\\')

@@ -11,9 +11,8 @@ use crate::diagnostic::{Diagnostic, Severity, shortened};
 use crate::node::Span;
 use crate::source_map::{Source, SourceMap};
 
-/// Maximum length of a source line to show, in bytes. For longer lines, only the position is shown.
+/// Of longer lines, only the position is shown.
 const MAX_LINE_BYTES: usize = 2000;
-/// Maximum length of a message in characters. Longer messages are truncated.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// Returns the text of `diagnostics` in their order, each followed by an empty line. `color` adds ANSI sequences.
@@ -62,16 +61,13 @@ fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a SourceMap) -> Group<'a> {
     }
 }
 
-/// First source line of a span.
 struct ShownLine<'a> {
     text: &'a str,
-    /// Offset in `text` of the first byte to underline.
     start: usize,
-    /// Offset in `text` after the last byte to underline.
     end: usize,
 }
 
-/// Returns the line to show for a span, or `None` if the span is outside the text or the line is too long.
+/// `None` if the span is outside the text or the line is too long.
 fn shown_line(source: &Source, span: Span) -> Option<ShownLine<'_>> {
     let (start, end) = (span.start as usize, span.end as usize);
     let line_start = source.text.get(..start)?.rfind('\n').map_or(0, |newline| newline + 1);

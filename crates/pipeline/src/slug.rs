@@ -2,16 +2,13 @@
 
 use sha2::{Digest, Sha256};
 
-/// Maximum length in bytes of the slug of a ref, path or job.
 const MAX_SLUG: usize = 63;
 
-/// Maximum length in bytes of the slug of an environment.
 const MAX_ENVIRONMENT_SLUG: usize = 24;
 
 /// Length in bytes to which the name of an environment is truncated before a suffix is added.
 const ENVIRONMENT_STEM: usize = 17;
 
-/// Length in bytes of the suffix that distinguishes converted names.
 const SUFFIX_LENGTH: usize = 6;
 
 /// Returns the slug of a ref, path or job name, for `CI_COMMIT_REF_SLUG` and similar variables.
@@ -51,7 +48,7 @@ pub fn environment_slug(name: &str) -> String {
     slug + &base36_tail(&Sha256::digest(name.as_bytes()))
 }
 
-/// Converts to lower case and replaces characters that are not allowed. The result is ASCII.
+/// The result is ASCII.
 fn plain(text: &str) -> String {
     text.chars()
         .flat_map(char::to_lowercase)
@@ -59,7 +56,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// Interprets `bytes` as a big-endian number and returns the last six digits in base 36.
+/// Interprets `bytes` as a big-endian number.
 fn base36_tail(bytes: &[u8]) -> String {
     const BASE: u64 = 36;
     let modulus = BASE.pow(6);

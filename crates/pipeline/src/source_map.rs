@@ -42,7 +42,7 @@ impl SourceMap {
     }
 }
 
-/// Returns the span of `length` bytes at a byte offset of `text`. The time is linear in `offset`.
+/// Takes time linear in `offset`.
 pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize) -> Span {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -55,7 +55,7 @@ pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize
     }
 }
 
-/// Returns the span of `length` bytes at a byte offset of `written`, which is the source text of `outer`.
+/// `written` is the source text of `outer`.
 pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usize) -> Span {
     let inner = span_at(outer.source, written, offset, length);
     let column = if inner.line == 1 { outer.column.saturating_add(inner.column - 1) } else { inner.column };
@@ -68,7 +68,7 @@ pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usi
     }
 }
 
-/// Converts a count to the type that spans store. Files are far smaller than 4 GiB.
+/// Files are far smaller than 4 GiB.
 pub(crate) fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

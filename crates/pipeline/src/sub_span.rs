@@ -6,22 +6,17 @@ use crate::node::Span;
 use crate::source_map::SourceMap;
 use crate::source_map::span_inside;
 
-/// A byte range of a scalar's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SubSpan {
     /// Value of the scalar, after quotes and escapes have been resolved.
     pub(crate) text: Arc<str>,
-    /// Offset in `text` of the first byte of the part.
     pub(crate) offset: usize,
-    /// Length of the part in bytes.
     pub(crate) length: usize,
 }
 
 impl SubSpan {
-    /// Returns the span of the part, where `whole` is the span of the scalar.
-    ///
-    /// Returns `None` if the file does not contain the value literally: in a block or multi-line scalar, after interpolation, or
-    /// with escapes of other characters than quotes, `\` and `/`.
+    /// `whole` is the span of the scalar. `None` if the file does not contain the value literally: in a block or
+    /// multi-line scalar, after interpolation, or with escapes of other characters than quotes, `\` and `/`.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
         let source = sources.get(whole.source)?;
         let written = source.text.get(usize::try_from(whole.start).ok()?..usize::try_from(whole.end).ok()?)?;
@@ -31,9 +26,8 @@ impl SubSpan {
     }
 }
 
-/// Returns the offset in `written` that corresponds to the offset `at` in `text`, which is the value of this scalar.
-///
-/// Returns `None` if `written` is not a plain or quoted scalar on one line, or does not contain the value literally.
+/// `at` is an offset in `text`, the value of this scalar. `None` if `written` is not a plain or quoted scalar on one
+/// line, or does not contain the value literally.
 fn written_offset(written: &str, text: &str, at: usize) -> Option<usize> {
     if written.contains('\n') || !text.is_char_boundary(at) {
         return None;

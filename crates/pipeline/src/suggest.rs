@@ -44,14 +44,12 @@ pub fn did_you_mean<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str
     closest(name, candidates).map(|candidate| format!("did you mean `{candidate}`?"))
 }
 
-/// Maximum length of a name in a list, in characters.
 const MAX_LISTED_CHARS: usize = 60;
-/// Maximum number of names in a list.
 const MAX_LISTED: usize = 12;
 
 /// Returns a list of names for a message: `` `a`, `b` and 7 more``. Long lists and long names are truncated.
 #[must_use]
-pub fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+pub fn name_list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     let mut names = names.into_iter();
     let shown: Vec<String> = names
         .by_ref()
@@ -105,10 +103,10 @@ mod tests {
 
     #[test]
     fn listed_names_are_bounded() {
-        assert_eq!(listed(["a", "b"]), "`a`, `b`");
-        let many = listed(std::iter::repeat_n("name", 5000));
+        assert_eq!(name_list(["a", "b"]), "`a`, `b`");
+        let many = name_list(std::iter::repeat_n("name", 5000));
         assert!(many.ends_with("`name` and 4988 more") && many.len() < 200, "{many}");
-        assert_eq!(listed([&*"ä".repeat(61)]), format!("`{}…`", "ä".repeat(60)));
+        assert_eq!(name_list([&*"ä".repeat(61)]), format!("`{}…`", "ä".repeat(60)));
     }
 
     #[test]

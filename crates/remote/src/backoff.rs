@@ -1,19 +1,16 @@
-//! Exponential backoff.
-
 use std::time::Duration;
 
 use rand::Rng as _;
 
-/// Exponential backoff: delays that double up to a maximum, each with a jitter of 25 %.
+/// Delays that double up to a maximum, each with a jitter of 25 %.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    /// Next delay, before jitter.
     delay: Duration,
     max: Duration,
 }
 
 impl Backoff {
-    /// Creates a backoff whose delays, before jitter, start with `first` and double up to `max`.
+    /// Returns delays that begin with `first` and end with `max`.
     #[must_use]
     pub fn new(first: Duration, max: Duration) -> Self {
         Self { delay: first.min(max), max }

@@ -1,5 +1,3 @@
-//! Host keys of machines.
-
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -11,31 +9,29 @@ use serde::{Deserialize, Serialize};
 use crate::known_hosts_file::HostKey;
 use crate::sys;
 
-/// Known host keys of machines; for HTTPS, their certificates.
+/// Known host keys of machines, or their certificates for HTTPS.
 ///
-/// If keys are pinned, only pinned keys are accepted. Otherwise the key of the first connection is trusted, and other keys are
-/// rejected from then on.
+/// If keys are pinned, only these are accepted. Otherwise, the first connection determines the only accepted key.
 #[derive(Debug, Clone, Default)]
 pub struct KnownHosts(Arc<Mutex<Hosts>>);
 
 #[derive(Debug, Default)]
 struct Hosts {
     keys: HashMap<String, Keys>,
-    /// File for the keys of first connections. `None` means that they are only stored in memory.
+    /// Stores the keys of first connections. `None` means that they are only in memory.
     file: Option<HostKeyFile>,
 }
 
-/// Accepted keys of a machine.
 #[derive(Debug)]
 struct Keys {
     fingerprints: Vec<String>,
     /// Whether the keys were pinned instead of learned at the first connection.
     is_pinned: bool,
-    /// Types of pinned keys, such as `ssh-ed25519`. Empty means unknown.
+    /// Such as `ssh-ed25519`. Empty if unknown, and for learned keys.
     types: Vec<String>,
 }
 
-/// A line of the file: a machine with its fingerprints. A line without fingerprints means that the machine was removed.
+/// A line of the file. Without fingerprints, the machine was removed.
 #[derive(Serialize, Deserialize)]
 struct Line {
     machine: String,
@@ -43,7 +39,7 @@ struct Line {
     keys: Vec<String>,
 }
 
-/// A file with host keys. The last line of each machine counts.
+/// The last line of each machine counts.
 #[derive(Debug)]
 struct HostKeyFile {
     path: PathBuf,
@@ -52,14 +48,13 @@ struct HostKeyFile {
     lines: usize,
 }
 
-/// Number of lines in excess of the number of machines after which the file is rewritten.
 const MAX_SURPLUS_LINES: usize = 1000;
 
 impl KnownHosts {
-    /// Loads the keys from a file, and stores the keys of first connections in the file. Creates a missing file. Skips invalid lines.
+    /// Loads the keys from a file, which also stores the keys of first connections. A missing file is created.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read or written.
+    /// If the file cannot be read or written.
     pub fn load(path: &Path) -> std::io::Result<Self> {
         let mut keys = HashMap::new();
         match File::open(path) {
@@ -81,20 +76,20 @@ impl KnownHosts {
         Ok(Self(Arc::new(Mutex::new(hosts))))
     }
 
-    /// Returns the known fingerprints if the key does not match any of them. Stores the key if none is known.
-    pub(super) fn mismatched_keys(&self, machine: &str, found: &str) -> Option<String> {
+    /// Returns the known fingerprints if none of them matches. Without a known fingerprint, stores this one.
+    pub(super) fn mismatched_keys(&self, machine: &str, fingerprint: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = hosts.keys.get(machine) {
             let known = &known.fingerprints;
-            return (!known.iter().any(|known| known == found)).then(|| known.join(" or "));
+            return (!known.iter().any(|known| known == fingerprint)).then(|| known.join(" or "));
         }
-        let first = Keys { fingerprints: vec![found.to_owned()], is_pinned: false, types: Vec::new() };
+        let first = Keys { fingerprints: vec![fingerprint.to_owned()], is_pinned: false, types: Vec::new() };
         hosts.keys.insert(machine.to_owned(), first);
-        hosts.store(Line { machine: machine.to_owned(), keys: vec![found.to_owned()] });
+        hosts.store(Line { machine: machine.to_owned(), keys: vec![fingerprint.to_owned()] });
         None
     }
 
-    /// Removes the key of the first connection. Returns false if no key is known, or if keys are pinned.
+    /// Removes a key that was not pinned. Returns false if no such key exists.
     pub(super) fn forget_first_seen(&self, machine: &str) -> bool {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = hosts.keys.get(machine).is_some_and(|keys| !keys.is_pinned);
@@ -104,12 +99,12 @@ impl KnownHosts {
         is_first
     }
 
-    /// Pins the accepted keys of a machine: fingerprints such as `SHA256:...`.
+    /// Pins the fingerprints of a machine, such as `SHA256:...`.
     pub fn pin(&self, machine: &str, fingerprints: &[String]) {
         self.insert_pinned(machine, Keys { fingerprints: fingerprints.to_vec(), is_pinned: true, types: Vec::new() });
     }
 
-    /// Pins the accepted keys of a machine. Connections then prefer keys of these types.
+    /// Pins the keys of a machine. Connections then prefer keys of these types.
     pub fn pin_keys(&self, machine: &str, keys: &[HostKey]) {
         let fingerprints = keys.iter().map(|key| key.fingerprint.clone()).collect();
         let types = keys.iter().map(|key| key.key_type.clone()).collect();
@@ -120,7 +115,7 @@ impl KnownHosts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.insert(machine.to_owned(), keys);
     }
 
-    /// Returns the types of the pinned keys of a machine, as far as they are known.
+    /// Returns the types of pinned keys, or nothing if they are unknown.
     pub(super) fn pinned_types(&self, machine: &str) -> Vec<String> {
         let hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         hosts.keys.get(machine).map(|keys| keys.types.clone()).unwrap_or_default()
@@ -131,13 +126,13 @@ impl KnownHosts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(machine);
     }
 
-    /// Returns the names of the machines with known keys.
+    /// Returns the machines with known keys.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keys.keys().cloned().collect()
     }
 
-    /// Removes the keys of all machines for which `exists` returns false.
+    /// Removes the keys of machines for which `exists` returns false.
     pub fn retain(&self, exists: impl Fn(&str) -> bool) {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let deleted: Vec<String> = hosts.keys.keys().filter(|id| !exists(id)).cloned().collect();
@@ -147,13 +142,13 @@ impl KnownHosts {
 
 impl Hosts {
     fn forget(&mut self, machine: &str) {
-        // Pinned keys are not stored: the caller pins them again after a restart. But the file may have the first key that they replaced.
+        // Pinned keys are not stored, but the file may contain an earlier key of the machine.
         if self.keys.remove(machine).is_some() {
             self.store(Line { machine: machine.to_owned(), keys: Vec::new() });
         }
     }
 
-    /// Stores a change. After a failure, the next change rewrites the file.
+    /// After a failure, the next change rewrites the file.
     fn store(&mut self, line: Line) {
         if self.file.is_none() {
             return;
@@ -213,7 +208,6 @@ mod tests {
         hosts.forget(two);
         hosts.pin(three, &["SHA256:c".to_owned()]);
         drop(hosts);
-        // The last line is incomplete.
         File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
         let hosts = KnownHosts::load(&path).unwrap();
         assert_eq!(hosts.mismatched_keys(one, "SHA256:other"), Some("SHA256:a".to_owned()));

@@ -1,7 +1,7 @@
 //! OpenSSH's `known_hosts`: the host keys of a machine.
 //!
-//! Names may be plain or hashed. Patterns, and lines with the marker `@cert-authority`, match no machine. A key in a line with the marker
-//! `@revoked` is refused for all machines.
+//! Patterns, and lines with the marker `@cert-authority`, match no machine. The marker `@revoked` applies to all
+//! machines.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,7 @@ pub struct HostKey {
     pub fingerprint: String,
 }
 
-/// The file cannot be read, or a key in the file is invalid.
+/// The file cannot be read, or a key in it is invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read the host keys in {}: {cause}; the file must have the format of OpenSSH's known_hosts", path.display())]
 pub struct KnownHostsFileError {
@@ -25,10 +25,10 @@ pub struct KnownHostsFileError {
     cause: String,
 }
 
-/// Returns the host keys of a machine in a file, without revoked keys. A missing file contains no keys.
+/// Returns the host keys of a machine that are not revoked. A missing file contains no keys.
 ///
 /// # Errors
-/// [`KnownHostsFileError`] if the file cannot be read, or if a key of the machine is invalid.
+/// If the file cannot be read, or if a key of the machine is invalid.
 pub async fn read(path: &Path, host: &str, port: u16) -> Result<Vec<HostKey>, KnownHostsFileError> {
     let failed = |cause: String| KnownHostsFileError { path: path.to_owned(), cause };
     match tokio::fs::File::open(path).await {
@@ -50,7 +50,6 @@ pub async fn read(path: &Path, host: &str, port: u16) -> Result<Vec<HostKey>, Kn
         .collect())
 }
 
-/// Returns the fingerprints of revoked keys.
 fn revoked(text: &str) -> Vec<String> {
     let keys = text.lines().filter_map(|line| line.trim_start().strip_prefix("@revoked")?.split_whitespace().nth(2));
     let keys = keys.filter_map(|key| parse_public_key_base64(key).ok());

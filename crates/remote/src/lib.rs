@@ -1,7 +1,6 @@
-//! Sessions with machines: running commands, and opening streams to addresses that the machine can reach.
+//! Sessions with machines, to run commands and to open streams to addresses that the machine can reach.
 //!
-//! [`Session`] is the port, with three adapters: [`ssh`], `winrm` (with the feature of that name) for Windows machines
-//! without an SSH server, and [`local`] for this host. [`dial`] selects SSH or WinRM by the protocol of a [`Target`].
+//! [`dial`] selects SSH or WinRM by the protocol of a [`Target`].
 
 mod backoff;
 mod hosts;
@@ -29,19 +28,19 @@ pub use output::Tail;
 pub use sys::ProcessGroup;
 pub use target::Target;
 
-/// Exit of a remote command.
+/// How a remote command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
     /// The command exited with this status. 0 means success.
     Code(u32),
-    /// The command was terminated by this signal, named without the prefix `SIG`.
+    /// A signal ended the command. Its name has no prefix `SIG`.
     Signal(String),
 }
 
-/// Result of a command that ran to its end.
+/// Result of a command.
 #[derive(Debug)]
 pub struct CommandResult {
-    /// Exit of the command.
+    /// How the command ended.
     pub exit: Exit,
     /// Last bytes of stderr, unless [`RemoteCommand::stderr`] was set.
     pub stderr: Tail,
@@ -61,8 +60,10 @@ pub struct RemoteCommand<'a> {
     pub stdout: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
     /// Destination of stderr. `None` stores the last bytes in [`CommandResult::stderr`].
     pub stderr: Option<&'a mut (dyn AsyncWrite + Send + Unpin)>,
-    /// Cancels the command: it gets SIGTERM, and SIGKILL ten seconds later. Over SSH, the call then returns without waiting for the
-    /// end of the command. Over WinRM, the server is asked to terminate the command instead.
+    /// Cancels the command with SIGTERM, and SIGKILL 10 seconds later.
+    ///
+    /// Over SSH, [`Session::run`] then returns even if the command still runs. Over WinRM, the server terminates the
+    /// command.
     pub stop: CancellationToken,
 }
 
@@ -77,14 +78,14 @@ impl<'a> RemoteCommand<'a> {
 /// Reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The machine rejected the credentials. [`dial`] does not retry. [`dial_new`] retries for a grace period.
+    /// The machine rejected the credentials.
     #[error("{user}@{address} rejected the {method}; check the credentials, and that the machine accepts them")]
     Auth {
-        /// User name that was sent.
+        /// User name.
         user: String,
-        /// Address that was dialed.
+        /// Address of the machine.
         address: String,
-        /// `key`, `certificate` or `password`. For WinRM, a hint follows in parentheses.
+        /// `key`, `certificate` or `password`, for WinRM with a hint.
         method: &'static str,
     },
     /// The protocol would send the password in clear text.
@@ -93,7 +94,7 @@ pub enum DialError {
          allow_unencrypted = true if only trusted users can read the network traffic"
     )]
     Unencrypted {
-        /// User name that would be sent.
+        /// User name.
         user: String,
     },
     /// The private key is invalid.
@@ -108,16 +109,16 @@ pub enum DialError {
         /// Error of the library.
         cause: String,
     },
-    /// The host key differs from the pinned key, or from the key of the first connection.
+    /// The host key differs from the pinned or first key.
     #[error(
         "the host key of {address} is {found}, expected {known}; another machine may use this address; no credentials were sent"
     )]
     HostKey {
-        /// Address that was dialed.
+        /// Address of the machine.
         address: String,
         /// Fingerprint of the machine's key.
         found: String,
-        /// Fingerprints that were expected.
+        /// Expected fingerprints.
         known: String,
     },
     /// The credentials expired before the connection was established.
@@ -126,9 +127,9 @@ pub enum DialError {
     /// The machine did not respond in time.
     #[error("no connection to {address} within {} s (attempts: {tries}): {cause}", timeout.as_secs())]
     Unreachable {
-        /// Address that was dialed.
+        /// Address of the machine.
         address: String,
-        /// Timeout for all attempts together.
+        /// Timeout of all attempts together.
         timeout: Duration,
         /// Number of attempts.
         tries: u32,
@@ -146,7 +147,7 @@ pub enum DialError {
 /// Reason why a command or a stream did not end normally.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The connection was lost. It is unknown whether and how the command ended (docs/spec/fleeting.md, case C6).
+    /// It is unknown whether and how the command ended (docs/spec/fleeting.md, case C6).
     #[error("the connection was lost: {cause}; it is unknown whether and how the command ended")]
     Lost {
         /// Cause of the loss.
@@ -160,7 +161,7 @@ pub enum RunError {
         /// Reason for the refusal.
         cause: String,
     },
-    /// A local stream, or the start of a local command, failed.
+    /// A local stream or command failed.
     #[error("{operation}")]
     Local {
         /// The failed operation, such as `failed to write stdout`.
@@ -176,32 +177,29 @@ pub trait Session: Send + Sync {
     /// Runs a command and waits until it ends.
     ///
     /// # Errors
-    /// Returns [`RunError`]. A command with a non-zero status is not an error: see [`CommandResult::exit`].
+    /// [`RunError`]. A non-zero status is not an error: see [`CommandResult::exit`].
     async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError>;
 
     /// Opens a stream to an address that the machine can reach: `tcp` with `host:port`, or `unix` with a path.
     ///
     /// # Errors
-    /// Returns [`RunError::Refused`] if nothing listens at the address, or if the session does not support such streams.
-    /// Returns [`RunError::Lost`] if the connection to the machine is lost.
+    /// [`RunError`]. [`RunError::Refused`] also means that the session does not support such streams.
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError>;
 
     /// Returns stdin and stdout of a remote command as one stream.
     ///
     /// # Errors
-    /// Returns [`RunError`] if the command cannot be started.
+    /// [`RunError`] if the command cannot be started.
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError>;
 
     /// Closes the connection.
     async fn close(&self);
 }
 
-/// Connects to a machine within the target's timeout. Retries with increasing delays while the machine does not respond.
-///
-/// Rejected credentials and other permanent errors are not retried.
+/// Connects to a machine. Retries within the target's timeout.
 ///
 /// # Errors
-/// [`DialError`].
+/// [`DialError`]. Permanent errors, such as rejected credentials, are not retried.
 pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session>, DialError> {
     match target.protocol.as_str() {
         "" | "ssh" => Ok(Box::new(ssh::connect(target, hosts).await?)),
@@ -211,20 +209,18 @@ pub async fn dial(target: &Target, hosts: &KnownHosts) -> Result<Box<dyn Session
     }
 }
 
-/// Same as [`dial`], for a machine that was just created.
+/// Like [`dial`], for a machine that was just created.
 ///
-/// The SSH server of such a machine may start before the user's key is installed, or before the final host key is generated.
-/// Therefore, the connection is retried for `grace` if the credentials are rejected, or if the host key differs from the
-/// key of the first connection, unless keys are pinned.
+/// The SSH server may start before the user's key is installed, or before the final host key is generated. So rejected
+/// credentials are retried for `grace`, and so is a host key that differs from the first key, unless keys are pinned.
 ///
 /// # Errors
-/// Returns [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.
+/// [`DialError`]. [`DialError::Expired`] means that the credentials expired before a connection was established.
 pub async fn dial_new(target: &Target, hosts: &KnownHosts, grace: Duration) -> Result<Box<dyn Session>, DialError> {
     retry::retry_new_machine(target, hosts, grace, || dial(target, hosts)).await
 }
 
-/// Same as [`dial`], through the session of another machine. Supports SSH only. Rejected credentials are retried for
-/// `grace`, as in [`dial_new`].
+/// Like [`dial_new`], through the session of another machine. Supports SSH only.
 ///
 /// # Errors
 /// [`DialError`].

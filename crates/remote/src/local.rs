@@ -18,10 +18,9 @@ use crate::{CommandResult, Exit, ProcessGroup, RemoteCommand, RunError, Session,
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LocalSession;
 
-/// Time from SIGTERM to SIGKILL.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// The streams of a command. Dropping this value kills the command.
+/// Dropping this value kills the command.
 struct Program {
     stream: tokio::io::Join<ChildStdout, ChildStdin>,
     _child: Child,
@@ -52,7 +51,7 @@ impl AsyncWrite for Program {
     }
 }
 
-/// Returns the name of a signal without the prefix `SIG`, or its number.
+/// Returns the name without the prefix `SIG`, or the number of a signal without a name.
 fn signal_name(signal: i32) -> String {
     // rustix formats named signals as `"Signal::KILL"`, and others differently.
     let debug_text = Signal::from_named_raw(signal).map(|signal| format!("{signal:?}")).unwrap_or_default();
@@ -142,7 +141,7 @@ impl Session for LocalSession {
         };
         let status = tokio::select! {
             status = exit => status?,
-            // A process that left the group may keep the pipes open, so the end of the output is not awaited.
+            // A process that left the group may keep the pipes open, so do not wait for the end of the output.
             () = cancel => child.wait().await.map_err(failed)?,
         };
         // Processes that the command left running are not killed.

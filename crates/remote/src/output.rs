@@ -1,9 +1,7 @@
-//! The last bytes of a stream that is not forwarded.
-
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The last bytes of a stream, and the number of bytes before them.
+/// The last bytes of a stream that is not forwarded, and the number of bytes before them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tail {
     bytes: VecDeque<u8>,

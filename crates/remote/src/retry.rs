@@ -6,17 +6,16 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// Delay after the first attempt. The delay doubles up to [`MAX_DELAY`] (case C5 of docs/spec/fleeting.md).
+/// The delay doubles up to [`MAX_DELAY`] (docs/spec/fleeting.md, case C5).
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(2);
 /// Timeout of the first attempt. Booting machines may drop packets, so one attempt must not take all the time.
 ///
-/// The timeout doubles after each attempt that exceeds it, because some logins are slow.
+/// Doubles after each attempt that exceeds it, because some logins are slow.
 const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Minimum and maximum delay between logins to a new machine that rejects them.
 const NEW_MACHINE_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// Reason why an attempt failed.
 pub(super) enum AttemptError {
     /// Further attempts would fail.
     Permanent(DialError),
@@ -58,7 +57,6 @@ pub(super) async fn retry<T, F: Future<Output = Result<T, AttemptError>>>(
     }
 }
 
-/// Implements [`super::dial_new`] with `attempt`.
 pub(super) async fn retry_new_machine<T, F: Future<Output = Result<T, DialError>>>(
     target: &Target,
     hosts: &KnownHosts,
@@ -102,18 +100,19 @@ mod tests {
         Target { timeout: Duration::from_secs(timeout_s), ..Target::default() }
     }
 
-    /// A slow login, as if sshd looked up names.
+    /// As if sshd looked up names.
     async fn slow_login(seconds: u64) -> Result<(), AttemptError> {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         Ok(())
     }
 
-    /// GitLab's implementation in Go makes 86,000 attempts in these 2 seconds.
+    /// GitLab's implementation makes 86,000 attempts in these 2 seconds.
     #[tokio::test(start_paused = true)]
     async fn c05_retries_of_a_refused_port_have_delays() {
         let refused = || async { Err::<(), _>(AttemptError::Transient("refused".to_owned())) };
         let error = retry(&target(2), "a", refused).await.unwrap_err();
-        // The delays are 50, 100, 200, 400 and 800 ms, plus or minus 25 %. The next delay would always exceed the timeout.
+        // The delays are 50, 100, 200, 400 and 800 ms, plus or minus 25 %. The next delay would always exceed the
+        // timeout.
         assert!(matches!(error, DialError::Unreachable { tries: 6, .. }), "{error:?}");
     }
 

@@ -17,13 +17,11 @@ use tokio::time::{Instant, sleep_until};
 use crate::retry::{AttemptError, retry};
 use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
 
-/// Number of unanswered keepalives after which a connection is closed.
 const MAX_MISSED_KEEPALIVES: usize = 3;
 
-/// Maximum time to wait for the end of a canceled command.
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Channel of a command. Dropping this value closes the channel, so that the channel no longer counts against the server's limit.
+/// Dropping this value closes the channel, which otherwise counts against the server's limit.
 struct OpenChannel {
     channel: Arc<ChannelWriteHalf<client::Msg>>,
     is_closed: AtomicBool,
@@ -41,7 +39,6 @@ impl Drop for OpenChannel {
     }
 }
 
-/// Verifies the host key.
 struct HostKeyVerifier {
     machine: String,
     hosts: KnownHosts,
@@ -107,7 +104,7 @@ async fn connect_directly_or_through(
     retry(target, &address, || try_once(via, target, &address, key.clone(), hosts, Arc::clone(&config))).await
 }
 
-/// Returns the algorithms to offer. The machine then presents a host key of a known type, if it has one.
+/// Prefers these key types, so that the machine presents a host key of a known type.
 fn preferred(host_key_types: &[String]) -> Preferred {
     let mut preferred = Preferred::default();
     // All signature algorithms of RSA have keys of the type `ssh-rsa`.
@@ -154,7 +151,7 @@ async fn try_once(
         }
     };
     let (method, answer) = match key {
-        // If there is a key, no password is sent (case C3).
+        // With a key, no password is sent (case C3).
         Some(Key { private, certificate: Some(certificate) }) => {
             let user = target.username.as_str();
             ("certificate", handle.authenticate_openssh_cert(user, private, certificate).await)
@@ -180,14 +177,13 @@ async fn try_once(
     }
 }
 
-/// Private key with its certificate.
 #[derive(Clone)]
 struct Key {
     private: Arc<PrivateKey>,
     certificate: Option<Certificate>,
 }
 
-/// Parses a private key and an optional certificate on a line after it (`ssh-ed25519-cert-v01@openssh.com AAAA...`).
+/// Parses a private key, and an optional certificate on a later line (`ssh-ed25519-cert-v01@openssh.com AAAA...`).
 fn private_key(bytes: &[u8]) -> Result<Option<Key>, String> {
     if bytes.is_empty() {
         return Ok(None);
@@ -278,7 +274,7 @@ impl Session for SshSession {
                 Some(_) => {}
             }
         }
-        // Case C6: without an exit status, the result of the command is unknown.
+        // Without an exit status, the result of the command is unknown (case C6).
         exit.map(|exit| CommandResult { exit, stderr: tail })
             .ok_or_else(|| lost("the channel was closed without an exit status"))
     }
@@ -322,7 +318,7 @@ impl Session for SshSession {
     }
 }
 
-/// Copies until either end is closed. A command may end without reading its input.
+/// A command may end without reading its input.
 async fn copy(from: &mut (dyn AsyncRead + Send + Unpin), to: impl AsyncWrite) {
     tokio::pin!(to);
     let mut buffer = vec![0; 32 * 1024];

@@ -9,23 +9,24 @@ use std::time::Duration;
 pub struct Target {
     /// Name of the machine, for logs and for its host key.
     pub machine: String,
-    /// Host name or IP address, optionally with a port, which takes precedence over `port`.
+    /// Host name or IP address, optionally with a port, which overrides `port`.
     pub address: String,
     /// `ssh`, `winrm` or `winrm+https`. Empty means `ssh`.
     pub protocol: String,
-    /// Port of the machine. 0 means the default port of the protocol.
+    /// 0 means the default port of the protocol.
     pub port: u16,
     /// User name.
     pub username: String,
     /// Password.
     pub password: String,
-    /// Content of a private key file, optionally with its certificate. Empty means no key. With a key, SSH sends no password.
+    /// Content of a private key file, optionally with its certificate. Empty means no key. With a key, SSH sends no
+    /// password.
     pub key: Vec<u8>,
     /// Interval between keepalives.
     pub keepalive: Duration,
     /// Timeout for establishing the connection.
     pub timeout: Duration,
-    /// Seconds since 1970 after which the credentials have expired. `None` means that they do not expire.
+    /// Unix time in seconds at which the credentials expire. `None` means never.
     pub expires: Option<i64>,
     /// Whether protocols that send the password in clear text are allowed.
     pub allow_unencrypted: bool,

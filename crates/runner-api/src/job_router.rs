@@ -1,6 +1,4 @@
-//! The gRPC service that sends jobs (docs/spec/runner-api.md, section 7), and its codes for errors.
-//!
-//! The messages carry the same JSON as `POST /jobs/request`, so both transports have one decoder.
+//! gRPC service for job requests (docs/spec/runner-api.md, section 7), with the JSON of `POST /jobs/request`.
 
 use http::StatusCode;
 use tonic::Code;
@@ -12,14 +10,12 @@ mod rpc {
     tonic::include_proto!("gitlab.agent.job_router.rpc");
 }
 
-/// Muster's header of responses to job requests over HTTP. Announces gRPC at the same address.
+/// Muster's header of HTTP responses to job requests, which announces gRPC at the same address.
 pub(crate) const TRANSPORT_HEADER: &str = "x-muster-job-requests";
-/// Value of [`TRANSPORT_HEADER`].
 pub(crate) const GRPC: &str = "grpc";
 
-/// Returns the gRPC code for the status of an HTTP response.
-///
-/// Most errors become `UNAVAILABLE`, because gitlab-runner considers a runner unhealthy after most other codes.
+/// Returns the gRPC code for an HTTP status. Mostly `UNAVAILABLE`, because other codes make gitlab-runner consider a
+/// runner unhealthy.
 pub(crate) fn code(status: StatusCode) -> Code {
     match status {
         StatusCode::FORBIDDEN => Code::PermissionDenied,

@@ -2,12 +2,10 @@
 //!
 //! The types decode what GitLab 17 to 19 sends, and encode what gitlab-runner 16 to 19 accepts
 //! (docs/spec/runner-api.md). Unknown keys are ignored. Muster's additions are in [`payload::MusterExtension`].
-//! gitlab-runner ignores them, and GitLab neither sends nor receives them.
 //!
-//! Jobs are requested over HTTP, or over gRPC if the coordinator announces it (docs/spec/runner-api.md, section 7). All other calls use HTTP.
+//! Calls use HTTP. Job requests use gRPC if the coordinator announces it (section 7).
 //!
-//! Invariants: every call for a job is safe to retry. Tokens never appear in errors or logs. The crate keeps no state of
-//! jobs.
+//! Invariants: every call for a job is safe to retry. Tokens never appear in errors or logs.
 
 pub mod client;
 mod job_router;

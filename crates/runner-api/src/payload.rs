@@ -1,4 +1,4 @@
-//! The job payload: the body of a 201 response to `POST /jobs/request` (docs/spec/runner-api.md, section 2.5).
+//! Job payload: body of a 201 response to `POST /jobs/request` (docs/spec/runner-api.md, section 2.5).
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,14 @@ pub use parts::{
 };
 use parts::{null_default, null_items};
 
-/// A job as the coordinator sends it to a manager.
+/// Job as the coordinator sends it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct JobPayload {
-    /// ID of the job, which is also part of the URLs for traces and artifacts.
+    /// ID of the job, also in the URLs for traces and artifacts.
     pub id: JobId,
-    /// Token for the trace, update and artifact calls of this job.
+    /// Token for trace, update and artifact calls of this job.
     pub token: String,
-    /// Whether the default git strategy is `fetch` instead of `clone`.
+    /// Whether the default git strategy is `fetch`, not `clone`.
     #[serde(default, deserialize_with = "null_default")]
     pub allow_git_fetch: bool,
     /// Names and IDs of the job, its project and its pipeline.
@@ -33,13 +33,13 @@ pub struct JobPayload {
     /// Repository and commit to check out.
     #[serde(default, deserialize_with = "null_default")]
     pub git_info: GitInfo,
-    /// Limits that the server sets.
+    /// Limits of the server.
     #[serde(default, deserialize_with = "null_default")]
     pub runner_info: RunnerInfo,
-    /// Variables of the job. If a name occurs more than once, the last one wins.
+    /// Variables of the job. The last variable of a name applies.
     #[serde(default, deserialize_with = "null_items")]
     pub variables: Vec<Variable>,
-    /// Scripts: `script`, and optionally `release` and `after_script`.
+    /// Scripts: `script`, `release` and `after_script`.
     #[serde(default, deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<Step>,
     /// Image of the job.
@@ -51,35 +51,34 @@ pub struct JobPayload {
     /// Artifacts to upload at the end.
     #[serde(default, deserialize_with = "null_items")]
     pub artifacts: Vec<Artifact>,
-    /// Caches to restore at the start and to save at the end.
+    /// Caches of the job.
     #[serde(default, deserialize_with = "null_items")]
     pub cache: Vec<Cache>,
     /// Credentials for registries.
     #[serde(default, deserialize_with = "null_items")]
     pub credentials: Vec<Credentials>,
-    /// Jobs whose artifacts are downloaded.
+    /// Jobs with artifacts for this job.
     #[serde(default, deserialize_with = "null_items")]
     pub dependencies: Vec<Dependency>,
     /// Features of the server.
     #[serde(default, deserialize_with = "null_default")]
     pub features: Features,
-    /// Hooks that run before and after the checkout.
+    /// Scripts before and after the checkout.
     #[serde(default, deserialize_with = "null_items")]
     pub hooks: Vec<Hook>,
-    /// The `run` keyword: a JSON array of steps, as text. Absent if the job has no steps (docs/spec/runner-api.md, section
-    /// 11.1).
+    /// `run` keyword: a JSON array of steps as text. Absent without steps (docs/spec/runner-api.md, section 11.1).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<String>,
     /// Values for `${{ job.inputs.name }}`.
     #[serde(default, deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<JobInput>,
-    /// Secrets that the runner has to fetch, by the name of the variable.
+    /// Secrets that the runner fetches, by variable.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, serde_json::Value>,
-    /// Set if a policy of the server added the job to its pipeline.
+    /// Set if a policy of the server added the job.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "PolicyOptions::is_default")]
     pub policy_options: PolicyOptions,
-    /// Whether to suspend the environment for a later job, or to resume the environment of an earlier one.
+    /// Whether to suspend the environment, or resume an earlier one.
     #[serde(default, deserialize_with = "null_default", skip_serializing_if = "SuspendOptions::is_default")]
     pub suspend_options: SuspendOptions,
     /// Muster's extension. GitLab does not send it.
@@ -87,20 +86,20 @@ pub struct JobPayload {
     pub muster: Option<MusterExtension>,
 }
 
-/// Fields that a Muster coordinator sends to a Muster manager in addition to GitLab's payload.
+/// Fields of Muster in addition to GitLab's payload.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MusterExtension {
-    /// Path of a bare repository on this machine that contains the commit. The checkout then needs no network.
+    /// Bare repository on this machine with the commit, so that the checkout needs no network.
     pub local_repository: Option<String>,
     /// Minimum interval between trace uploads in milliseconds.
     pub trace_interval_ms: Option<u64>,
-    /// Whether the coordinator accepts the result tree in the final update.
+    /// Whether the final update may contain the result tree.
     pub result_tree: bool,
-    /// Set by the manager: reason why the payload cannot be decoded. Such a job is only reported as failed.
+    /// Set by the manager: reason why the payload cannot be decoded. Such a job is reported as failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decode_error: Option<String>,
-    /// Set by the manager for jobs that a driver runs: text of the server's answer. The driver may know members that Muster does not know.
+    /// Set by the manager for a driver's jobs: text of the response, with members that Muster may not know.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
@@ -108,11 +107,11 @@ pub struct MusterExtension {
 impl JobPayload {
     /// Decodes a payload.
     ///
-    /// If the payload is invalid but its ID and token can be read, returns a job with the reason
-    /// ([`Self::decode_error`]), so that the assigned job can be reported as failed.
+    /// An invalid payload with a readable ID and token becomes a job with [`Self::decode_error`], which can be reported
+    /// as failed.
     ///
     /// # Errors
-    /// Returns the reason, such as the position of the error, but never a value of the payload, because it may be a secret.
+    /// The reason, such as the position of the error, without values, which may be secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
         let mut reader = serde_json::Deserializer::from_slice(body);
         let reason = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
@@ -128,7 +127,7 @@ impl JobPayload {
         Self::recover_partial(body, &reason).ok_or(reason)
     }
 
-    /// Returns a job that reports `reason`, if its ID and token can be read from an incomplete payload.
+    /// Returns a job that reports `reason`, if the ID and the token are readable in an incomplete payload.
     #[must_use]
     pub fn recover_partial(part: &[u8], reason: &str) -> Option<Self> {
         let partial = PartialPayload::read(part);
@@ -141,7 +140,7 @@ impl JobPayload {
         Some(payload)
     }
 
-    /// Returns the reason why the payload could not be decoded. Such a job is only reported as failed.
+    /// Returns why the payload could not be decoded.
     #[must_use]
     pub fn decode_error(&self) -> Option<&str> {
         self.muster.as_ref()?.decode_error.as_deref()

@@ -1,7 +1,7 @@
-//! Retry policy for calls of the runner API: which errors to retry, and how long to wait.
+//! Retry policy for calls of the runner API.
 //!
-//! Waits double up to a maximum. Each wait is shortened by a random part of up to a half, so that many callers do not
-//! retry at the same time. The server's `Retry-After` is a minimum.
+//! Waits double up to a maximum. A random part of up to a half shortens each wait, so that callers do not retry
+//! together. `Retry-After` is a minimum.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use rand::{Rng, SeedableRng};
 
 use crate::client::ClientError;
 
-/// Maximum `Retry-After` to honor. Longer values are reduced to this.
+/// Maximum `Retry-After`. Longer values are reduced.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(15 * 60);
 
-/// Number of attempts, and time between them.
+/// Number of attempts, and waits between them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// Wait after the first failure, before jitter.
@@ -25,14 +25,14 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Eight attempts with waits of at most 25 s in total, unless the server requires longer waits.
+    /// Eight attempts within 25 s, unless the server requires longer waits.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
-    /// Unlimited attempts, for reports that must not be lost (docs/spec/life-of-a-job.md, rule R5).
+    /// Unlimited attempts for important reports (docs/spec/life-of-a-job.md, rule R5).
     pub const UNTIL_ACKNOWLEDGED: Self =
         Self { first: Duration::from_millis(200), cap: Duration::from_secs(60), attempts: None };
 }
 
-/// Computes the waits for a sequence of failures.
+/// Waits for a sequence of failures.
 #[derive(Debug)]
 pub struct Backoff {
     policy: Policy,
@@ -64,12 +64,12 @@ impl Backoff {
         self.policy.cap = cap;
     }
 
-    /// Restarts the sequence, for example after a success.
+    /// Restarts the sequence.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Records a failure. Returns the wait before the next attempt, or `None` if there are no attempts left.
+    /// Records a failure. Returns the next wait. `None` means that no attempts are left.
     pub fn next_wait(&mut self, retry_after: Option<Duration>) -> Option<Duration> {
         self.failures = self.failures.saturating_add(1);
         if self.policy.attempts.is_some_and(|attempts| self.failures >= attempts) {
@@ -82,10 +82,10 @@ impl Backoff {
     }
 }
 
-/// Retries a call until it succeeds, fails with a permanent error, or exhausts the attempts.
+/// Retries a call until it succeeds, fails permanently, or has no attempts left.
 ///
 /// # Errors
-/// Returns the last error of `call`.
+/// The last error of `call`.
 pub async fn retry<T, F>(mut backoff: Backoff, name: &str, mut call: F) -> Result<T, ClientError>
 where
     F: AsyncFnMut() -> Result<T, ClientError>,

@@ -1,6 +1,4 @@
-//! The port behind the server routes, which a coordinator implements.
-//!
-//! `routes` converts HTTP and gRPC requests to these calls, and their results to status codes.
+//! Port behind the server routes, for coordinators.
 
 use std::time::Duration;
 
@@ -19,7 +17,7 @@ pub enum ServiceError {
     /// never 404 for jobs).
     #[error("the token is not valid for this call")]
     Forbidden {
-        /// Value of the header `Job-Status`, if the caller may know it.
+        /// Header `Job-Status`, if the caller may know it.
         status: Option<JobStatus>,
     },
     /// 404.
@@ -31,7 +29,7 @@ pub enum ServiceError {
     /// 409: the caller should retry.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// 410: the requested feature is no longer available.
+    /// 410: the feature is no longer available.
     #[error("gone: {0}")]
     Gone(String),
     /// 413.
@@ -48,7 +46,7 @@ pub enum ServiceError {
 /// Result of a job request.
 #[derive(Debug)]
 pub struct JobRequestAnswer {
-    /// The assigned job. `None` means that no job is available.
+    /// Assigned job. `None` means no job.
     pub job: Option<Box<JobPayload>>,
     /// Version of the queue (`X-GitLab-Last-Update`). Empty means no header.
     pub last_update: String,
@@ -57,11 +55,11 @@ pub struct JobRequestAnswer {
 /// Result of `PATCH /jobs/:id/trace`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceAnswer {
-    /// False if the start did not match (416). The caller must continue from `size`.
+    /// False means a wrong start (416). The caller must continue from `size`.
     pub accepted: bool,
     /// Size of the trace in bytes after the call.
     pub size: u64,
-    /// Value of the header `Job-Status`.
+    /// Header `Job-Status`.
     pub status: JobStatus,
     /// `X-GitLab-Trace-Update-Interval` in whole seconds.
     pub update_interval: Duration,
@@ -70,7 +68,7 @@ pub struct TraceAnswer {
 /// Result of `PUT /jobs/:id`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpdateAnswer {
-    /// Value of the header `Job-Status` after the update.
+    /// Header `Job-Status` after the update.
     pub status: JobStatus,
     /// `X-GitLab-Trace-Update-Interval` in whole seconds.
     pub update_interval: Duration,
@@ -86,10 +84,10 @@ pub struct ArtifactQuery {
     pub expire_in: Option<String>,
 }
 
-/// A stream of bytes that may fail.
+/// Stream of bytes that may fail.
 pub type ByteStream = BoxStream<'static, std::io::Result<Bytes>>;
 
-/// An archive to send to a job.
+/// Archive for a job.
 pub struct ArtifactDownload {
     /// Name of the file.
     pub filename: String,
@@ -99,7 +97,7 @@ pub struct ArtifactDownload {
     pub body: ByteStream,
 }
 
-/// Calls that a coordinator implements for managers. Every call for a job is safe to retry.
+/// Calls of managers to a coordinator. Every call for a job is safe to retry.
 #[async_trait]
 pub trait RunnerService: Send + Sync + 'static {
     /// `POST /runners`.
@@ -108,7 +106,7 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn verify(&self, request: TokenRequest) -> Result<RunnerCredentials, ServiceError>;
     /// `POST /runners/reset_authentication_token`.
     async fn reset_token(&self, token: String) -> Result<RunnerCredentials, ServiceError>;
-    /// `POST /runners/:id/reset_authentication_token`, with a personal access token. Rejects all tokens by default.
+    /// `POST /runners/:id/reset_authentication_token` with a personal access token. Defaults to a rejection.
     async fn reset_token_with_pat(&self, _runner: i64, _pat: String) -> Result<RunnerCredentials, ServiceError> {
         Err(ServiceError::Forbidden { status: None })
     }
@@ -118,9 +116,8 @@ pub trait RunnerService: Send + Sync + 'static {
     async fn unregister_manager(&self, request: TokenRequest) -> Result<(), ServiceError>;
     /// `POST /jobs/request`. Holds the call until there is a job or the long poll ends.
     async fn request_job(&self, request: JobRequest) -> Result<JobRequestAnswer, ServiceError>;
-    /// Returns true if a request with the same idempotency key gets the same job again.
-    ///
-    /// A lost response then loses no job. Responses to job requests announce this.
+    /// Returns whether the same idempotency key gets the same job, so that a lost response loses no job. Responses
+    /// announce this.
     fn repeats_assignments(&self) -> bool {
         false
     }
@@ -143,6 +140,6 @@ pub trait RunnerService: Send + Sync + 'static {
         filename: String,
         body: ByteStream,
     ) -> Result<(), ServiceError>;
-    /// `GET /jobs/:id/artifacts`: returns the archive of `job`. `token` belongs to a job that depends on `job`.
+    /// `GET /jobs/:id/artifacts`: returns the archive of `job`. `token` is the token of a dependent job.
     async fn download_artifacts(&self, job: JobId, token: &str) -> Result<ArtifactDownload, ServiceError>;
 }

@@ -1,15 +1,15 @@
-//! Requests and small responses of the runner API (docs/spec/runner-api.md, sections 1, 2.1, 2.2 and 4.1).
+//! Requests and small responses (docs/spec/runner-api.md, sections 1, 2.1, 2.2 and 4.1).
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Muster's header of responses to job requests: whether [`JobRequest::idempotency_key`] has an effect.
+/// Muster's header of job responses: whether [`JobRequest::idempotency_key`] has an effect.
 pub const IDEMPOTENCY_HEADER: &str = "x-muster-idempotency-key";
-/// Value of [`IDEMPOTENCY_HEADER`] if the coordinator returns the same job again for the same key.
+/// Value of [`IDEMPOTENCY_HEADER`]: the same key gets the same job.
 pub const IDEMPOTENCY_HONORED: &str = "honored";
 
-/// `POST /runners`: registration with a registration token.
+/// `POST /runners` with a registration token.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -18,7 +18,7 @@ pub struct RegisterRequest {
     pub info: VersionInfo,
     pub description: Option<String>,
     pub maintenance_note: Option<String>,
-    /// Tags, separated by commas.
+    /// Tags, comma-separated.
     pub tag_list: Option<String>,
     pub run_untagged: bool,
     pub locked: bool,
@@ -36,11 +36,11 @@ pub struct RunnerCredentials {
     pub id: i64,
     /// Authentication token of the runner.
     pub token: String,
-    /// Expiry of the token in RFC 3339. `None` if it does not expire.
+    /// Expiry of the token in RFC 3339. `None` means never.
     pub token_expires_at: Option<String>,
 }
 
-/// `POST /runners/verify`, and the body of the `DELETE` calls.
+/// `POST /runners/verify`, and `DELETE` calls.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -59,11 +59,11 @@ pub struct JobRequest {
     pub info: VersionInfo,
     /// Authentication token of the runner.
     pub token: String,
-    /// ID of the manager that requests a job.
+    /// ID of the manager.
     pub system_id: String,
-    /// The latest `X-GitLab-Last-Update` that the manager has received.
+    /// Last received `X-GitLab-Last-Update`.
     pub last_update: String,
-    /// Muster's addition: requests with the same key get the same job (docs/spec/life-of-a-job.md, rule R1).
+    /// Muster's addition: the same key gets the same job (docs/spec/life-of-a-job.md, rule R1).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idempotency_key: Option<String>,
 }
@@ -87,7 +87,7 @@ pub struct VersionInfo {
 }
 
 impl VersionInfo {
-    /// Returns true if the runner supports `feature`.
+    /// Returns whether the runner supports `feature`.
     #[must_use]
     pub fn has(&self, feature: &str) -> bool {
         self.features.get(feature).copied().unwrap_or(false)
@@ -102,28 +102,27 @@ pub struct UpdateRequest {
     pub token: String,
     /// `running`, `success` or `failed`.
     pub state: String,
-    /// GitLab's name of the failure reason. Only with `failed`.
+    /// GitLab's failure reason, for `failed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
     /// Length and checksum of the trace.
     pub output: Output,
-    /// Exit code of the script. Absent if it is 0.
+    /// Exit code of the script, unless 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i64>,
-    /// Key by which a later job resumes the environment of this job. Since GitLab 19.4.
+    /// Key to resume the environment of this job later. Since GitLab 19.4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub runtime_environment_key: Option<String>,
-    /// Muster's addition: the result tree of the job as JSON. Sent only if the payload of the job announces that the
-    /// coordinator accepts it.
+    /// Muster's addition: the result tree as JSON, if the payload announces that the coordinator accepts it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub result_tree: Option<serde_json::Value>,
 }
 
-/// Length and checksum of the whole trace.
+/// Length and checksum of the trace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Output {
-    /// Checksum: `crc32:` and eight lower-case hexadecimal digits.
+    /// `crc32:` and eight lower-case hexadecimal digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub checksum: Option<String>,
     /// Length in bytes.

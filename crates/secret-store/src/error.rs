@@ -1,5 +1,3 @@
-//! Reasons why a secret was not fetched.
-
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -79,7 +77,7 @@ pub enum VaultError {
         /// Time limit of one request.
         timeout: Duration,
     },
-    /// The server cannot answer now: it is sealed, overloaded, or has an internal error.
+    /// The server is sealed, overloaded, or has an internal error.
     #[error("the Vault server {url} is not available: {answer}; unseal or repair it, then retry the job")]
     Unavailable {
         /// URL of the server.

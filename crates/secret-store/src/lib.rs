@@ -1,12 +1,13 @@
-//! Fetches the secrets of jobs from HashiCorp Vault, and from OpenBao, which has the same API (docs/spec/runner-api.md, section 2.5.11).
+//! Fetches the secrets of jobs from HashiCorp Vault or OpenBao, which have the same API (docs/spec/runner-api.md,
+//! section 2.5.11).
 //!
 //! ```text
 //! VaultSecret --login with the job's ID token--> token --read--> field --> Secret
 //! ```
 //!
-//! The manager fetches the secrets, as in gitlab-runner. The server must be reachable from the manager, but not necessarily from the
-//! machines of jobs. Each job logs in with its own ID token, so the policies of the server decide which job reads which secret. Tokens of
-//! the server are kept for the time of one [`VaultSession`], and are neither logged nor stored.
+//! The manager fetches the secrets, as in gitlab-runner, so only the manager must reach the server. Each job logs in
+//! with its own ID token, so the policies of the server decide which job reads which secret. A [`VaultSession`] keeps
+//! tokens of the server only in memory, and does not log them.
 
 mod error;
 mod options;
@@ -44,7 +45,7 @@ pub struct VaultServer {
     pub login_path: String,
     /// ID token of the job.
     pub jwt: Secret,
-    /// Role for the login. `None` means the default role of the server's auth method.
+    /// `None` means the default role of the server's auth method.
     pub role: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Options of the connection to servers. As in gitlab-runner, they are variables of the manager's environment.
+//! Options of the connection to servers, from variables of the manager's environment as in gitlab-runner.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,19 +19,19 @@ const MAX_RETRIES: &str = "VAULT_MAX_RETRIES";
 /// Options of the connection to servers.
 #[derive(Debug, Clone)]
 pub struct VaultOptions {
-    /// File with certificates of authorities to trust, in addition to the machine's certificates.
+    /// Authorities to trust, in addition to the machine's certificates.
     pub ca_file: Option<PathBuf>,
-    /// Directory with certificate files of authorities to trust. Ignored if `ca_file` is set.
+    /// Directory with files like `ca_file`. Ignored if `ca_file` is set.
     pub ca_directory: Option<PathBuf>,
     /// Files with the certificate and the private key of the client.
     pub client_certificate: Option<(PathBuf, PathBuf)>,
     /// Whether to skip the verification of the server's certificate.
     pub skip_verify: bool,
-    /// Maximum time of one request. Defaults to 60 s.
+    /// Timeout of one request. Defaults to 60 s.
     pub timeout: Duration,
-    /// Maximum number of times that a request is repeated if the server is not available. Defaults to 2.
+    /// Maximum number of retries if the server is not available. Defaults to 2.
     pub max_retries: u32,
-    /// Pause before the first repetition of a request. The pause doubles before each further repetition. Defaults to 1 s.
+    /// Delay before the first retry, which doubles before each further retry. Defaults to 1 s.
     pub retry_delay: Duration,
 }
 
@@ -50,10 +50,10 @@ impl Default for VaultOptions {
 }
 
 impl VaultOptions {
-    /// Reads the options with `variable`, which returns the value of an environment variable.
+    /// Reads the options. `variable` returns the value of an environment variable.
     ///
     /// # Errors
-    /// [`VaultError::Option`] if a value is not valid, and [`VaultError::Incomplete`] if the client has only a certificate or only a key.
+    /// [`VaultError::Option`] if a value is not valid, [`VaultError::Incomplete`] if only a certificate or a key is set.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, VaultError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(PathBuf::from);
@@ -85,10 +85,10 @@ impl VaultOptions {
         Ok(options)
     }
 
-    /// Returns a client with these options. Reads the files again for each client, because they may change.
+    /// Reads the files again for each client, because they may change.
     pub(crate) async fn client(&self) -> Result<reqwest::Client, VaultError> {
         let builder = reqwest::Client::builder().http1_only().timeout(self.timeout);
-        // Redirects are followed by [`crate::transport`], which knows where a token may be sent.
+        // [`crate::transport`] follows redirects, because it knows where a token may be sent.
         let mut builder = builder.redirect(reqwest::redirect::Policy::none());
         if let Some(path) = &self.ca_file {
             builder = trust(builder, CA_FILE, &read(CA_FILE, path).await?)?;
@@ -117,7 +117,7 @@ fn trust(mut builder: ClientBuilder, name: &'static str, pem: &[u8]) -> Result<C
     Ok(builder)
 }
 
-/// Returns the files of a directory, in order.
+/// Returns the files of a directory in a fixed order.
 async fn files(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut entries = tokio::fs::read_dir(directory).await?;
     let mut files = Vec::new();

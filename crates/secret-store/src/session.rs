@@ -1,5 +1,3 @@
-//! Logins of one job, and the secrets that it reads with them.
-
 use std::time::Duration;
 
 use muster_job::Secret;
@@ -21,7 +19,7 @@ pub struct VaultSession {
 }
 
 impl VaultSession {
-    /// Prepares a session. No server is contacted.
+    /// Prepares a session without contacting a server.
     ///
     /// # Errors
     /// [`VaultError`] if the files that `options` names cannot be used.
@@ -71,7 +69,6 @@ impl VaultSession {
         Ok(Transport { client, base, namespace, timeout, max_retries, retry_delay })
     }
 
-    /// Logs in, or returns the token of an earlier login.
     async fn token(&mut self, server: &Transport, login: &VaultServer) -> Result<Secret, VaultError> {
         if let Some((_, token)) = self.logins.iter().find(|(known, _)| known == login) {
             return Ok(token.clone());
@@ -101,7 +98,6 @@ impl VaultSession {
 }
 
 impl VaultSecret {
-    /// Returns the path of the secret in the API.
     fn api_path(&self) -> Result<String, VaultError> {
         let data = match self.engine.name.as_str() {
             "kv-v2" => "/data",
@@ -112,7 +108,6 @@ impl VaultSecret {
         Ok(format!("{engine}{data}/{path}"))
     }
 
-    /// Returns the fields of the secret in the answer. `None` if the answer has no fields.
     fn fields<'a>(&self, answer: &'a Answer) -> Option<&'a Map<String, Value>> {
         let data = answer.body.get("data")?;
         let data = if self.engine.name == "kv-v2" { data.get("data")? } else { data };

@@ -1,4 +1,4 @@
-//! HTTP requests to one server: retries, redirects, and errors of the server.
+//! HTTP requests to one server.
 
 use std::time::Duration;
 
@@ -10,25 +10,22 @@ use url::Url;
 
 use crate::VaultError;
 
-/// Maximum size of an answer in bytes.
 const MAX_ANSWER_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum length of each text of the server in an error, in characters.
+/// Maximum length of each text of the server in an error.
 const MAX_TEXT_CHARS: usize = 500;
 const NAMESPACE: HeaderName = HeaderName::from_static("x-vault-namespace");
 const TOKEN: HeaderName = HeaderName::from_static("x-vault-token");
-/// Header that Vault may require as protection against server-side request forgery.
+/// Vault may require this header as protection against server-side request forgery.
 const REQUEST: HeaderName = HeaderName::from_static("x-vault-request");
 
-/// Answer of a server that was available.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    /// Content. [`Value::Null`] if it is not JSON.
+    /// [`Value::Null`] if the content is not JSON.
     pub(crate) body: Value,
 }
 
 impl Answer {
-    /// Returns the status and the errors of the server as one line.
     pub(crate) fn text(&self) -> String {
         let errors = self.body.get("errors").and_then(Value::as_array).into_iter().flatten();
         let errors: Vec<String> = errors.filter_map(Value::as_str).map(one_line).collect();
@@ -37,7 +34,7 @@ impl Answer {
     }
 }
 
-/// Returns the text as one line, without control characters, which could change the log of the job.
+/// Removes control characters, which could change the log of the job.
 fn one_line(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -55,12 +52,10 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    /// Returns the URL of the server for messages.
     pub(crate) fn url(&self) -> String {
         self.base.as_str().trim_end_matches('/').to_owned()
     }
 
-    /// Sends a request. Repeats it if the server is not available.
     pub(crate) async fn send(
         &self,
         method: &Method,
@@ -82,7 +77,6 @@ impl Transport {
         }
     }
 
-    /// Returns the URL of a path of the API.
     fn target(&self, path: &str) -> Result<Url, VaultError> {
         let mut target = self.base.clone();
         let segments = target.path_segments_mut().map(|mut segments| {
@@ -92,7 +86,7 @@ impl Transport {
         Ok(target)
     }
 
-    /// Sends a request. Follows one redirect, because a standby server redirects to the active server.
+    /// Follows one redirect, because a standby server redirects to the active server.
     async fn send_once(
         &self,
         method: &Method,
@@ -156,7 +150,7 @@ impl Transport {
         HeaderValue::from_str(token.expose()).map_err(|_| VaultError::Answer { url: self.url(), reason: reason() })
     }
 
-    /// Returns the target of a redirect. `None` if the response is not a redirect.
+    /// Returns `None` if the response is not a redirect.
     fn redirect(&self, from: &Url, response: &reqwest::Response) -> Result<Option<Url>, VaultError> {
         if !matches!(response.status().as_u16(), 301 | 302 | 307 | 308) {
             return Ok(None);

@@ -1,11 +1,9 @@
-//! Reads files from a repository through a running `git cat-file --batch`.
-
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::git::Git;
 
-/// Maximum number of bytes that are returned for a file. Slightly more than GitLab accepts, so that a caller detects larger files.
+/// Maximum number of bytes that are read from a file. More than GitLab accepts, so that a caller detects larger files.
 pub const MAX_FILE_BYTES: u64 = 11 << 20;
 
 /// A running `git cat-file --batch`.
@@ -20,7 +18,7 @@ impl BlobReader {
     /// Starts git.
     ///
     /// # Errors
-    /// Error of the system if git cannot be started.
+    /// If git cannot be started.
     pub fn start(git: &Git) -> io::Result<Self> {
         let mut command = git.command(&["cat-file", "--batch"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
@@ -33,7 +31,7 @@ impl BlobReader {
     /// Returns the content of a file by its git object name. `None` if the name does not exist or is not a file.
     ///
     /// # Errors
-    /// Error of the pipe to git. Use a new reader for the next file.
+    /// If the pipe to git fails. Use a new reader for the next file.
     pub fn read(&mut self, name: &str) -> io::Result<Option<Vec<u8>>> {
         writeln!(self.requests, "{name}")?;
         let mut head = String::new();

@@ -1,5 +1,3 @@
-//! The commit that the user has checked out, and the commit that is created on top of it for a changed working tree.
-
 use crate::SnapshotError;
 use crate::git::{Git, line};
 
@@ -16,11 +14,10 @@ pub struct Commit {
     pub committed_at: String,
     /// Complete commit message.
     pub message: String,
-    /// Tags of the commit, annotated or not, in git's order.
+    /// In git's order, annotated or not.
     pub tags: Vec<String>,
 }
 
-/// Reads the commit of `HEAD`.
 pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     let output = git.run(&[
         "log",
@@ -46,18 +43,17 @@ pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
     Ok(Commit { sha, parents, author, committed_at, message, tags })
 }
 
-/// Creates the commit of a changed working tree.
-///
-/// Both dates of the commit are the commit date of `HEAD`, so that equal content has an equal ID.
+/// Creates the commit of a changed working tree. Both dates are the commit date of `HEAD`, so that equal content has an
+/// equal ID.
 pub(super) fn commit_tree(git: &Git, tree: &str, head: &Commit) -> Result<String, SnapshotError> {
     let git = git
         .clone()
-        .with("GIT_AUTHOR_NAME", "Working tree")
-        .with("GIT_AUTHOR_EMAIL", "")
-        .with("GIT_AUTHOR_DATE", &head.committed_at)
-        .with("GIT_COMMITTER_NAME", "Working tree")
-        .with("GIT_COMMITTER_EMAIL", "")
-        .with("GIT_COMMITTER_DATE", &head.committed_at);
+        .with_variable("GIT_AUTHOR_NAME", "Working tree")
+        .with_variable("GIT_AUTHOR_EMAIL", "")
+        .with_variable("GIT_AUTHOR_DATE", &head.committed_at)
+        .with_variable("GIT_COMMITTER_NAME", "Working tree")
+        .with_variable("GIT_COMMITTER_EMAIL", "")
+        .with_variable("GIT_COMMITTER_DATE", &head.committed_at);
     let message = format!("{}\n\nWith the changes of the working tree that are not committed yet.\n", head.message);
     let arguments = ["-c", "commit.gpgSign=false", "commit-tree", tree, "-p", &head.sha];
     git.run_with_input(&arguments, message.as_bytes()).map(|output| line(&output))

@@ -1,5 +1,3 @@
-//! Errors of taking a snapshot.
-
 use std::path::PathBuf;
 
 /// Reason why a snapshot could not be taken.
@@ -45,7 +43,7 @@ pub enum SnapshotError {
         /// The repository.
         path: PathBuf,
     },
-    /// The current branch has no commits yet.
+    /// The current branch has no commits.
     #[error(
         "the current branch of `{}` has no commits yet; a pipeline runs on a commit: run `git commit` first",
         path.display()

@@ -1,5 +1,3 @@
-//! Runs `git` in a controlled environment.
-
 use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,9 +10,8 @@ use crate::SnapshotError;
 pub struct Git {
     /// Directory in which git runs.
     pub(crate) directory: PathBuf,
-    /// The repository. `None` means that git searches for it in [`Git::directory`] and its parent directories.
+    /// `None` means that git searches for the repository from [`Git::directory`] upwards.
     pub(crate) git_dir: Option<PathBuf>,
-    /// Additional environment variables.
     pub(crate) environment: Vec<(&'static str, OsString)>,
 }
 
@@ -31,16 +28,15 @@ impl Git {
         Self { directory: store.to_owned(), git_dir: Some(store.to_owned()), environment: Vec::new() }
     }
 
-    /// Adds an environment variable.
-    pub(crate) fn with(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+    pub(crate) fn with_variable(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
         self.environment.push((name, value.into()));
         self
     }
 
     /// Returns the command without starting it.
     ///
-    /// The command does not prompt in the terminal, takes no optional locks, prints English messages, and ignores most
-    /// `GIT_*` variables, because a hook or an alias may have set them.
+    /// The command does not prompt, prints English messages, and ignores most `GIT_*` variables, which a hook or an
+    /// alias may have set.
     pub fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os() {
@@ -62,11 +58,9 @@ impl Git {
         command
     }
 
-    /// Returns a command that may connect to servers.
+    /// Returns a command that may connect to servers, with the user's settings for SSH, password prompts and proxies.
     ///
-    /// It has the user's settings for SSH, password prompts and proxies.
-    ///
-    /// `login` is a URL prefix and the `user:password` for it. Neither appears in the arguments of a process.
+    /// `login` is a URL prefix and its `user:password`, which do not appear in the arguments of a process.
     pub fn network_command<S: AsRef<OsStr>>(&self, arguments: &[S], login: Option<(&str, &str)>) -> Command {
         let mut command = self.command(arguments);
         command.env_remove("GIT_TERMINAL_PROMPT");
@@ -85,7 +79,7 @@ impl Git {
         command
     }
 
-    /// Runs git and returns its output, regardless of its exit status.
+    /// Runs git, and returns its output regardless of its exit status.
     ///
     /// # Errors
     /// [`SnapshotError`] if git cannot be started.
@@ -93,7 +87,7 @@ impl Git {
         self.command(arguments).output().map_err(|error| self.not_started(error))
     }
 
-    /// Runs git and returns its standard output.
+    /// Runs git, and returns its standard output.
     ///
     /// # Errors
     /// [`SnapshotError`] if git cannot be started, or fails.
@@ -102,7 +96,6 @@ impl Git {
         if output.status.success() { Ok(output.stdout) } else { Err(self.failure(arguments, &output)) }
     }
 
-    /// Runs git with `input` as its standard input, and returns its standard output.
     pub(crate) fn run_with_input<S: AsRef<OsStr>>(
         &self,
         arguments: &[S],
@@ -142,7 +135,7 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is preserved, because it does not change which repository git uses.
+/// Returns whether a `GIT_*` variable is kept, because it does not change which repository git uses.
 fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"
@@ -158,14 +151,12 @@ fn is_connection_setting(name: &OsStr) -> bool {
         || name.starts_with("GIT_HTTP_")
 }
 
-/// Converts output of git to a path.
 #[cfg(unix)]
 pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     PathBuf::from(OsStr::from_bytes(bytes))
 }
 
-/// Converts output of git to a path.
 #[cfg(not(unix))]
 pub(crate) fn path_from_bytes(bytes: &[u8]) -> PathBuf {
     PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
@@ -176,7 +167,7 @@ pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
     output.split(|byte| *byte == 0).filter(|part| !part.is_empty())
 }
 
-/// Converts output to text without the line break at the end.
+/// Returns the output as text, without the final line break.
 #[must_use]
 pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()

@@ -1,7 +1,6 @@
 //! git's smart HTTP protocol for fetches, so that gitlab-runner can clone the snapshot.
 //!
-//! `git upload-pack` implements the protocol. This module has its two HTTP routes, checks the job's token, and connects
-//! the streams.
+//! Connects `git upload-pack` to the HTTP routes, and checks the job's token.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -22,9 +21,8 @@ use tokio_util::io::ReaderStream;
 
 use crate::git::Git;
 
-/// User name that a job sends with its token.
 const USER: &str = "gitlab-ci-token";
-/// Maximum size of a request in bytes. git sends a few kilobytes.
+/// git sends a few kilobytes.
 const MAX_REQUEST_BYTES: usize = 64 << 20;
 
 /// The repository to serve.
@@ -32,16 +30,16 @@ const MAX_REQUEST_BYTES: usize = 64 << 20;
 pub struct GitServer {
     /// Path of the bare repository.
     pub repository: PathBuf,
-    /// Path of the project, such as `group/app`. Served with and without `.git`.
+    /// Such as `group/app`. Served with and without `.git`.
     pub project_path: String,
-    /// Checks the token of a job.
+    /// Check of the password of each request.
     pub check_token: CheckToken,
 }
 
 /// Checks the token of a job.
 pub type CheckToken = Arc<dyn Fn(String) -> BoxFuture<'static, TokenCheck> + Send + Sync>;
 
-/// Result of checking a token.
+/// Result of a check of a job token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenCheck {
     /// The token belongs to the current assignment of the job.
@@ -56,11 +54,10 @@ pub enum TokenCheck {
 
 /// Returns the routes `/<project>.git/info/refs` and `/<project>.git/git-upload-pack`.
 pub fn git_routes(server: GitServer) -> Router {
-    // A project's path has slashes, which a route parameter cannot contain. The handlers therefore split the path.
+    // A project's path has slashes, which a route parameter cannot contain, so the handlers split the path.
     Router::new().route("/{*path}", get(advertise)).route("/{*path}", post(upload_pack)).with_state(server)
 }
 
-/// Query parameters of `info/refs`.
 #[derive(serde::Deserialize)]
 struct Service {
     service: Option<String>,
@@ -119,7 +116,7 @@ async fn upload_pack(
         Err(error) => return failed(&error),
     };
     let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    // git reads the whole request before it writes, so this cannot deadlock. It is not an error if git closes its input early.
+    // git reads the whole request before it writes, so this cannot deadlock. It may close its input early.
     if let Err(error) = stdin.write_all(&request).await {
         tracing::debug!(%error, "git upload-pack closed its input");
     }
@@ -155,8 +152,7 @@ impl GitServer {
         }
     }
 
-    /// Starts `git upload-pack`, which is killed when its handle is dropped. With `advertise`, the process only lists the refs
-    /// and gets no input.
+    /// Starts `git upload-pack`, which ends when its handle is dropped. `advertise` only lists the refs, without input.
     fn spawn(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
         let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
         if advertise {
@@ -177,7 +173,7 @@ impl GitServer {
 
 /// Returns the output as a stream that owns the process.
 ///
-/// If the process fails, the stream returns an error, so that a client does not accept a truncated response.
+/// If the process fails, the stream fails, so that a client does not accept a truncated response.
 fn output(
     child: Child,
     stdout: impl AsyncRead + Send + 'static,
@@ -213,7 +209,6 @@ fn failed(error: &std::io::Error) -> Response<Body> {
     StatusCode::INTERNAL_SERVER_ERROR.into_response()
 }
 
-/// Decompresses a request. `None` if it is larger than [`MAX_REQUEST_BYTES`].
 fn gunzip(packed: &[u8]) -> std::io::Result<Option<Vec<u8>>> {
     use std::io::Read as _;
     let mut plain = Vec::new();

@@ -6,7 +6,7 @@
 //!                                        +--Git, BlobReader--> files by commit and path
 //! ```
 //!
-//! Invariant: the user's repository is only read. No index, ref or object is written to it.
+//! Invariant: the user's repository is only read.
 
 mod blobs;
 mod commit;

@@ -1,8 +1,8 @@
-//! The commit that jobs check out: `HEAD` if the working tree is clean, and otherwise a commit on top of it with the current files.
+//! The commit that jobs check out: `HEAD` if the working tree is clean, or else a commit on top of it with the current
+//! files.
 //!
-//! A bare repository uses the objects of the user's repository (`objects/info/alternates`) and stores the new ones. The index is a
-//! private copy, so that only changed files are hashed. Nothing is written to the user's repository, and the user may run `git commit`
-//! or `git rebase` at the same time.
+//! Nothing is written to the user's repository, so the user may run `git commit` at the same time. The index is a
+//! private copy, so that only changed files are hashed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,9 +30,8 @@ pub struct Entry {
 pub struct Difference {
     /// Changed paths.
     pub paths: Vec<String>,
-    /// Human-readable name of the commit that the snapshot is compared with.
-    ///
-    /// It is the merge base, or the other commit itself if the histories have no common commit.
+    /// Human-readable name of the commit that the snapshot is compared with: the merge base, or the other commit if
+    /// there is no common commit.
     pub since: String,
 }
 
@@ -47,12 +46,12 @@ pub struct MergeBase {
 
 impl std::fmt::Display for MergeBase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&described(&self.commit, "the merge base with", &self.name))
+        f.write_str(&describe_commit(&self.commit, "the merge base with", &self.name))
     }
 }
 
-/// Returns the short ID of a commit and how it relates to the ref `name`. A name that is the ID itself is omitted.
-fn described(commit: &str, relation: &str, name: &str) -> String {
+/// Returns the short ID of a commit and how it relates to the ref `name`, unless `name` is the ID itself.
+fn describe_commit(commit: &str, relation: &str, name: &str) -> String {
     let short = commit.get(..8).unwrap_or(commit);
     if commit.starts_with(name) { short.to_owned() } else { format!("{short}, {relation} `{name}`") }
 }
@@ -66,7 +65,7 @@ pub struct Snapshot {
     pub worktree: PathBuf,
     /// Commit to check out.
     pub sha: String,
-    /// Whether the working tree differs from [`Snapshot::head`]. The commit `sha` then only exists in the store.
+    /// Whether the working tree differs from [`Snapshot::head`]. Then only the store has the commit `sha`.
     pub dirty: bool,
     /// Commit that the user has checked out, which the `CI_COMMIT_*` variables describe.
     pub head: Commit,
@@ -74,21 +73,19 @@ pub struct Snapshot {
     pub branch: Option<String>,
     /// Object format: `sha1` or `sha256`.
     pub object_format: String,
-    /// All paths of the snapshot, with `/` as separator.
+    /// Paths of the snapshot, with `/` as separator.
     pub tracked_paths: Arc<BTreeSet<String>>,
-    /// Entries of the snapshot, by path.
     entries: Arc<BTreeMap<String, Entry>>,
     /// The user's repository, with the objects of the store.
     git: Git,
 }
 
 impl Snapshot {
-    /// Stores a snapshot of the working tree around `directory` in the bare repository `store`.
+    /// Stores a snapshot of the working tree around `directory` in the bare repository `store`, which is created if
+    /// necessary.
     ///
-    /// Creates the store if necessary.
-    ///
-    /// The snapshot contains the current content of tracked files, and untracked files that are not ignored. Submodules are links to
-    /// their commits. The same content on the same commit has the same ID.
+    /// The snapshot contains tracked files, and untracked files that are not ignored. Submodules are links to their
+    /// commits. The same content on the same commit has the same ID.
     ///
     /// # Errors
     /// [`SnapshotError`]. After an error, only files in `store` remain.
@@ -100,9 +97,9 @@ impl Snapshot {
         let index = work.path().join("index");
         copy_index(&located.git_dir.join("index"), &index)?;
         let reader = Git { git_dir: Some(located.git_dir.clone()), ..Git::discover(&located.worktree) }
-            .with("GIT_WORK_TREE", located.worktree.as_os_str())
-            .with("GIT_OBJECT_DIRECTORY", store.join("objects"));
-        let writer = reader.clone().with("GIT_INDEX_FILE", index.as_os_str());
+            .with_variable("GIT_WORK_TREE", located.worktree.as_os_str())
+            .with_variable("GIT_OBJECT_DIRECTORY", store.join("objects"));
+        let writer = reader.clone().with_variable("GIT_INDEX_FILE", index.as_os_str());
 
         // Each call starts a process. Independent processes run in parallel.
         let (head, entries, tree) = std::thread::scope(|scope| {
@@ -182,30 +179,31 @@ impl Snapshot {
         self.first_commit(&candidates)
     }
 
-    /// Returns the commit of the first of the `names` that has one.
+    /// Returns the first commit that one of the `names` has.
     fn first_commit(&self, names: &[String]) -> Option<String> {
-        // One process looks up all names. `cat-file` ends at a name such as `@{upstream}` if the branch has no upstream.
+        // One process looks up all names. `cat-file` ends at a name such as `@{upstream}` if the branch has no
+        // upstream.
         if names.iter().any(|name| name.contains(['\n', '@'])) {
             return names.iter().find_map(|name| self.commit(name));
         }
         let input: String = names.iter().map(|name| format!("{name}^{{commit}}\n")).collect();
         let output = self.git.run_with_input(&["cat-file", "--batch-check=%(objectname)"], input.as_bytes()).ok()?;
-        // The line of a name without a commit is the name itself, followed by a space and a reason.
+        // The line of a name without a commit is the name itself, a space and a reason.
         let is_hash = |line: &&str| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_hexdigit());
         String::from_utf8_lossy(&output).lines().find(is_hash).map(str::to_owned)
     }
 
-    /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file is listed under both names.
+    /// Returns the changes since the snapshot diverged from the history of `base`. A renamed file has both names.
     ///
-    /// If the histories have no common commit, the snapshot is compared with `base` itself. `None` if `base` does not name a
-    /// commit, or git cannot compare the commits.
+    /// Without a common commit, the snapshot is compared with `base` itself. `None` if `base` is not a commit, or git
+    /// cannot compare the commits.
     #[must_use]
     pub fn changed_since(&self, base: &str) -> Option<Difference> {
         let (commit, since) = match self.merge_base(base) {
             Some(merge_base) => (merge_base.commit.clone(), merge_base.to_string()),
             None => {
                 let commit = self.resolve(base)?;
-                let since = described(&commit, "the commit of", base);
+                let since = describe_commit(&commit, "the commit of", base);
                 (commit, since)
             }
         };
@@ -213,9 +211,8 @@ impl Snapshot {
         Some(Difference { paths, since })
     }
 
-    /// Returns the commit where the snapshot diverged from the history of `name`.
-    ///
-    /// `None` if `name` does not name a commit, or the histories have no common commit.
+    /// Returns the commit where the snapshot diverged from the history of `name`. `None` if `name` is not a commit, or
+    /// there is no common commit.
     #[must_use]
     pub fn merge_base(&self, name: &str) -> Option<MergeBase> {
         let (tip, name) = self.tip(name)?;
@@ -223,9 +220,9 @@ impl Snapshot {
         output.status.success().then(|| MergeBase { commit: line(&output.stdout), name })
     }
 
-    /// Returns the commit that a name probably has on the server, and the ref that it was read from.
+    /// Returns the commit that a name probably has on the server, and the ref of that commit.
     ///
-    /// For a branch, this is the commit of its upstream or of `origin/<name>`, unless the local branch contains that commit.
+    /// For a branch, this is its upstream or `origin/<name>`, unless the local branch contains that commit.
     /// [`Snapshot::resolve`] resolves other names.
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
@@ -261,7 +258,7 @@ impl Snapshot {
         answer.is_ok_and(|output| output.status.success())
     }
 
-    /// Returns the paths in which two commits differ. `None` means that git cannot compare them.
+    /// Returns the paths in which two commits differ, or `None` if git cannot compare them.
     #[must_use]
     pub fn changed_between(&self, from: &str, to: &str) -> Option<Vec<String>> {
         let output = self.git.run(&["diff-tree", "-r", "-z", "--no-renames", "--name-only", from, to]).ok()?;
@@ -274,9 +271,8 @@ impl Snapshot {
         self.commit("@{upstream}")
     }
 
-    /// Returns the git settings whose lower-case names match the regular expression `pattern`.
-    ///
-    /// Later values of the same name take precedence.
+    /// Returns the git settings whose lower-case names match the regular expression `pattern`. Later values of a name
+    /// take precedence.
     #[must_use]
     pub fn config(&self, pattern: &str) -> Vec<(String, String)> {
         let Ok(output) = self.git.run(&["config", "--null", "--get-regexp", pattern]) else { return Vec::new() };
@@ -296,7 +292,7 @@ impl Snapshot {
         line(&output.stdout).strip_prefix("refs/remotes/origin/").map(str::to_owned)
     }
 
-    /// Returns the message of an annotated tag. `None` for other tags, or if the tag does not exist.
+    /// Returns the message of an annotated tag, or `None` for other tags.
     #[must_use]
     pub fn tag_message(&self, tag: &str) -> Option<String> {
         let format = "--format=%(objecttype)%00%(contents)";
@@ -307,7 +303,6 @@ impl Snapshot {
     }
 }
 
-/// Updates the private index to the current files of the working tree.
 fn add_all(git: &Git) -> Result<(), SnapshotError> {
     let arguments = ["add", "--all"];
     let output = git.output(&arguments)?;
@@ -336,13 +331,11 @@ fn add_all(git: &Git) -> Result<(), SnapshotError> {
     }
 }
 
-/// Returns the entries of the private index.
 fn list_index(git: &Git) -> Result<BTreeMap<String, Entry>, SnapshotError> {
     let output = git.run(&["ls-files", "--stage", "-z"])?;
     Ok(nul_separated(&output).filter_map(parse_entry).collect())
 }
 
-/// Parses `<mode> <object> <stage>\t<path>`.
 fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     let tab = line.iter().position(|byte| *byte == b'\t')?;
     let (fields, path) = (line.get(..tab)?, line.get(tab + 1..)?);
@@ -351,7 +344,6 @@ fn parse_entry(line: &[u8]) -> Option<(String, Entry)> {
     Some((String::from_utf8_lossy(path).into_owned(), Entry { mode, object }))
 }
 
-/// Returns the result of a scoped thread. A panic of the thread is resumed in the caller.
 fn join<T>(handle: std::thread::ScopedJoinHandle<'_, T>) -> T {
     handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

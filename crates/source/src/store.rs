@@ -1,14 +1,14 @@
-//! The bare repository of a run. It uses the objects of the user's repository, and stores only new objects.
+//! The bare repository of a run, which stores only objects that the user's repository does not have.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::SnapshotError;
-use crate::locate::Located;
+use crate::locate::FoundRepository;
 
-/// Creates a bare repository that uses the objects of the user's repository. Idempotent.
-pub(super) fn prepare_store(store: &Path, located: &Located) -> Result<(), SnapshotError> {
+/// Idempotent.
+pub(super) fn prepare_store(store: &Path, located: &FoundRepository) -> Result<(), SnapshotError> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(store.join("objects/info"))?;
         fs::create_dir_all(store.join("refs"))?;
@@ -33,7 +33,7 @@ pub(super) fn prepare_store(store: &Path, located: &Located) -> Result<(), Snaps
     write().map_err(store_error(store))
 }
 
-/// Returns the line of `objects/info/alternates` for a directory, quoted for git if necessary.
+/// Returns the line of `objects/info/alternates`, quoted for git if necessary.
 fn alternates(objects: &Path) -> Vec<u8> {
     let bytes = objects.as_os_str().as_encoded_bytes();
     let mut line = Vec::with_capacity(bytes.len() + 3);
@@ -54,9 +54,7 @@ fn alternates(objects: &Path) -> Vec<u8> {
     line
 }
 
-/// Copies the index with its modification time.
-///
-/// git reads a file again if it is not older than the index, because the file may have changed after the index was written.
+/// Copies the index with its modification time, from which git decides which files it reads again.
 pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let copy = || -> io::Result<()> {
         let modified = match fs::metadata(from) {
@@ -70,7 +68,6 @@ pub(super) fn copy_index(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     copy().map_err(store_error(to))
 }
 
-/// Writes a small file atomically.
 pub(super) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
@@ -78,7 +75,6 @@ pub(super) fn write_atomically(path: &Path, content: &[u8]) -> io::Result<()> {
     file.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// Returns a function that creates the error for a file or directory that could not be written.
 pub(super) fn store_error(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + use<> {
     let path = path.to_owned();
     move |source| SnapshotError::Store { path, source }

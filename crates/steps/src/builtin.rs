@@ -1,4 +1,4 @@
-//! Port to the steps that are built into an agent: their traits, and the registry that creates them from a plan.
+//! Port to the steps that are built into an agent.
 
 mod registry;
 
@@ -35,7 +35,7 @@ pub trait Builtin<J>: Send + Sync {
     /// Runs the step.
     ///
     /// # Errors
-    /// The step failed. The engine decides how the [`Failure`] affects the job.
+    /// The step failed.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
     /// Returns the inputs for the operator's step that replaces this step. `None` means that this step cannot be replaced.
@@ -43,41 +43,36 @@ pub trait Builtin<J>: Send + Sync {
         None
     }
 
-    /// Returns name and title of the log section for [`Builtin::clear`].
-    ///
-    /// `None` means that nothing needs to be cleared before the second attempt.
+    /// Returns the name and title of the log section for [`Builtin::clear`]. `None` means that a second attempt needs
+    /// no cleanup.
     fn clear_section(&self) -> Option<(&'static str, &'static str)> {
         None
     }
 
-    /// Removes what the first attempt left behind.
+    /// Cleans up after the first attempt.
     ///
     /// # Errors
-    /// The cleanup failed. There is then no second attempt.
+    /// The cleanup failed. The step then has no second attempt.
     async fn clear(&self, _job: &Arc<J>, _stop: &StopToken) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Returns whether a killed agent left something behind that [`Builtin::remove_leftovers`] must remove. `temp_dir` is the directory
-    /// for the job's temporary files.
+    /// Returns whether a killed agent left something that [`Builtin::remove_leftovers`] must remove. `temp_dir` holds
+    /// the job's temporary files.
     fn has_leftovers(&self, _temp_dir: &Path) -> bool {
         false
     }
 
-    /// Removes what a killed agent left of the step.
-    ///
-    /// Leaves temporary files and the processes that are recorded with the job.
+    /// Removes what a killed agent left of the step, except temporary files and recorded processes.
     ///
     /// # Errors
-    /// The removal failed. The agent writes the [`Failure`] to its own log.
+    /// The removal failed.
     async fn remove_leftovers(&self, _temp_dir: &Path, _processes: &Processes) -> Result<(), Failure> {
         Ok(())
     }
 }
 
-/// Inputs that a built-in step passes to the operator's step that replaces it.
-///
-/// The names of the inputs are documented in docs/reference/replaceable-steps.md.
+/// Inputs that a built-in step passes to the operator's step that replaces it (docs/reference/replaceable-steps.md).
 #[derive(Debug, Default)]
 pub struct Offer {
     /// Values by name. Expressions in them are not evaluated.
@@ -97,12 +92,10 @@ pub struct Replacement {
     pub with: Map<String, Value>,
 }
 
-/// Built-in step, with its inputs, that creates an environment with a second agent.
-///
-/// The steps inside the built-in step run at that agent.
+/// Built-in step that creates an environment with a second agent. The steps inside it run at that agent.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
-    /// Creates the environment. Runs the steps `beside` it once, when everything that they need exists.
+    /// Creates the environment. Runs `beside` once, when everything that those steps need exists.
     ///
     /// # Errors
     /// [`Failure`], after everything that was created has been removed.
@@ -113,9 +106,7 @@ pub trait DelegateTarget<J>: Send + Sync {
         stop: &StopToken,
     ) -> Result<Box<dyn OpenTarget>, Failure>;
 
-    /// Removes what a killed agent may have left of the environment.
-    ///
-    /// Leaves the processes that are recorded with the job.
+    /// Removes what a killed agent may have left of the environment, except recorded processes.
     ///
     /// # Errors
     /// [`Failure::Configuration`] if no attempt can succeed. After any other error, another attempt may succeed.
@@ -134,13 +125,13 @@ pub trait BesideSteps: Sync {
     async fn run(&self) -> Result<(), Failure>;
 }
 
-/// Environment that was created for the steps inside a step, and the connection to its agent.
+/// Environment of a [`DelegateTarget`], and the connection to its agent.
 #[async_trait]
 pub trait OpenTarget: Reach {
     /// Returns the job's directory in the environment.
     fn project_dir(&self) -> &Path;
 
-    /// Returns the image of the container that is the environment. Empty means that the environment is not a container.
+    /// Returns the image of the container. Empty means that the environment is not a container.
     #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
     fn image(&self) -> &str {
         ""
@@ -159,14 +150,14 @@ pub trait OpenTarget: Reach {
     /// Waits until the environment is known to be lost. Returns the reason. Cancel-safe.
     async fn lost(&self) -> String;
 
-    /// Returns the cause of a failure of the steps, as far as the environment knows it. `None` means that the cause is not known.
+    /// Returns the cause of a step's failure. `None` means that the environment does not know the cause.
     async fn explain(&self, _failure: &Failure) -> Option<String> {
         None
     }
 
     /// Returns result nodes for what ran beside the environment, such as services. Called before [`OpenTarget::close`].
     ///
-    /// Each node has the name of the step that started the service, and is merged into the node of that step.
+    /// Each node is merged into the node of the step with the same name.
     async fn beside_nodes(&self) -> Vec<StepNode> {
         Vec::new()
     }
@@ -178,7 +169,7 @@ pub trait OpenTarget: Reach {
 /// Role of a step in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Role {
-    /// Prints the environment of the job. The step is not part of the result, and runs before the job's files are prepared.
+    /// Prints the environment of the job. Not part of the result.
     Prepare,
     /// Gets the sources.
     Sources,
@@ -186,7 +177,7 @@ pub enum Role {
     Script,
     /// Runs if the script has started, even if the script failed or was canceled.
     AfterScript,
-    /// Removes what the job left behind. The step runs even if the job was stopped.
+    /// Removes what the job left behind, even if the job was stopped.
     Cleanup,
     /// Any other step.
     #[default]
@@ -201,7 +192,7 @@ pub struct Step<J> {
     pub policy: Policy,
     /// Action of the step.
     pub call: Call<J>,
-    /// Record of the call for the result. `None` means that calls are not recorded, or that the steps inside have their own records.
+    /// Record of the call for the result. `None` means that the call is not recorded.
     pub record: Option<Box<CallRecord>>,
 }
 
@@ -209,7 +200,7 @@ pub struct Step<J> {
 pub enum Call<J> {
     /// Runs a built-in step.
     Builtin(Box<dyn Builtin<J>>),
-    /// Runs the operator's step in place of a built-in step. The built-in step provides inputs and role.
+    /// Runs the operator's step. The replaced built-in step provides inputs and role.
     Replaced(Box<dyn Builtin<J>>, Replacement),
     /// Runs the `run:` list of a job.
     Run(Value),
@@ -221,7 +212,7 @@ pub enum Call<J> {
     Steps(Vec<Step<J>>),
 }
 
-/// Environment and the steps that it is for.
+/// Environment and the steps that run in it or beside it.
 pub struct Delegation<J> {
     /// Creates the environment.
     pub target: Box<dyn DelegateTarget<J>>,
@@ -247,12 +238,12 @@ impl<J> Step<J> {
         self.policy.by_operator || matches!(self.call, Call::Replaced(..))
     }
 
-    /// Returns whether the author of the job wrote the commands or steps that this step runs. The operator's limits apply to them.
+    /// Returns whether the author of the job wrote the commands or steps that this step runs.
     pub(crate) fn is_by_author(&self) -> bool {
         matches!(self.role(), Role::Script | Role::AfterScript)
     }
 
-    /// Returns whether this step, or a step inside it at the same agent, is written by the author of the job.
+    /// Returns whether the author of the job wrote this step, or a step inside it at the same agent.
     #[must_use]
     pub fn has_steps_by_author(&self) -> bool {
         match &self.call {
@@ -261,7 +252,6 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the name of the step's log section.
     pub(crate) fn section_name(&self) -> &str {
         if self.policy.section.is_empty() { &self.name } else { &self.policy.section }
     }
@@ -275,7 +265,7 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the steps that create environments, among this step and the steps inside it.
+    /// Returns the steps that create environments, among this step and its inner steps.
     #[must_use]
     pub fn targets(&self) -> Vec<&dyn DelegateTarget<J>> {
         match &self.call {
@@ -285,9 +275,8 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns the built-in steps among this step and the steps inside it.
-    ///
-    /// Omits replaced steps and steps that run at another agent.
+    /// Returns the built-in steps among this step and its inner steps, without replaced steps and steps of another
+    /// agent.
     #[must_use]
     pub fn builtins(&self) -> Vec<&dyn Builtin<J>> {
         match &self.call {
@@ -298,7 +287,6 @@ impl<J> Step<J> {
         }
     }
 
-    /// Returns whether the step contains other steps, which have their own policies.
     pub(crate) fn has_inner_steps(&self) -> bool {
         matches!(self.call, Call::Steps(_) | Call::Delegate(_))
     }

@@ -1,6 +1,5 @@
-//! Port to the steps that come with the agent and that lists of steps may call: `dist://...` and `builtin://function/...`.
-//!
-//! `script` and the step that fetches an image are part of the engine.
+//! Port to the steps that come with the agent and that lists of steps may call: `dist://...` and
+//! `builtin://function/...`.
 
 use std::path::Path;
 
@@ -18,8 +17,10 @@ pub trait BundledSteps: Send + Sync {
     /// Returns inputs and outputs of a step. `None` means that there is no such step.
     fn spec(&self, name: &str) -> Option<Spec>;
 
-    /// Returns the commands that a POSIX shell runs as the step, in place of [`Self::run`]. The shell is a process of the job with the
-    /// environment of the step and the variables of the job. `None` means that the step runs in this process.
+    /// Returns the commands that a POSIX shell runs in place of [`Self::run`]. `None` means that the step runs in this
+    /// process.
+    ///
+    /// The shell has the environment of the step and the variables of the job.
     ///
     /// # Errors
     /// [`PortError`] if an input is invalid.

@@ -1,7 +1,6 @@
 //! Limit of the disk space of a job's directories.
 //!
-//! The kernel cannot limit the space of all files of some processes together. Therefore the directories are measured while a step runs, and at its
-//! end. A step can exceed the limit between two measurements, but then it fails at the next one.
+//! The kernel has no such limit. Therefore the directories are measured during each step and at its end.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,20 +14,17 @@ use crate::log::{Log, Stream};
 use crate::stop::StopToken;
 use crate::style;
 
-/// Minimum time between two measurements.
+/// Minimum pause between two measurements.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum time between two measurements, as a multiple of the duration of one.
-///
-/// This limits the cost to 5 % of a CPU.
+/// Ratio of the pause to the duration of a measurement. Measuring takes at most 5 % of a CPU.
 const INTERVAL_RATIO: u32 = 20;
 
-/// Disk limit of a step.
 #[derive(Debug, Clone)]
 pub(crate) struct DiskLimit {
     /// Maximum space in bytes of all directories together.
     pub(crate) bytes: u64,
     pub(crate) directories: Vec<PathBuf>,
-    /// Whether the directories may already hold more than the limit when the step starts. They must not grow then.
+    /// Whether the directories may exceed the limit when the step starts. They must not grow then.
     pub(crate) may_start_above: bool,
 }
 
@@ -50,10 +46,8 @@ pub enum DiskError {
 }
 
 impl DiskLimit {
-    /// Runs the work of a step, and stops the work if the directories hold more than the limit. Returns the result of the work, and the reason
-    /// why the step does not comply with the limit.
-    ///
-    /// Warnings are written to `log`.
+    /// Runs `work`, and stops it if the directories hold more than the limit. Returns the result of `work`, and why the
+    /// limit is violated.
     pub(crate) async fn enforce<T, E>(
         &self,
         stop: &StopToken,
@@ -70,8 +64,8 @@ impl DiskLimit {
         }
         let mut error = None;
         let watch = async {
-            let exceeded = self.exceeded(allowed).await;
-            // After another stop, such as the timeout of the job, that stop is the reason.
+            let exceeded = self.wait_until_exceeded(allowed).await;
+            // If the job was stopped earlier, such as by its timeout, that stop is the reason.
             if stop.cause().is_none() {
                 error = Some(exceeded);
             }
@@ -81,14 +75,13 @@ impl DiskLimit {
             error = tokio::select! {
                 biased;
                 _ = stop.stopped() => None,
-                error = self.at_end(allowed, log) => error,
+                error = self.check_at_end(allowed, log) => error,
             };
         }
         (result, error)
     }
 
-    /// Waits until the directories hold more than `allowed` bytes.
-    async fn exceeded(&self, allowed: u64) -> DiskError {
+    async fn wait_until_exceeded(&self, allowed: u64) -> DiskError {
         loop {
             let start = Instant::now();
             if self.measure(allowed).await.bytes > allowed {
@@ -100,8 +93,8 @@ impl DiskLimit {
 
     /// Measures the directories after the work.
     ///
-    /// An unreadable directory is an error only at the end, because a job, such as a test, may make directories unreadable for a while.
-    async fn at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
+    /// Only here, an unreadable directory is an error, because a job may make directories unreadable for a while.
+    async fn check_at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
         let usage = self.measure(allowed).await;
         if usage.bytes > allowed {
             return Some(DiskError::Exceeded(self.bytes));
@@ -111,12 +104,12 @@ impl DiskLimit {
         if *is_own {
             return Some(DiskError::Unmeasured(message));
         }
-        // The agent may lack permission for files of other users, such as files that a container wrote as root.
+        // The agent may lack permission for files of other users.
         log.write(Stream::Runner, style::warning(&format!("{message}; the disk limit does not include it")).as_bytes());
         None
     }
 
-    /// Measures the directories, at most up to `limit`. Cancel-safe.
+    /// Measures the directories until the size exceeds `limit`. Cancel-safe.
     async fn measure(&self, limit: u64) -> DiskUsage {
         let token = CancellationToken::new();
         let _stops_thread = token.clone().drop_guard();
@@ -172,7 +165,7 @@ mod tests {
         let log: Arc<dyn Log> = Arc::new(NoLog);
         let ended = limit.enforce(&stop, &log, work);
         let measure = async {
-            assert_eq!(limit.exceeded(1000).await, DiskError::Exceeded(1000));
+            assert_eq!(limit.wait_until_exceeded(1000).await, DiskError::Exceeded(1000));
             measured.cancel();
         };
         let (ended, ()) = tokio::join!(ended, measure);

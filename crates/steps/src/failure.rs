@@ -1,4 +1,4 @@
-//! Failures of steps, and the failure reason and exit code that they give the job (docs/spec/job-execution.md, section 11).
+//! Failures of steps, with their failure reasons and exit codes (docs/spec/job-execution.md, section 11).
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -15,7 +15,7 @@ pub enum PortError {
     /// The job was stopped.
     #[error("stopped")]
     Stopped(TerminationCause),
-    /// An input is invalid, or a server refused the request or is not reachable. The text contains the error of the server and the remedy.
+    /// An input is invalid, or a server refused the request or is unreachable. Contains the error and the remedy.
     #[error("{0}")]
     Failed(String),
     /// This machine failed.
@@ -29,33 +29,34 @@ pub enum Failure {
     /// A command of the job exited with this status.
     #[error("exit status {0}")]
     Exit(i32),
-    /// A command of the job in a container exited with this status. After a signal, the status is 128 plus the number of the
-    /// signal. GitLab prints a different text for containers, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
+    /// A command of the job in a container exited with this status, which is 128 plus the signal's number if a signal
+    /// ended the command.
+    ///
+    /// GitLab's text for containers differs, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
-    /// A command of the job was terminated by this signal, which Muster did not send.
+    /// A command of the job was terminated by this signal, but not by Muster.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
     /// The step was stopped.
     #[error("{}", cause_message(*.0))]
     Stopped(TerminationCause),
-    /// The step exceeded its own timeout. The text names the timeout.
+    /// The step exceeded its own timeout, which the text names.
     #[error("{0}")]
     StepTimeout(String),
-    /// The job exceeded its timeout. The text names the timeout.
+    /// The job exceeded its timeout, which the text names.
     #[error("{0}")]
     JobTimeout(String),
-    /// A step failed because of something in the job, such as an invalid file.
-    ///
-    /// It counts as a failure of the script.
+    /// Something in the job failed, such as an invalid file. Counts as a failure of the script.
     #[error("{0}")]
     Step(String),
-    /// A login shell ended before it read the script. Contains how the shell ended, and its exit status if it has one.
+    /// A login shell ended before it read the script. Contains how it ended, and its exit status.
     #[error(
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
-    /// A step of a step file failed. Contains the message, which names the steps, and the exit status if a process exited.
+    /// A step of a step file failed. Contains the message with the names of the steps, and the exit status of a
+    /// process.
     #[error("{0}")]
     StepFile(String, Option<i32>),
     /// Delegated steps failed at another agent. Contains the message, and the exit status if their script failed.
@@ -151,9 +152,7 @@ impl Failure {
         }
     }
 
-    /// Converts the failure of a step that replaces a built-in step to a failure of the runner.
-    ///
-    /// Does not change the failure if the job was stopped.
+    /// Like [`Self::in_operator_step`], for an operator's step in place of a built-in step.
     #[must_use]
     pub fn in_replacement(self, builtin: &str, step: &str) -> Self {
         match self {
@@ -164,7 +163,7 @@ impl Failure {
         }
     }
 
-    /// Returns a function that turns an I/O error into a failure of the machine. `operation` is the text before the error.
+    /// Returns a function that converts an I/O error to a failure of the machine. `operation` precedes the error.
     pub fn io(operation: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System(format!("{operation}: {error}"))
     }
@@ -189,7 +188,7 @@ impl Failure {
         }
     }
 
-    /// Returns the exit code to report to the coordinator. `None` means that the failure has no exit code.
+    /// Returns the exit code for the coordinator.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         match self {
@@ -200,7 +199,7 @@ impl Failure {
         }
     }
 
-    /// Returns the cause that ended the job early. `None` means that the job was not ended early.
+    /// Returns the cause that ended the job or step early.
     #[must_use]
     pub fn cause(&self) -> Option<TerminationCause> {
         match self {
@@ -212,7 +211,7 @@ impl Failure {
 }
 
 impl From<FileError> for Failure {
-    /// Returns a failure of the job, because jobs can write the files that are read with [`muster_files`].
+    /// Returns a failure of the job, because jobs can write these files.
     fn from(error: FileError) -> Self {
         Self::Step(error.to_string())
     }

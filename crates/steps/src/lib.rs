@@ -1,8 +1,7 @@
-//! Step files, references and expressions, the engine that executes a tree of steps under their policies, and the processes that
-//! steps start.
+//! Step files, expressions, the engine that executes a job's steps, and the processes that steps start.
 //!
-//! Invariants (J5 and J6 are those of ARCHITECTURE.md): [`process::Processes`] knows all processes of a job and terminates every one of
-//! them (J5). The output of steps is written only to [`log::Log`] (J6).
+//! [`process::Processes`] terminates every process of a job (invariant J5). The output of steps is written only to
+//! [`log::Log`] (invariant J6).
 
 pub mod builtin;
 pub mod bundled;

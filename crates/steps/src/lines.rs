@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
-/// Invalid output or export file. The messages are based on those of GitLab's step-runner.
+/// Messages are like those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueFileError {
     #[error("output file: read output file: {0}")]
@@ -20,17 +20,15 @@ pub(crate) enum ValueFileError {
     ExportType(String, &'static str),
 }
 
-/// Invalid line of an output or export file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("failed to unmarshal JSON at line {line}: {problem}{}", quote("line", text))]
 pub(crate) struct LineError {
     line: usize,
     problem: LineProblem,
-    /// The line. `None` means that errors do not quote the file.
+    /// Text of the line. `None` means that errors do not quote the file.
     text: Option<String>,
 }
 
-/// Returns the end of a message that quotes a file.
 fn quote(name: &str, text: &Option<String>) -> String {
     text.as_ref().map(|text| format!(", {name}: {text}")).unwrap_or_default()
 }
@@ -49,7 +47,6 @@ enum LineProblem {
     NotString(&'static str),
 }
 
-/// Output that does not match the specification of the step.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OutputError {
     #[error("unexpected output, remove from step outputs or define in step specification")]
@@ -62,7 +59,7 @@ pub(crate) enum OutputError {
     Type { declared: &'static str, received: &'static str },
 }
 
-/// Fields of a step's result as JSON, in both spellings that protobuf accepts. Only `outputs` is used.
+/// Fields of a step's result in JSON, in both spellings that protobuf accepts. Only `outputs` is used.
 const RESULT_FIELDS: [&str; 11] = [
     "step",
     "specDefinition",
@@ -77,7 +74,6 @@ const RESULT_FIELDS: [&str; 11] = [
     "sub_step_results",
 ];
 
-/// Returns the outputs in the text of a step's result.
 fn delegated_outputs(text: &str) -> Result<Map<String, Value>, String> {
     let mut result: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if let Some(field) = result.keys().find(|field| !RESULT_FIELDS.contains(&field.as_str())) {
@@ -90,7 +86,7 @@ fn delegated_outputs(text: &str) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Returns the values in a file by name. A later line replaces an earlier one of the same name. If `quotes_file` is set, errors quote the
+/// Returns the values in a file by name. Later lines replace earlier lines. If `quotes_file` is set, errors quote the
 /// line.
 fn values(text: &str, quotes_file: bool) -> Result<Map<String, Value>, LineError> {
     let mut values = Map::new();
@@ -121,7 +117,7 @@ fn parse_line(line: &str) -> Result<(String, Value), LineProblem> {
     }
 }
 
-/// Returns the outputs in an output file, checked against the declarations and completed with defaults.
+/// Returns the checked outputs in an output file, with defaults.
 pub(crate) fn outputs(text: &str, declared: &Outputs, quotes_file: bool) -> Result<Map<String, Value>, ValueFileError> {
     let Outputs::Declared(declared) = declared else {
         let data = quotes_file.then(|| text.to_owned());
@@ -147,7 +143,6 @@ pub(crate) fn outputs(text: &str, declared: &Outputs, quotes_file: bool) -> Resu
     Ok(found)
 }
 
-/// Returns the environment variables in an export file.
 pub(crate) fn exports(text: &str, quotes_file: bool) -> Result<Vec<(String, String)>, ValueFileError> {
     let values = values(text, quotes_file).map_err(ValueFileError::ExportLine)?;
     let text = |(key, value): (String, Value)| {
@@ -155,7 +150,7 @@ pub(crate) fn exports(text: &str, quotes_file: bool) -> Result<Vec<(String, Stri
             Value::Array(_) | Value::Object(_) => {
                 return Err(ValueFileError::ExportType(key, Kind::from_value(&value).map_or("null", Kind::name)));
             }
-            // Unlike in expressions, numbers are written without an exponent.
+            // Numbers have no exponent, unlike in expressions.
             Value::Number(number) => number.as_f64().map_or_else(|| number.to_string(), |value| value.to_string()),
             other => to_text(other),
         };

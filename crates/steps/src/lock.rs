@@ -1,4 +1,4 @@
-//! The lock file of a repository. It pins the digest of each remote step that the repository uses.
+//! Lock file of a repository, which pins the digests of its remote steps.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,6 @@ use crate::remote::Source;
 
 /// Name of the file, at the top of the repository.
 pub const LOCK_FILE: &str = "muster-steps.lock";
-/// Version of the format.
 const FORMAT: u32 = 1;
 const HEADER: &str = "# Digests of the remote steps of this repository, written by `muster step lock`. Commit this file: jobs then run only these steps.\n";
 
@@ -65,7 +64,7 @@ impl StepLock {
     /// Returns the text of the file, with the entries in the order of their sources.
     ///
     /// # Errors
-    /// [`LockError::Entries`] if the entries cannot be written as TOML.
+    /// [`LockError::Entries`].
     pub fn to_text(&self) -> Result<String, LockError> {
         let mut sorted = self.clone();
         sorted.entries.sort();
@@ -73,14 +72,14 @@ impl StepLock {
         Ok(format!("{HEADER}{text}"))
     }
 
-    /// Returns the pinned digest of a source. `None` means that the file does not name the source.
+    /// Returns the pinned digest of a source.
     #[must_use]
     pub fn digest(&self, source: &Source) -> Option<&str> {
         let name = source.to_string();
         self.entries.iter().find(|entry| entry.source == name).map(|entry| entry.digest.as_str())
     }
 
-    /// Pins a source to a digest. An earlier digest of the source is replaced.
+    /// Pins a source to a digest. Replaces an earlier digest.
     pub fn put(&mut self, source: &Source, digest: String) {
         let source = source.to_string();
         self.entries.retain(|entry| entry.source != source);

@@ -2,8 +2,8 @@
 
 use crate::process::search_path;
 
-/// Returns the message that no program with one of these names exists. `image` is the image of the container in which the steps run. Empty
-/// means that they run on this machine.
+/// Returns the message that no shell with one of these names exists. `image` is the image of the steps' container.
+/// Empty means this machine.
 #[must_use]
 pub fn shell_not_found(names: &[&str], image: &str) -> String {
     let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" or ");

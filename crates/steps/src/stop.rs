@@ -1,4 +1,4 @@
-//! Stop token with a cause, so that the report can distinguish a cancel, a timeout and a lost environment.
+//! Stop token with a cause, such as a cancel, a timeout or a lost environment.
 
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
@@ -23,16 +23,15 @@ impl StopToken {
         Self::default()
     }
 
-    /// Returns a token that is stopped with this one. Stopping the child does not stop this token.
+    /// Returns a token that stops with this token. Stopping the child does not stop this token.
     #[must_use]
     pub fn child(&self) -> Self {
         Self { token: self.token.child_token(), cause: Arc::new(OnceLock::new()), parent: Some(Box::new(self.clone())) }
     }
 
-    /// Stops the token and its children. If this token was already stopped, its first cause remains. The cause of a stopped parent takes
-    /// precedence.
+    /// Stops the token and its children. The first cause remains, but the cause of a parent takes precedence.
     pub fn stop(&self, cause: TerminationCause) {
-        // The cause is set first, because a task that sees the stopped token must find it.
+        // A task that sees the stopped token must find the cause.
         let _ = self.cause.set(cause);
         self.token.cancel();
     }
@@ -43,8 +42,8 @@ impl StopToken {
         self.parent.as_ref().and_then(|parent| parent.cause()).or_else(|| self.cause.get().copied())
     }
 
-    /// Runs `work` to its end and returns its result. If `event` completes first, the token is stopped with `cause`, and the
-    /// work may take more time to end.
+    /// Runs `work` to its end. If `event` completes first, stops the token with `cause` and continues to wait for
+    /// `work`.
     pub async fn stop_on<T>(
         &self,
         event: impl Future<Output = ()>,
@@ -67,7 +66,7 @@ impl StopToken {
     }
 }
 
-/// Waits until `deadline`, or forever if it is `None`. Cancel-safe.
+/// Waits until `deadline`. `None` waits forever. Cancel-safe.
 pub async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline.into()).await,

@@ -1,4 +1,4 @@
-//! Escape sequences and sections of the lines that Muster writes to the trace (docs/spec/job-execution.md, sections 1.7 and 1.8).
+//! Escape sequences and sections of Muster's lines in the trace (docs/spec/job-execution.md, sections 1.7 and 1.8).
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,13 +11,13 @@ pub const RESET: &str = "\x1b[0;m";
 /// Returns to the start of the line and clears it.
 pub const CLEAR: &str = "\x1b[0K";
 
-/// Returns a line without color.
+/// Returns an uncolored line.
 #[must_use]
 pub fn plain(text: &str) -> String {
     format!("{CLEAR}{text}{RESET}\n")
 }
 
-/// Returns a notice, in bold green: an action of a stage, or a success.
+/// Returns a line with a notice in bold green.
 #[must_use]
 pub fn info(text: &str) -> String {
     format!("{BOLD_GREEN}{text}{RESET}\n")

@@ -25,7 +25,7 @@ impl Kind {
         })
     }
 
-    /// Returns the type of a value. `None` means that the value is null.
+    /// Returns the type of a value. `None` means null.
     #[must_use]
     pub fn from_value(value: &Value) -> Option<Self> {
         Some(match value {
@@ -38,7 +38,7 @@ impl Kind {
         })
     }
 
-    /// Returns the name of the type in step files.
+    /// Returns the type's name in step files.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,6 +1,6 @@
 //! Reader for the YAML documents of step files (docs/spec/steps.md, section 1.1).
 //!
-//! Anchors, aliases and merge keys are supported. The number of values and their depth are limited.
+//! Supports anchors, aliases and merge keys, with limits for the number and depth of values.
 
 use std::collections::HashMap;
 
@@ -10,24 +10,22 @@ use serde_json::{Number, Value};
 
 use crate::expression::to_text;
 
-/// Value of a YAML document.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Node {
     /// Null, boolean, number or string.
     Scalar {
-        /// Text of the scalar in the file, such as `1.10`.
+        /// Text in the file, such as `1.10`.
         text: String,
-        /// Value of the scalar.
         value: Value,
     },
-    /// Date, or date and time. JSON has no such type.
+    /// Date, or date and time, which JSON lacks.
     Timestamp(String),
     List(Vec<Node>),
     Map(IndexMap<String, Node>),
 }
 
 impl Node {
-    /// Returns the number of levels of values below this one.
+    /// Returns the number of levels below this value.
     fn levels(&self) -> usize {
         let below_items = match self {
             Self::Scalar { .. } | Self::Timestamp(_) => None,
@@ -45,12 +43,11 @@ impl Node {
         if let Self::Map(map) = self { Some(map) } else { None }
     }
 
-    /// Returns the value of a string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::Scalar { value: Value::String(text), .. } = self { Some(text) } else { None }
     }
 
-    /// Returns a scalar as it is written in the file. `None` means that the value is null, a list or a mapping.
+    /// Returns the text of a scalar in the file. `None` means null, a list or a mapping.
     pub(crate) fn to_scalar_text(&self) -> Option<String> {
         match self {
             Self::Scalar { value: Value::Null, .. } | Self::List(_) | Self::Map(_) => None,
@@ -61,7 +58,7 @@ impl Node {
     /// Converts the value to JSON.
     ///
     /// # Errors
-    /// The text of a timestamp that the value contains.
+    /// Text of a timestamp in the value.
     pub(crate) fn to_json(&self) -> Result<Value, String> {
         Ok(match self {
             Self::Scalar { value, .. } => value.clone(),
@@ -115,15 +112,15 @@ enum YamlProblem {
     MergeNotMapping,
 }
 
-/// Maximum number of values in one stream, with aliases expanded.
+/// With expanded aliases.
 const MAX_NODES: usize = 100_000;
-/// Maximum depth of nested values, with aliases expanded.
+/// With expanded aliases.
 const MAX_DEPTH: usize = 64;
 
-/// Reads at most `max_documents` documents of a stream. Later documents are not parsed.
+/// Reads at most `max_documents` documents. Later documents are not parsed.
 ///
 /// # Errors
-/// The text is not valid YAML, or exceeds a limit. The error has the line.
+/// The text is invalid YAML, or exceeds a limit. The error has the line.
 pub(crate) fn parse_documents(text: &str, max_documents: usize) -> Result<Vec<Node>, YamlError> {
     let mut reader = Reader { parser: Parser::new_from_str(text), anchors: HashMap::new(), nodes: 0, line: 1 };
     let mut values = Vec::new();
@@ -144,11 +141,10 @@ pub(crate) fn parse_documents(text: &str, max_documents: usize) -> Result<Vec<No
 
 struct Reader<'a> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
-    /// Values by the IDs of their anchors, with the number of values that each contains, and the number of levels below it.
+    /// Values by anchor ID, each with its number of values and its levels.
     anchors: HashMap<usize, (Node, usize, usize)>,
-    /// Number of values that were read, with aliases expanded.
+    /// Number of values so far, with expanded aliases.
     nodes: usize,
-    /// Line of the last event.
     line: usize,
 }
 
@@ -258,9 +254,7 @@ fn plain_scalar(text: &str) -> Node {
     Node::Scalar { text: text.to_owned(), value: scalar(text) }
 }
 
-/// Returns whether a plain scalar is a date or a date and time.
-///
-/// Examples: `2001-12-14`, `2001-12-14t21:59:43.10-05:00`.
+/// Returns whether a plain scalar is a date or a date and time, such as `2001-12-14t21:59:43.10-05:00`.
 fn is_timestamp(text: &str) -> bool {
     let date_end = text.find(['T', 't', ' ']).unwrap_or(text.len());
     let (date, time) = text.split_at(date_end);
@@ -278,7 +272,7 @@ fn is_timestamp(text: &str) -> bool {
     is_date && (time.is_empty() || is_time)
 }
 
-/// Returns the value of a plain scalar by the core schema of YAML 1.2. Like in Go, numbers with a leading zero are octal.
+/// Returns the value of a plain scalar by the core schema of YAML 1.2. As in Go, a leading zero means octal.
 fn scalar(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Value::Null,

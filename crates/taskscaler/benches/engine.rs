@@ -1,10 +1,9 @@
 //! Time per event of a large fleet, and memory per instance and per queued job.
 //!
-//!     cargo bench -p muster-taskscaler
+//! cargo bench -p muster-taskscaler
 //!
-//! The fleet has 5,000 instances with one slot each, all in use, and 20,000 queued jobs. A second fleet has eight slots per
-//! instance and jobs of several sizes. Each time covers one event and everything that follows from it: assignments, scale-up
-//! requests, decisions, and ledger rows.
+//! Both fleets have 5,000 instances, all slots in use, and 20,000 queued jobs. Instances of the first fleet have one
+//! slot, those of the second fleet have eight. Each time includes all effects of the event.
 
 #![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
 #![expect(clippy::unwrap_used, reason = "a benchmark panics if it fails")]
@@ -35,9 +34,9 @@ const G: GroupId = GroupId(0);
 
 struct Fleet {
     engine: Engine,
-    /// Current time in milliseconds. Each event is one millisecond later than the one before.
+    /// Current time in milliseconds. Each event advances it by one.
     at: u64,
-    /// Number of the latest call that lists the instances.
+    /// Number of the latest `List` action.
     call: u64,
 }
 
@@ -47,14 +46,12 @@ impl Fleet {
         Now::steady(Time::from_millis(self.at), 1_772_409_600)
     }
 
-    /// Handles an event. Returns the actions that follow from it.
     fn handle(&mut self, event: Event) -> Vec<Action> {
         let now = self.now();
         self.engine.handle(now, event);
         self.drain()
     }
 
-    /// Collects all output of the engine.
     fn drain(&mut self) -> Vec<Action> {
         black_box(self.engine.decisions());
         black_box(self.engine.changes());
@@ -67,7 +64,6 @@ impl Fleet {
         actions
     }
 
-    /// Queues a request.
     fn acquire(&mut self, job: usize, request: SlotRequest) {
         let (now, key) = (self.now(), key(job));
         self.engine.admit(key.clone());
@@ -76,7 +72,6 @@ impl Fleet {
     }
 }
 
-/// Returns all instances, as the plugin lists them.
 fn list() -> Vec<(InstanceId, InstanceState)> {
     (0..INSTANCES)
         .map(|n| (InstanceId::new(format!("projects/p/zones/z/instances/runner-{n:08}")), InstanceState::Running))
@@ -99,8 +94,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (start.elapsed(), result)
 }
 
-/// Returns the request of a job: most jobs need one slot, others three or four.
-fn mixed(job: usize) -> SlotRequest {
+fn mixed_size_request(job: usize) -> SlotRequest {
     let cpu_milli = [300, 700, 1000, 2500, 400, 800, 4000, 900][job % 8];
     SlotRequest {
         resources: ResourceRequest { cpu_milli: Some(cpu_milli), memory_bytes: None },
@@ -120,7 +114,7 @@ fn main() {
     println!(
         "{INSTANCES} instances with eight slots in use, {WAITING} queued jobs of one to four slots with sticky contexts"
     );
-    measure(config, INSTANCES as usize * 8, mixed);
+    measure(config, INSTANCES as usize * 8, mixed_size_request);
 }
 
 fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
@@ -165,7 +159,7 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
         let (call, all) = (fleet.call, list());
         lists.push(timed(|| fleet.handle(Event::Listed { group: G, call, result: Ok(all) })).0);
     }
-    // Each list is the same work. The best of three excludes interruptions by other processes of the machine.
+    // Each list is the same work. The best of three excludes interruptions by other processes.
     let best = lists.chunks_exact(3).filter_map(|three| three.iter().min().copied()).collect();
     print_times("list of all instances without changes", lists);
     print_times("same, best of three", best);

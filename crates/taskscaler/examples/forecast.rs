@@ -1,10 +1,10 @@
-//! Compares the forecast with the best fixed policies of a grid search, on similar but not identical days.
+//! Compares the forecast with fixed policies in wait and cost.
 //!
-//!     cargo run --release -p muster-taskscaler --example forecast [SEED ...]
+//! cargo run --release -p muster-taskscaler --example forecast [SEED ...]
 //!
-//! Each seed has 12 days of jobs, of which the last 5 are measured. The 300 fixed policies are a grid of day hours, idle slots by
-//! day and by night, idle times and scale factors. The policies that no other fixed policy beats in both wait and cost form the Pareto
-//! curve. A forecast beats a point of this curve if it is better in cost or wait, and not worse in the other.
+//! Each seed has 12 similar days of jobs, of which the last 5 are measured. The fixed policies that no other fixed
+//! policy beats in both wait and cost form the Pareto curve. A forecast beats a point of this curve if it is better in
+//! cost or wait, and not worse in the other.
 
 #![expect(
     clippy::print_stdout,
@@ -30,19 +30,17 @@ use muster_taskscaler::time::Time;
 const DAYS: u32 = 12;
 const LEARNING_DAYS: u64 = 7;
 
-/// Result of a policy.
 #[derive(Debug, Clone)]
 struct PolicyResult {
     name: String,
-    /// 95th percentile of the waits of jobs in seconds.
+    /// 95th percentile of the jobs' waits in seconds.
     p95: f64,
-    /// Mean wait of jobs in seconds.
+    /// Mean of the jobs' waits in seconds.
     mean: f64,
-    /// Cost of all instances.
     cost: f64,
 }
 
-fn base() -> Config {
+fn base_config() -> Config {
     let mut config = Config::new(GroupConfig { price_per_hour: 0.1, ..GroupConfig::new("main", 0) });
     config.capacity = NonZeroU32::MIN;
     config
@@ -53,11 +51,10 @@ fn idle_target(idle_count: u32, idle_time_s: u64, scale_factor: f64) -> IdleTarg
     IdleTarget { idle_count, idle_time, scale_factor, ..IdleTarget::default() }
 }
 
-/// Idle times of the fixed policies in seconds.
+/// In seconds.
 const IDLE_TIMES: [u64; 5] = [15, 30, 60, 180, 300];
 
-/// Returns the fixed policies.
-fn fixed() -> Vec<(String, Config)> {
+fn fixed_policies() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     for hours in ["7-17", "8-21"] {
         for (day, night) in [(0, 0), (1, 0), (2, 1), (3, 0), (3, 1), (4, 1), (6, 1), (10, 1), (10, 2), (15, 1)] {
@@ -68,7 +65,7 @@ fn fixed() -> Vec<(String, Config)> {
                         zone: TimeZone::UTC,
                         idle_target,
                     };
-                    let mut config = base();
+                    let mut config = base_config();
                     config.policies = Policies::new(vec![
                         policy("* * * * *".to_owned(), idle_target(night, idle_time, factor)),
                         policy(format!("* {hours} * * *"), idle_target(day, idle_time, factor)),
@@ -81,15 +78,14 @@ fn fixed() -> Vec<(String, Config)> {
     all
 }
 
-/// Returns the policies with a forecast.
-fn predictive() -> Vec<(String, Config)> {
+fn forecast_policies() -> Vec<(String, Config)> {
     let mut all = Vec::new();
     let on_demand = [0.1, 0.2, 0.4, 0.6, 0.8, 1.0].map(|retention| (-1.0, retention));
     let ahead = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2, 3.0, 4.0];
     let ahead = ahead.into_iter().flat_map(|safety| [0.3, 0.6, 1.0].map(|margin| (safety, safety + margin)));
     for (safety, retention) in on_demand.into_iter().chain(ahead) {
         for idle_time in [0, 30] {
-            let mut config = base();
+            let mut config = base_config();
             config.policies = Policies::always(idle_target(0, idle_time, 0.0));
             config.forecast = Some(ForecastConfig {
                 safety_factor: safety,
@@ -102,7 +98,6 @@ fn predictive() -> Vec<(String, Config)> {
     all
 }
 
-/// Simulates a policy.
 fn simulate(name: &str, config: &Config, jobs: &[Job], seed: u64) -> PolicyResult {
     let end = Time::ZERO + Duration::from_secs(u64::from(DAYS) * 86_400);
     let cloud = CloudConfig { boot: Spread::new(90.0, 1.5), ..CloudConfig::default() };
@@ -132,8 +127,8 @@ fn simulate_all(candidates: &[(String, Config)], jobs: &[Job], seed: u64) -> Vec
     points.into_inner().expect("a thread panicked")
 }
 
-/// Returns the results that no other one beats in both wait and cost, the cheapest first.
-fn curve(mut points: Vec<PolicyResult>, wait: fn(&PolicyResult) -> f64) -> Vec<PolicyResult> {
+/// Returns the results that no other result beats in both wait and cost.
+fn pareto_curve(mut points: Vec<PolicyResult>, wait: fn(&PolicyResult) -> f64) -> Vec<PolicyResult> {
     points.sort_by(|one, other| one.cost.total_cmp(&other.cost).then(wait(one).total_cmp(&wait(other))));
     let mut best = f64::INFINITY;
     points.retain(|point| {
@@ -149,12 +144,13 @@ fn main() {
     for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
         let pattern = Pattern { shape: Shape::Day, days: DAYS, daily_variation: 1.6, ..Pattern::default() };
         let jobs = pattern.jobs(seed);
-        let (fixed, predictive) = (simulate_all(&fixed(), &jobs, seed), simulate_all(&predictive(), &jobs, seed));
+        let (fixed, predictive) =
+            (simulate_all(&fixed_policies(), &jobs, seed), simulate_all(&forecast_policies(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());
         for (statistic, wait) in
             [("mean", (|point| point.mean) as fn(&PolicyResult) -> f64), ("p95", |point| point.p95)]
         {
-            let (fixed, predictive) = (curve(fixed.clone(), wait), curve(predictive.clone(), wait));
+            let (fixed, predictive) = (pareto_curve(fixed.clone(), wait), pareto_curve(predictive.clone(), wait));
             let beats = |one: &PolicyResult, other: &PolicyResult| {
                 let (costs, waits) = (one.cost.total_cmp(&other.cost), wait(one).total_cmp(&wait(other)));
                 costs.is_le() && waits.is_le() && (costs.is_lt() || waits.is_lt())

@@ -10,12 +10,12 @@ use crate::resources::Density;
 /// Default of `suspended_ttl`: a working day, so that a user can inspect the environment.
 const DEFAULT_SUSPENDED_TTL: Duration = Duration::from_secs(8 * 3600);
 
-/// Configuration of a scaler, which manages one or more instance groups for the jobs of one runner.
+/// Configuration of a scaler, which manages the instance groups of one runner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Slots per instance (`capacity_per_instance`).
     pub capacity: NonZeroU32,
-    /// Maximum number of jobs per instance before it is replaced (`max_use_count`). `None` means no limit.
+    /// Maximum number of jobs per instance (`max_use_count`). `None` means no limit.
     pub max_uses: Option<NonZeroU32>,
     /// Instance groups. If a group cannot create instances, the next one is used.
     pub groups: Vec<GroupConfig>,
@@ -23,27 +23,28 @@ pub struct Config {
     pub group_selection: GroupSelection,
     /// Policies that define the idle capacity.
     pub policies: Policies,
-    /// Forecast from past demand, in addition to the policies. `None` disables it.
+    /// Forecast from past demand. `None` disables it.
     pub forecast: Option<ForecastConfig>,
     /// Consecutive failed health checks after which an instance is drained (`failure_threshold`).
     pub failure_threshold: u32,
-    /// Interval between calls that list the instances, while no change is expected.
+    /// Interval between list calls while no change is expected.
     pub update_interval: Duration,
-    /// Interval between such calls while a change is expected.
+    /// Interval between list calls while a change is expected.
     ///
-    /// Longer if the calls are slow or fail. Shorter while a job waits for an instance that should soon be running.
+    /// Longer if the calls are slow or fail. Shorter while a job waits for an instance that should soon run.
     pub update_interval_when_expecting: Duration,
-    /// Time after which a delete call that had no effect is repeated.
+    /// Time after which a delete call without effect is repeated.
     pub deletion_retry_interval: Duration,
     /// Time after which a delete call is repeated during shutdown.
     pub shutdown_deletion_interval: Duration,
     /// Number of `shutdown_deletion_interval`s that a shutdown waits for deletions.
     pub shutdown_deletion_retries: u32,
-    /// Time from the provider's acceptance of a create request until the instance must be listed. Otherwise its creation counts as failed.
+    /// Time from the acceptance of a create request until the instance must be listed. Otherwise the creation counts as
+    /// failed.
     pub create_timeout: Duration,
-    /// Time from the first list with an instance until it must run. Otherwise it is replaced.
+    /// Time from the first listing of an instance until it must run. Otherwise it is replaced.
     pub boot_timeout: Duration,
-    /// Time within which a running instance must be ready (connection details, ready command). Otherwise it is replaced.
+    /// Time within which a running instance must become ready. Otherwise it is replaced.
     pub ready_timeout: Duration,
     /// Interval between health checks of a ready instance. `None` disables them.
     pub heartbeat_interval: Option<Duration>,
@@ -59,8 +60,8 @@ pub struct Config {
     pub unmanaged: UnmanagedPolicy,
     /// Whether instances without jobs are deleted on shutdown (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
-    /// Whether each job runs in its own virtual machine on the instance. If so, an instance remains in use even if its job did not survive a
-    /// restart of the manager.
+    /// Whether each job runs in a virtual machine on the instance. A job that was lost in a restart then does not spoil
+    /// the instance.
     pub jobs_are_isolated: bool,
     /// Time after which a suspended environment that no job resumed is deleted.
     pub suspended_ttl: Duration,
@@ -73,7 +74,7 @@ pub struct Config {
 pub struct GroupConfig {
     /// Name, unique in the scaler.
     pub name: String,
-    /// Whether the name comes from the configuration. The only group of a runner is named after the runner.
+    /// Whether the name comes from the configuration. A runner's only group is named after the runner.
     pub is_named: bool,
     /// Maximum number of instances in any state. 0 uses the plugin's limit.
     pub max_instances: u32,
@@ -94,9 +95,9 @@ impl GroupConfig {
 /// A token bucket on created instances (`scale_throttle`).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Throttle {
-    /// Instances per second. 0 means the default of 100, a negative value means no limit.
+    /// Instances per second. 0 means 100, a negative value means no limit.
     pub limit: i64,
-    /// Maximum number of instances that are created at once.
+    /// Maximum number of instances created at once.
     ///
     /// 0 uses `max_instances`, or `limit` if there is no maximum.
     pub burst: u32,
@@ -112,22 +113,21 @@ pub enum GroupSelection {
     Price,
 }
 
-/// How to treat unmanaged instances: instances in the group that this manager did not create.
+/// How to treat instances of a group that this manager did not create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnmanagedPolicy {
-    /// Unmanaged instances are reported and otherwise ignored.
+    /// Unmanaged instances are reported and not used.
     #[default]
     Ignore,
-    /// Unmanaged instances are used like managed ones.
+    /// Unmanaged instances are used.
     Adopt,
     /// Unmanaged instances are deleted.
     Delete,
 }
 
 impl Config {
-    /// Creates the configuration of a single group with gitlab-runner's defaults.
-    ///
-    /// See docs/spec/fleeting.md, sections 3.1 and 5.1.
+    /// Creates a configuration with one group and gitlab-runner's defaults (docs/spec/fleeting.md, sections 3.1 and
+    /// 5.1).
     #[must_use]
     pub fn new(group: GroupConfig) -> Self {
         Self {
@@ -158,7 +158,7 @@ impl Config {
         }
     }
 
-    /// Returns the number of slots that jobs can use on a new instance.
+    /// Returns the number of jobs that a new instance can run at once.
     #[must_use]
     pub fn slots_per_new_instance(&self) -> u32 {
         self.max_uses.map_or(self.capacity, |uses| uses.min(self.capacity)).get()

@@ -1,10 +1,11 @@
 //! Cron expressions, which define the periods in which a policy is active.
 //!
-//! An expression does not trigger anything: [`Cron::matches`] tests whether it contains a minute. An expression has five fields: minute,
-//! hour, day, month and weekday. Each field is a list of values and ranges with an optional step, and all five must match. The
-//! syntax differs from crontab(5) in four points, because configuration files for gitlab-runner rely on them
-//! (docs/spec/fleeting.md, section 7.4): a step keeps the values that are divisible by it, a range can wrap around, day and
-//! weekday must both match, and names of months and weekdays can be written in full.
+//! [`Cron::matches`] tests whether an expression contains a minute. An expression has five fields: minute, hour, day,
+//! month and weekday. Each field is a list of values and ranges with an optional step.
+//!
+//! The syntax differs from crontab(5) as in gitlab-runner (docs/spec/fleeting.md, section 7.4): a step keeps the values
+//! that are divisible by it, a range can wrap around, day and weekday must both match, and names of months and weekdays
+//! can be written in full.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cron {
     text: String,
-    /// Matching values of each field in the order of [`FIELDS`], one bit per value.
+    /// One bit per value, in the order of [`FIELDS`].
     fields: [u64; 5],
 }
 
@@ -22,7 +23,7 @@ struct Field {
     name: &'static str,
     min: u32,
     max: u32,
-    /// Names of the values, starting with `min`. A name can be abbreviated to its first [`ABBREVIATION_LENGTH`] letters.
+    /// Names of the values, starting with `min`. The first [`ABBREVIATION_LENGTH`] letters are enough.
     names: &'static [&'static str],
 }
 
@@ -130,7 +131,7 @@ impl Cron {
 }
 
 impl Cron {
-    /// Returns true if the expression matches no minute of any year. Example: it requires February 30.
+    /// Returns true if the expression matches no minute of any year, as with February 30.
     #[must_use]
     pub fn never_matches(&self) -> bool {
         /// Days of each month in a leap year.
@@ -169,12 +170,10 @@ impl FromStr for Cron {
     }
 }
 
-/// Returns a set with the bits from `from` to `to`, inclusive.
 fn range(from: u32, to: u32) -> u64 {
     (from..=to).fold(0, |set, value| set | 1 << value)
 }
 
-/// Parses a field, which is a list of entries, into its set of values.
 fn parse_list(field: &Field, word: &str) -> Result<u64, CronErrorCause> {
     if word.split(',').filter(|part| part.starts_with('*')).count() > 1 {
         return Err(CronErrorCause::RepeatedStar { field: field.name });
@@ -182,7 +181,7 @@ fn parse_list(field: &Field, word: &str) -> Result<u64, CronErrorCause> {
     word.split(',').try_fold(0, |set, part| Ok(set | parse_entry(field, part)?))
 }
 
-/// Parses an entry of a list (`*`, a value or a range, with an optional `/step`) into its set of values.
+/// Parses `*`, a value or a range, with an optional `/step`, into its set of values.
 fn parse_entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
     let (base, step) = match part.split_once('/') {
         Some((base, step)) => (base, Some(step)),
@@ -205,7 +204,6 @@ fn parse_entry(field: &Field, part: &str) -> Result<u64, CronErrorCause> {
     }
 }
 
-/// Parses a number or a name of the field.
 fn parse_value(field: &Field, text: &str) -> Result<u32, CronErrorCause> {
     let matches = |name: &&str| {
         name.eq_ignore_ascii_case(text)
@@ -291,7 +289,6 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Parsing never panics, and a valid expression prints as it was written.
         #[test]
         fn any_text_is_parsed_or_rejected(text in "[-*/,0-9a-z ]{0,40}") {
             if let Ok(cron) = text.parse::<Cron>() {

@@ -1,4 +1,4 @@
-//! Decisions of the engine with their inputs, for logs, metrics and `muster fleet explain`.
+//! Decisions of the engine with their inputs.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,21 +26,18 @@ pub struct Decision {
 pub enum DecisionKind {
     /// Another policy is active.
     Policy {
-        /// Index in the configuration. `None` means the default.
+        /// Index in the configuration. `None` means that no policy is active.
         index: Option<usize>,
-        /// The policy's number of idle slots.
         idle_count: u32,
     },
     /// Instances are requested from the provider.
     ScaleUp {
         group: GroupId,
-        /// Number of requested instances.
         count: u32,
-        /// Number of instances that are needed in addition to the existing and expected ones.
+        /// Number of needed instances that are neither available nor expected.
         missing: u64,
-        /// Inputs of the scaling formula.
         inputs: Inputs,
-        /// Groups that come before this one in the selection order, and why they were skipped.
+        /// Earlier groups in the selection order, and why they were skipped.
         skipped: Vec<(GroupId, ScaleUpBlock)>,
     },
     /// More instances are needed, but no group can create them now.
@@ -49,13 +46,11 @@ pub enum DecisionKind {
         missing: u64,
         /// Reason for each group, in selection order.
         reasons: Vec<(GroupId, ScaleUpBlock)>,
-        /// Inputs of the scaling formula.
         inputs: Inputs,
     },
     /// The provider accepted a request for instances.
     ScaleUpAccepted {
         group: GroupId,
-        /// Number of requested instances.
         requested: u32,
         /// Number of instances that the provider creates.
         accepted: u32,
@@ -63,7 +58,6 @@ pub enum DecisionKind {
     /// A request for instances failed, or an instance did not become ready.
     CreationFailed {
         group: GroupId,
-        /// Error message of the provider, or the reason why the instance did not become ready.
         error: String,
         /// Consecutive failures.
         failures: u32,
@@ -85,11 +79,10 @@ pub enum DecisionKind {
         /// Time since it was requested.
         after: Duration,
     },
-    /// An instance appeared that this manager did not create, and is ignored.
+    /// An instance appeared that this manager did not create. It is ignored.
     Unmanaged {
         group: GroupId,
         id: InstanceId,
-        /// State that the provider reports.
         state: InstanceState,
     },
     /// An instance can run jobs.
@@ -98,7 +91,8 @@ pub enum DecisionKind {
         id: InstanceId,
         /// Time since it started to run.
         after: Duration,
-        /// Time since the request for it. `None` means that it was ready before, or that this manager did not request it.
+        /// Time from the request until ready. `None` means that the instance was ready before, or was not requested by
+        /// this manager.
         created: Option<Duration>,
     },
     /// Slots were assigned to a job.
@@ -106,15 +100,12 @@ pub enum DecisionKind {
         key: TaskKey,
         group: GroupId,
         id: InstanceId,
-        /// Lowest of the assigned slots.
         slot: u32,
-        /// Number of assigned slots.
         slots: u32,
         /// Number of jobs on the instance, including this one.
         jobs: u32,
-        /// Whether the instance has the requested sticky context. `None` means that none was requested.
-        ///
-        /// A sticky context is the files that earlier jobs of the project left on the instance.
+        /// Whether the instance has the requested sticky context: files that earlier jobs of the project left. `None`
+        /// means that none was requested.
         sticky: Option<bool>,
         /// Time in the queue.
         waited: Duration,
@@ -123,9 +114,9 @@ pub enum DecisionKind {
     JobUsage {
         key: TaskKey,
         usage: JobUsage,
-        /// Average number of other jobs on the instance during the job.
+        /// Average number of other jobs on the instance.
         neighbors: f64,
-        /// Run time divided by the usual run time without neighbors. `None` means not enough data.
+        /// Run time divided by the usual run time without neighbors. `None` means too little data.
         slowdown: Option<f64>,
     },
     /// An instance is held for a job that needs more slots than any instance has free.
@@ -133,12 +124,13 @@ pub enum DecisionKind {
         key: TaskKey,
         group: GroupId,
         id: InstanceId,
-        /// Number of slots that the job needs.
         slots: u32,
     },
     /// A job released its slots.
-    Released { key: TaskKey },
-    /// An environment that a job saved for a later job changed its state.
+    Released {
+        key: TaskKey,
+    },
+    /// A saved environment changed its state.
     Environment {
         group: GroupId,
         id: InstanceId,
@@ -151,7 +143,6 @@ pub enum DecisionKind {
         group: GroupId,
         id: InstanceId,
         reason: RemovalReason,
-        /// Number of jobs that still run on it.
         jobs: u32,
     },
     /// The deletion of an instance starts.
@@ -159,10 +150,9 @@ pub enum DecisionKind {
         group: GroupId,
         id: InstanceId,
         reason: RemovalReason,
-        /// Inputs of the scaling formula at that time.
         inputs: Inputs,
     },
-    /// An instance still exists after several delete calls. The calls are repeated until it is deleted.
+    /// An instance still exists after several delete calls.
     DeletionStuck {
         group: GroupId,
         id: InstanceId,
@@ -183,7 +173,6 @@ pub enum DecisionKind {
         group: GroupId,
         id: InstanceId,
         reason: LossReason,
-        /// Jobs that ran on it.
         jobs: Vec<TaskKey>,
     },
     /// An operator changed an instance or a group.
@@ -196,12 +185,13 @@ pub enum DecisionKind {
         by: String,
         outcome: OperatorOutcome,
     },
-    /// A known instance is missing from a provider list.
-    MissingFromList { group: GroupId, id: InstanceId },
+    MissingFromList {
+        group: GroupId,
+        id: InstanceId,
+    },
     /// Listing the instances failed.
     ListFailed {
         group: GroupId,
-        /// Error message of the provider.
         error: String,
         /// Consecutive failures.
         failures: u32,
@@ -213,7 +203,7 @@ pub enum DecisionKind {
 pub enum InstanceOrigin {
     /// This manager requested it.
     Requested,
-    /// This manager requested it, and had written off the request before the instance appeared.
+    /// This manager requested it, but wrote off the request before the instance appeared.
     RequestedLate,
     /// Unmanaged; used because `unmanaged_instances = "adopt"`.
     Adopted,
@@ -254,9 +244,7 @@ pub enum ScaleUpBlock {
     AtMax {
         /// The maximum.
         max: u32,
-        /// Number of instances that may still appear although their creation failed or is overdue.
-        ///
-        /// These instances count towards the maximum.
+        /// Instances that may still appear after a failed or overdue creation. They count towards the maximum.
         unconfirmed: u32,
         /// Number of instances that are being deleted.
         deleting: u32,
@@ -272,7 +260,7 @@ pub enum ScaleUpBlock {
         /// Time until the next attempt.
         pause: Duration,
     },
-    /// After failures, one attempt is in progress. More follow if it succeeds.
+    /// After failures, one attempt is in progress. Others must wait for it.
     Probing {
         /// Error message of the last failure.
         error: String,
@@ -297,9 +285,9 @@ pub enum ScaleUpBlock {
 /// Instances whose deletion takes too long.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StuckDeletions {
-    /// Number of instances whose deletion takes too long.
+    /// Number of these instances.
     pub count: u32,
-    /// The instance whose deletion has taken the longest.
+    /// The instance with the longest deletion.
     pub first: Option<InstanceId>,
 }
 

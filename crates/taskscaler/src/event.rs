@@ -1,4 +1,4 @@
-//! Inputs and outputs of the engine: events that it handles, and actions that it requests.
+//! Inputs and outputs of the engine: events and actions.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -8,7 +8,7 @@ use crate::resources::JobUsage;
 use crate::suspend::ResumeError;
 use crate::types::{GroupId, LossReason, SlotAssignment, TaskKey};
 
-/// An event that the engine handles. Errors are messages of the component that failed.
+/// An event that the engine handles.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// Time passed.
@@ -24,10 +24,10 @@ pub enum Event {
     PluginDown {
         /// The group.
         group: GroupId,
-        /// Reason why it is not running.
+        /// Reason why the plugin is not running.
         cause: String,
     },
-    /// The plugin of a group reports whether it can suspend and resume instances.
+    /// The plugin reports whether it can suspend and resume instances.
     CanSuspend {
         /// The group.
         group: GroupId,
@@ -97,14 +97,14 @@ pub enum Event {
         /// `Ok` if the instance is healthy.
         result: Result<(), String>,
     },
-    /// [`Action::Heartbeat`] failed because of the plugin, so the health of the instance is unknown.
+    /// [`Action::Heartbeat`] failed because of the plugin.
     HealthUnknown {
         /// The group.
         group: GroupId,
         /// The instance.
         id: InstanceId,
     },
-    /// A job lost the connection to its instance, so the instance must be checked immediately.
+    /// A job lost the connection to its instance, which must be checked immediately.
     ConnectionLost {
         /// Key of the job's task.
         key: TaskKey,
@@ -116,10 +116,10 @@ pub enum Event {
     },
     /// The coordinator answered a job request that had a reservation.
     JobRequestAnswered {
-        /// Whether the coordinator returned a job without holding the request ([`crate::time::HELD_AFTER`]).
+        /// Whether the coordinator returned a job within [`crate::time::HELD_AFTER`].
         is_immediate_job: bool,
     },
-    /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`].
+    /// A queued request is canceled, except for its reservation ([`Event::Unreserve`]).
     Cancel {
         /// Key of the request.
         key: TaskKey,
@@ -138,19 +138,18 @@ pub enum Event {
     },
     /// Slots were assigned to a request whose caller no longer waits.
     ///
-    /// Has the effect of [`Event::Release`], except that an environment that was resumed for the request is suspended again,
-    /// because no job has used it.
+    /// Ends the lease. A resumed environment is suspended again, because no job has used it.
     AssignmentAbandoned {
         /// Key of the request.
         key: TaskKey,
     },
-    /// After a restart, all leases that are still needed have been claimed.
+    /// No more leases from before a restart will be claimed.
     ClaimsComplete,
     /// The configuration has new policies.
     Policies(Policies),
     /// An operator changes an instance or a group. [`Action::OperatorReply`] returns the outcome.
     Operator {
-        /// Number of the request, which [`Action::OperatorReply`] repeats.
+        /// Number of the request, for [`Action::OperatorReply`].
         request: u64,
         /// The group.
         group: GroupId,
@@ -161,7 +160,7 @@ pub enum Event {
         /// Operator and reason.
         by: String,
     },
-    /// An instance must get no more jobs: its plugin announced an interruption, or it does not respond to its job.
+    /// An instance must get no more jobs, because it will be interrupted or does not respond.
     Retire {
         /// The group.
         group: GroupId,
@@ -170,43 +169,43 @@ pub enum Event {
         /// Message of the plugin or the job.
         reason: String,
     },
-    /// The price of a group's instances changed. It replaces [`crate::config::GroupConfig::price_per_hour`].
+    /// The price of a group's instances changed.
     PriceChanged {
         /// The group.
         group: GroupId,
         /// Price of an instance per hour, in the unit of `price_per_hour`.
         per_hour: f64,
     },
-    /// The provider of a group reports whether it has instances in stock.
+    /// A group's stock of instances changed.
     StockChanged {
         /// The group.
         group: GroupId,
         /// Whether the provider has instances in stock.
         available: bool,
     },
-    /// The runner requests no more jobs. No idle capacity is kept from now on, regardless of the policies.
+    /// The runner requests no more jobs. No idle capacity is kept, whatever the policies are.
     Drain,
-    /// All instances are deleted on shutdown, regardless of [`crate::config::Config::delete_on_shutdown`].
+    /// All instances are deleted on shutdown, whatever [`crate::config::Config::delete_on_shutdown`] is.
     DeleteAllOnStop,
-    /// The scaler shuts down: it creates no instances and assigns no slots from now on.
+    /// The scaler shuts down: it creates no more instances and assigns no more slots.
     Stop,
 }
 
-/// An action that the engine requests. No action must wait for an earlier one.
+/// An action that the engine requests. Actions can run concurrently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// List all instances of a group.
     List {
         /// The group.
         group: GroupId,
-        /// Number of the call, which [`Event::Listed`] repeats.
+        /// Number of the call, for [`Event::Listed`].
         call: u64,
     },
     /// Create instances.
     Increase {
         /// The group.
         group: GroupId,
-        /// Number of the call, which [`Event::Increased`] repeats.
+        /// Number of the call, for [`Event::Increased`].
         call: u64,
         /// Number of instances.
         count: u32,
@@ -250,7 +249,7 @@ pub enum Action {
     },
     /// A queued request got its slots.
     Assign(SlotAssignment),
-    /// A lease ended, and the ledger contains the environment that its job saved for a later job.
+    /// The ledger contains the environment that a job saved. Its lease has ended.
     EnvironmentSaved {
         /// Key of the lease, which is the name of the environment.
         key: TaskKey,
@@ -271,7 +270,7 @@ pub enum Action {
     },
     /// A reservation that no job has used is revoked.
     ///
-    /// Reasons: no slot is expected for it anymore, it kept an instance beyond the idle time, or more slots are reserved than can soon be free.
+    /// No slot is expected for it anymore, or it kept an instance beyond the idle time.
     RevokeReservation {
         /// Key of the reservation.
         key: TaskKey,
@@ -280,7 +279,7 @@ pub enum Action {
     OperatorReply {
         /// Number of the request.
         request: u64,
-        /// Outcome of the change, or the reason for the refusal.
+        /// Outcome, or the reason for the refusal.
         result: Result<OperatorOutcome, OperatorError>,
     },
     /// An instance was deleted, so cached data about it can be dropped.

@@ -2,35 +2,30 @@
 //!
 //! The forecast is the sum of three parts:
 //!
-//! - Rise: the growth until a new instance would be ready. It is the growth at the same time of past days, scaled by how today
-//!   compares with those days, or the trend of the last minutes, whichever is greater.
-//! - Safety stock: `safety_factor` times the square root of the expected demand. Random arrivals vary by the square root of their
-//!   number, so a busy hour needs fewer idle slots per busy slot than a quiet hour.
-//! - Return to normal: a part of the difference between the usual and the current demand. Demand above the usual is expected to
-//!   fall, and demand below it to rise.
+//! - Rise: the growth at the same time of past days, scaled to today's demand, or the trend of the last minutes,
+//!   whichever is greater.
+//! - Safety stock: `safety_factor` times the square root of the expected demand.
+//! - Return to normal: a part of the difference between the usual and the current demand.
 //!
-//! Existing idle slots are retained more generously (`retention_factor`): an idle slot costs only its idle time, while a new
-//! instance costs a boot during which jobs wait. A daily budget limits the cost: once the slots that the forecast kept idle add up to
-//! `max_idle_slot_hours_per_day`, the forecast is 0 until the next day.
+//! Existing idle slots are retained more generously (`retention_factor`). Once the forecast has caused an idle time of
+//! `max_idle_slot_hours_per_day`, it is 0 until the next day.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Length of a bucket in seconds. The history has the maximum demand of each bucket.
+/// In seconds.
 pub(crate) const BUCKET_S: i64 = 300;
 const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
-/// Number of buckets over which the trend is measured.
 const TREND_BUCKETS: i64 = 2;
 /// Number of buckets before the current one that are compared with past days.
 const COMPARED_BUCKETS: i64 = 24;
-/// Number of buckets on each side that are averaged to smooth a bucket of a past day.
+/// Number of averaged neighbors on each side of a bucket.
 const SMOOTHING_RADIUS: i64 = 2;
-/// Fraction of the difference from the usual demand that is expected to disappear while an instance boots.
+/// Fraction of the difference from the usual demand that disappears during a boot.
 const RETURNING_FRACTION: f64 = 0.3;
-/// Default of [`ForecastConfig::retention_factor`].
 const DEFAULT_RETENTION_FACTOR: f64 = 1.5;
-/// Range of the ratio by which the demand of past days is scaled to today's.
+/// Range of the ratio of today's demand to the demand of past days.
 const RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 
 /// Configuration of the forecast.
@@ -38,15 +33,13 @@ const RATIO_RANGE: std::ops::RangeInclusive<f64> = 0.5..=2.0;
 pub struct ForecastConfig {
     /// Number of past days to evaluate.
     pub days: u32,
-    /// Quantile of the past days' values that counts as the usual demand: 0.5 is the median, 1 the maximum.
+    /// Quantile of past days' demand that counts as usual: 0.5 is the median, 1 the maximum.
     pub quantile: f64,
     /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Like [`Self::safety_factor`], for idle slots that exist already. Values below that factor have no effect.
-    ///
-    /// These slots are retained instead of deleted after the policy's idle time.
+    /// Safety stock for existing idle slots, which are retained. Values below [`Self::safety_factor`] have no effect.
     pub retention_factor: f64,
-    /// Whether a day is compared only with the same weekday of past weeks. Has no effect unless `days` is at least 7.
+    /// Whether a day is compared only with the same weekday. Has no effect if `days` is below 7.
     pub by_weekday: bool,
     /// How long before the expected demand instances should be ready.
     pub lead_time: Duration,
@@ -68,17 +61,17 @@ impl Default for ForecastConfig {
     }
 }
 
-/// Demand of the past days, and the idle time that the forecast has caused today.
+/// Demand of past days, and the idle time that the forecast caused today.
 #[derive(Debug, Clone)]
 pub struct Forecast {
     config: ForecastConfig,
-    /// Maximum demand (slots in use and queued) in each bucket. Keys are numbers of buckets since 1970.
+    /// Maximum demand (slots in use and queued), by the number of the bucket since 1970.
     history: BTreeMap<i64, u32>,
-    /// Number of the current day since 1970.
+    /// In days since 1970.
     today: i64,
-    /// Idle time that the forecast has caused today, in slot seconds.
+    /// Idle time that the forecast caused today, in slot seconds.
     idle_slot_seconds: f64,
-    /// Time and idle slots of the last [`Self::record_idle`].
+    /// Time and idle slots of the last [`Self::record_idle`] call.
     last: Option<(i64, u64)>,
     /// Time and value of the last peak of the target.
     peak: (i64, u64),
@@ -86,10 +79,9 @@ pub struct Forecast {
     projection: Cell<Option<Projection>>,
 }
 
-/// Demand in a range of buckets, as past days predict it.
 #[derive(Debug, Clone, Copy)]
 struct Projection {
-    /// First bucket of the range, which is the current one.
+    /// First bucket of the range, which is the current bucket.
     bucket: i64,
     /// Last bucket of the range.
     until: i64,
@@ -116,7 +108,6 @@ impl Forecast {
         }
     }
 
-    /// Returns the recorded demand of a bucket.
     pub(crate) fn demand(&self, bucket: i64) -> Option<u32> {
         self.history.get(&bucket).copied()
     }
@@ -143,10 +134,9 @@ impl Forecast {
         changed
     }
 
-    /// Returns the last peak of the target, or the current `target` if the peak is older than `idle_time`.
+    /// Returns the last peak of the target, or `target` if the peak is older than `idle_time`.
     ///
-    /// This is the number of idle slots that exist because of the forecast: an instance that was created for an earlier, higher
-    /// target is deleted only after its idle time.
+    /// An instance that was created for an earlier, higher target is deleted only after its idle time.
     pub(crate) fn recent_peak(&mut self, unix: i64, target: u64, idle_time: Duration) -> u64 {
         let (since, peak) = self.peak;
         let idle_time_s = i64::try_from(idle_time.as_secs()).unwrap_or(i64::MAX);
@@ -156,7 +146,7 @@ impl Forecast {
         self.peak.1
     }
 
-    /// Records that the forecast keeps `idle` slots idle from `unix` on, for the daily budget.
+    /// Records that the forecast keeps `idle` slots idle from `unix` on.
     ///
     /// Returns the days whose sum changed.
     pub fn record_idle(&mut self, unix: i64, idle: u64) -> Vec<i64> {
@@ -176,33 +166,30 @@ impl Forecast {
         changed
     }
 
-    /// Returns the idle time that the forecast caused on a day, in slot seconds. `None` if the day is not today.
+    /// In slot seconds. `None` if the day is not today.
     pub(crate) fn idle_slot_seconds_on(&self, day: i64) -> Option<u64> {
         (day == self.today).then(|| to_count(self.idle_slot_seconds))
     }
 
-    /// Restores the idle time of a day from the ledger.
     pub(crate) fn restore_idle(&mut self, day: i64, slot_seconds: u64) {
         (self.today, self.idle_slot_seconds, self.last) = (day, to_float(slot_seconds), None);
     }
 
-    /// Returns the number of idle slots that should exist now in addition to the `in_use` ones.
+    /// Returns the number of idle slots that should exist in addition to the `in_use` slots.
     ///
-    /// `boot` is the time that a new instance takes to become ready.
+    /// `boot` is the time until a new instance is ready.
     #[must_use]
     pub fn idle_target(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
         self.idle_slots(unix, in_use, boot, self.config.safety_factor)
     }
 
-    /// Returns the number of existing idle slots to retain in addition to the `in_use` ones.
-    ///
-    /// It is at least [`Self::idle_target`].
+    /// Returns the number of existing idle slots to retain, at least [`Self::idle_target`].
     #[must_use]
     pub fn retained_idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
         self.idle_slots(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
     }
 
-    /// Returns the sum of the three parts of the forecast, with this factor for the safety stock.
+    /// `factor` is that of the safety stock.
     fn idle_slots(&self, unix: i64, in_use: u64, boot: Duration, factor: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
         if self.config.max_idle_slot_hours_per_day.is_some_and(|max| hours >= max) {
@@ -222,7 +209,6 @@ impl Forecast {
         to_count(rise + factor * ahead.sqrt() + returning)
     }
 
-    /// Returns the prediction for the buckets from `bucket` to `until`. The last result is cached.
     fn projection(&self, bucket: i64, until: i64) -> Projection {
         match self.projection.get() {
             Some(cached) if (cached.bucket, cached.until) == (bucket, until) => cached,
@@ -234,7 +220,6 @@ impl Forecast {
         }
     }
 
-    /// Computes the prediction from the same hours of past days, scaled by the ratio of today's demand to theirs.
     fn seasonal(&self, bucket: i64, until: i64) -> Projection {
         let now = self.usual_demand(bucket);
         let ahead = (bucket..=until).map(|at| self.usual_demand(at)).fold(0.0, f64::max);
@@ -248,13 +233,13 @@ impl Forecast {
         Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
-    /// Returns the usual demand in a bucket, smoothed with its neighbors unless it differs from them by more than noise.
+    /// Smoothed unless the neighbors differ by more than noise.
     fn usual_demand(&self, bucket: i64) -> f64 {
         let (exact, smooth) = (self.past_demand(bucket, 0), self.past_demand(bucket, SMOOTHING_RADIUS));
         if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
     }
 
-    /// Returns the quantile of the past days' demand at the time of `bucket`, averaged with `radius` buckets on each side.
+    /// Quantile over past days, averaged with `radius` buckets on each side.
     fn past_demand(&self, bucket: i64, radius: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
@@ -269,7 +254,7 @@ impl Forecast {
         quantile(&mut levels, self.config.quantile)
     }
 
-    /// Returns the growth within `horizon_s` seconds if the trend of the last minutes continues. 0 if the trend is only noise.
+    /// 0 if the trend is only noise.
     fn trend(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - TREND_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };
@@ -278,12 +263,12 @@ impl Forecast {
             return 0.0;
         }
         let per_second = rise / to_float((TREND_BUCKETS * BUCKET_S).unsigned_abs());
-        // Demand doubles at most, because a burst is not a trend.
+        // Demand at most doubles, because a burst is not a trend.
         (per_second * to_float(horizon_s.unsigned_abs())).min(in_use)
     }
 }
 
-/// Returns the maximum difference from `level` that counts as noise: two standard deviations.
+/// Two standard deviations.
 fn noise(level: f64) -> f64 {
     2.0 * level.max(1.0).sqrt()
 }
@@ -316,7 +301,7 @@ mod tests {
         ForecastConfig { safety_factor: safety, ..ForecastConfig::default() }
     }
 
-    /// Returns a forecast after some days with 100 jobs from 9 to 17 o'clock and 4 jobs at other times.
+    /// 100 jobs from 9 to 17 o'clock and 4 jobs at other times.
     fn office_hours(days: i64, safety: f64) -> Forecast {
         let mut forecast = Forecast::new(config(safety));
         for minute in 0..days * 1440 {

@@ -1,6 +1,7 @@
 //! The scaling formula: the number of instances to create or to delete.
 //!
-//! docs/spec/fleeting.md, section 7.5, describes gitlab-runner's formula. The tests list where this one differs and why.
+//! docs/spec/fleeting.md, section 7.5, describes gitlab-runner's formula. The tests list the differences and their
+//! reasons.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,24 +11,24 @@ use serde::{Deserialize, Serialize};
 pub struct Inputs {
     /// N: number of instances that can run jobs now or later, including requested ones.
     pub instances: u64,
-    /// A: number of their slots that jobs hold.
+    /// A: number of these instances' slots that jobs hold.
     pub acquired: u64,
-    /// P: number of slots that queued jobs wait for.
+    /// P: number of slots for which queued jobs wait.
     pub waiting: u64,
-    /// Number of free slots that fit no queued job. They count as idle, but do not satisfy the queue.
+    /// Number of free slots that fit no queued job. They count as idle.
     pub unusable: u64,
-    /// R: number of reservations that protect idle slots from deletion. A slot of the idle target also satisfies one.
+    /// R: number of reservations that protect idle slots from deletion.
     pub reserved: u64,
-    /// U: number of slots of these instances that will not be assigned anymore.
+    /// U: number of these instances' slots that will not be assigned anymore.
     pub unavailable: u64,
-    /// I: target number of idle slots of the policy or of the forecast, whichever is greater.
+    /// I: target number of idle slots of the policy or the forecast, whichever is greater.
     pub idle_count: u64,
-    /// Number of idle slots that are kept if they exist, but never created.
+    /// Number of idle slots to keep if they exist. They are not created.
     #[serde(skip_serializing_if = "is_zero")]
     pub retained_idle: u64,
-    /// K: number of slots of an instance.
+    /// K: number of slots per instance.
     pub capacity: u64,
-    /// Number of slots that jobs can use on a new instance: K, or less if `max_use_count` is lower.
+    /// Number of slots that jobs can use on a new instance: `capacity`, or `max_use_count` if that is lower.
     pub usable: u64,
     /// f: idle slots as a factor of the slots in use.
     pub scale_factor: f64,
@@ -36,8 +37,6 @@ pub struct Inputs {
 }
 
 /// Returns the number of idle slots that should exist in addition to slots for queued jobs.
-///
-/// This is `idle_count`, or `scale_factor` times the slots that will be in use, whichever is greater.
 #[must_use]
 pub fn idle_target(inputs: &Inputs) -> u64 {
     let in_use = inputs.acquired + inputs.waiting;
@@ -48,7 +47,7 @@ pub fn idle_target(inputs: &Inputs) -> u64 {
 
 /// Returns the number of instances to create (positive) or to delete (negative), before limits.
 ///
-/// Reservations create no instances. They only prevent deletions.
+/// Reservations prevent deletions, but create no instances.
 #[must_use]
 pub fn required(inputs: &Inputs) -> i64 {
     let (existing, wanted) = existing_and_wanted_slots(inputs);
@@ -58,25 +57,23 @@ pub fn required(inputs: &Inputs) -> i64 {
     -signed(surplus(inputs) / inputs.capacity.max(1))
 }
 
-/// Returns the number of slots that are neither wanted, reserved nor retained.
+/// Number of slots that are neither wanted, reserved nor retained.
 ///
-/// An instance without jobs is surplus if it offers at most this many slots. gitlab-runner counts surplus instances instead of
-/// slots, and therefore never deletes an instance with unavailable slots.
+/// An instance without jobs is surplus if it offers at most this many slots.
 #[must_use]
 pub fn surplus(inputs: &Inputs) -> u64 {
     let (existing, _) = existing_and_wanted_slots(inputs);
-    // Any idle slot satisfies a reservation, including one of the idle target. So the two are not added up (upstream's taskscaler
-    // does the same since its merge request 52).
+    // Any idle slot satisfies a reservation, including a slot of the idle target. Upstream's taskscaler does the same
+    // since its merge request 52.
     let with_reservations =
         Inputs { unusable: inputs.unusable.max(inputs.reserved).max(inputs.retained_idle), ..*inputs };
     existing.saturating_sub(existing_and_wanted_slots(&with_reservations).1)
 }
 
-/// Returns the number of existing slots, and the number of slots that are in use, unavailable or wanted.
 fn existing_and_wanted_slots(inputs: &Inputs) -> (u64, u64) {
     let existing = inputs.instances.saturating_mul(inputs.capacity.max(1));
-    // Unavailable slots belong to existing instances. If more slots are unavailable than exist, the difference must not create
-    // demand (upstream's taskscaler had this defect until its merge request 49).
+    // A surplus of unavailable slots must not create demand. Upstream's taskscaler had this defect until its merge
+    // request 49.
     let unavailable = inputs.unavailable.min(existing.saturating_sub(inputs.acquired));
     let busy = inputs.acquired.saturating_add(inputs.waiting).saturating_add(unavailable);
     (existing, busy.saturating_add(idle_target(inputs).max(inputs.unusable)))
@@ -109,7 +106,7 @@ fn ceiling(value: f64) -> u64 {
 mod tests {
     use super::*;
 
-    /// gitlab-runner's formula of 2023 (docs/spec/fleeting.md, section 7.5), the oracle for the table of cases there.
+    /// gitlab-runner's formula of 2023 (docs/spec/fleeting.md, section 7.5).
     fn upstream(i: &Inputs, max: u64) -> i64 {
         let mut demand = i.acquired + i.idle_count.max(i.waiting);
         if i.scale_factor > 0.0 {
@@ -125,7 +122,6 @@ mod tests {
         if g(demand) >= 0 { g(demand) } else { g(demand + i.reserved) }
     }
 
-    /// The formula of this module, with the engine's limit on creations.
     fn muster(i: &Inputs, max: u64) -> i64 {
         let required = required(i);
         let headroom = signed(max.saturating_sub(i.instances));
@@ -272,7 +268,6 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// After the change that the formula requires, it requires no further change.
         #[test]
         fn one_round_satisfies_the_formula(n in 0u64..50, a in 0u64..200, p in 0u64..200, r in 0u64..50, k in 1u64..6, i in 0u64..30) {
             let a = a.min(n * k);

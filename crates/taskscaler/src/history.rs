@@ -1,7 +1,7 @@
-//! History of decisions of the last day, for `muster fleet explain`.
+//! History of decisions of the last day.
 //!
-//! Each decision is one line of JSON that can be read without the configuration. There are two files of bounded size: when the
-//! newer one is full, it replaces the older one. The history is best effort: if writing a line fails, the line is lost.
+//! Each decision is one line of JSON that can be read without the configuration. When the newer of two files is full,
+//! it replaces the older one. A line that cannot be written is lost.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -16,13 +16,12 @@ use crate::formula::Inputs;
 use crate::time::milliseconds;
 use crate::types::GroupId;
 
-/// Maximum age of the decisions that are shown, in seconds.
+/// Maximum age of shown decisions, in seconds.
 pub const DAY_S: i64 = 24 * 3600;
-/// Size at which a file is full. Enough for about 50,000 decisions.
+/// About 50,000 decisions.
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Maximum length of a history line in bytes. Longer lines are skipped as corrupt.
+/// In bytes. Longer lines are skipped.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// Version of the format.
 const VERSION: u32 = 1;
 
 /// A decision in the history.
@@ -30,7 +29,7 @@ const VERSION: u32 = 1;
 pub struct HistoryEntry {
     /// Seconds since 1970.
     pub unix: i64,
-    /// Kind of the decision, such as `scale_up`, `scale_up_blocked`, `creation_failed` or `leased`.
+    /// Kind of the decision, such as `scale_up`.
     pub kind: String,
     /// Name of the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -104,7 +103,6 @@ impl HistoryEntry {
     }
 }
 
-/// Returns the kind, the group and the instance of a decision.
 fn subject(kind: &DecisionKind) -> (&'static str, Option<GroupId>, Option<&muster_fleeting::model::InstanceId>) {
     match kind {
         DecisionKind::Policy { .. } => ("policy", None, None),
@@ -137,37 +135,34 @@ struct Header {
     taskscaler_history: u32,
 }
 
-/// Writer of the history.
 #[derive(Debug)]
 pub(crate) struct History {
     path: PathBuf,
-    /// The open file and its length in bytes. `None` before the first write and after a failed one.
+    /// With its length in bytes. `None` before the first write and after a failed one.
     file: Option<(File, u64)>,
     max_file_bytes: u64,
-    /// Whether the last write failed. The failure has been logged, and further failures are not.
+    /// Whether the last write failed, so that further failures are not logged.
     failure_logged: bool,
 }
 
-/// Returns the paths of the history that belongs to a ledger, the older file first.
+/// The older file first.
 pub(crate) fn history_files(ledger: &Path) -> [PathBuf; 2] {
     [ledger.with_extension("history.1"), ledger.with_extension("history")]
 }
 
 impl History {
-    /// Creates the writer of the history that belongs to a ledger.
     pub(crate) fn for_ledger(ledger: &Path) -> Self {
         let [_, path] = history_files(ledger);
         Self { path, file: None, max_file_bytes: MAX_FILE_BYTES, failure_logged: false }
     }
 
-    /// Appends decisions.
     pub(crate) fn add(&mut self, decisions: &[HistoryEntry]) {
         if decisions.is_empty() {
             return;
         }
         let added = self.write(decisions);
         if let Err(error) = &added {
-            // Reopen the file, because a partial line must be terminated first.
+            // Reopening the file terminates a partial line.
             self.file = None;
             if !self.failure_logged {
                 let path = self.path.display();
@@ -197,7 +192,7 @@ impl History {
     }
 }
 
-/// Opens the file for appending, after the end of a complete line. Returns the file and its length in bytes.
+/// Opens the file for appending after a complete line. Also returns its length in bytes.
 fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let length = file.metadata()?.len();
@@ -220,7 +215,7 @@ fn open(path: &Path) -> std::io::Result<(File, u64)> {
 
 /// Reads the latest `max` decisions since `unix` that match `is_wanted`, the latest last.
 ///
-/// Unreadable lines are skipped, for example a partial line after a crash.
+/// Unreadable lines are skipped.
 ///
 /// # Errors
 /// Reading an existing file failed.

@@ -1,7 +1,7 @@
 //! The scaler's ledger: durable rows from which a new engine resumes after a restart.
 //!
-//! The provider's list is the source of truth for which instances exist. The ledger is the source of truth for why each one
-//! exists, which jobs use it, and how often it has been used. It contains no credentials. Format version 1.
+//! The provider's list determines which instances exist. The ledger determines why each instance exists, which jobs use
+//! it, and how often it has been used. It contains no credentials.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::types::{JobKind, RemovalReason, StickyContextId};
 /// Version of the format of [`Row`].
 pub const VERSION: u32 = 1;
 
-/// Key of a row. Contains the name of the group instead of its index, so that groups can be reordered in the configuration.
+/// Key of a row. Contains the name of the group, so that the configured groups can be reordered.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowKey {
@@ -23,21 +23,21 @@ pub enum RowKey {
         /// ID of the instance.
         id: String,
     },
-    /// A scale-up request: instances requested from the provider.
+    /// Instances that were requested from the provider.
     ScaleUp {
         /// Name of the group.
         group: String,
         /// Number of the request.
         call: u64,
     },
-    /// A deleted instance. Stored so that it is recognized if a later list still contains it.
+    /// A deleted instance, which a later list may still contain.
     Deleted {
         /// Name of the group.
         group: String,
         /// ID of the instance.
         id: String,
     },
-    /// An instance that this manager did not create. Stored so that it is not matched to a later scale-up request.
+    /// An instance that this manager did not create, so that it is not matched to a later scale-up request.
     Unmanaged {
         /// Name of the group.
         group: String,
@@ -51,12 +51,12 @@ pub enum RowKey {
     },
     /// Resource usage of the last runs of a kind of job.
     JobKind(JobKind),
-    /// Maximum number of slots in use and queued in an interval, for the forecast.
+    /// Maximum number of slots in use and queued in an interval.
     SlotDemand {
         /// Number of the five-minute interval since 1970.
         bucket: i64,
     },
-    /// Idle slot time caused by the forecast in a day, for `max_idle_slot_hours_per_day`.
+    /// Idle time that the forecast caused in a day.
     ForecastIdle {
         /// Number of the day since 1970.
         day: i64,
@@ -64,7 +64,7 @@ pub enum RowKey {
 }
 
 impl RowKey {
-    /// Returns the name of the row's group, if it belongs to one.
+    /// Returns the name of the row's group. `None` if the row belongs to no group.
     #[must_use]
     pub fn group(&self) -> Option<&str> {
         match self {
@@ -77,7 +77,6 @@ impl RowKey {
         }
     }
 
-    /// Returns the key with another group name, for a group that was renamed.
     #[must_use]
     pub(crate) fn with_group(&self, name: &str) -> Self {
         let mut renamed = self.clone();
@@ -99,13 +98,14 @@ impl RowKey {
 pub enum Row {
     /// An instance of the group.
     Instance {
-        /// Task key for each slot, `None` if it is free. A task with several slots appears in each.
+        /// Task key of each slot, `None` if the slot is free. A task with several slots appears in each.
         slots: Vec<Option<String>>,
-        /// Number of jobs that the instance has had.
+        /// Number of jobs so far.
         job_count: u32,
         /// Time at which the instance was first seen, in seconds since 1970.
         first_seen_at: i64,
-        /// Time at which the last job ended or the instance became ready, in seconds since 1970. Ignored while it has a job.
+        /// Time at which the last job ended or the instance became ready, in seconds since 1970. Ignored while the
+        /// instance has a job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_since: Option<i64>,
         /// What the scaler intends to do with the instance.
@@ -116,7 +116,7 @@ pub enum Row {
         /// Whether the instance was ready before, so that the ready command has run.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         was_ready: bool,
-        /// Environment that a job saved for a later one, while no job uses it.
+        /// Environment that a job saved for a later job.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         suspended_environment: Option<SuspendedEnvironment>,
     },
@@ -130,7 +130,7 @@ pub enum Row {
         requested_at: i64,
         /// Whether the provider accepted the request.
         accepted: bool,
-        /// If the request was written off: time until which an appearing instance is still matched to it, in seconds since 1970.
+        /// Time until which an appearing instance is matched to this written-off request, in seconds since 1970.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         written_off_until: Option<i64>,
     },
@@ -156,9 +156,9 @@ pub enum Row {
         /// Number of slots.
         max_slots: u32,
     },
-    /// Idle slot time caused by the forecast in a day.
+    /// Idle time that the forecast caused in a day.
     ForecastIdle {
-        /// Idle time, in slot seconds.
+        /// In slot seconds.
         slot_seconds: u64,
     },
 }

@@ -2,14 +2,13 @@
 //!
 //! - [`engine`] makes the decisions. It is a pure state machine: events and time in, actions out.
 //! - [`driver`] runs an engine: it calls plugins, stores the ledger, creates leases and exports metrics.
-//! - [`ledger`] defines the durable rows, [`decision`] the decisions and their reasons. [`history`] stores recent decisions,
-//!   and [`fleet`] answers queries of operators.
+//! - [`ledger`] defines the durable rows, [`decision`] the decisions. [`history`] stores recent decisions, and
+//!   [`fleet`] answers queries of operators.
 //! - [`sim`] simulates fleets, for tests and for `muster fleet simulate`.
 //! - [`config`], [`policy`], [`cron`] and [`forecast`] define how much idle capacity the engine maintains.
 //!
-//! Five concerns are separate. Plugins (`crates/fleeting`) know what an instance is and how to create it. The [`engine`] tracks
-//! the life of each instance. [`formula`] and [`policy`] determine the number of instances. The engine's assignment code picks
-//! an instance for each job. The scaler does not know what a job does on its instance.
+//! Plugins (`crates/fleeting`) create instances, the [`engine`] tracks them, [`formula`] and [`policy`] determine their
+//! number. The scaler does not know what a job does on its instance.
 //!
 //! Invariants, checked by [`engine::Engine::check`] and the simulator:
 //!
@@ -18,7 +17,7 @@
 //! - I3: every instance is in use, retained by a policy, or deleted in bounded time.
 //! - I4: no instance with a lease is deleted.
 //! - I5: no job waits while a fitting slot is free.
-//! - I6: create calls and cost stay within their limits, regardless of what the provider reports.
+//! - I6: create calls and cost stay within their limits, whatever the provider reports.
 
 pub mod config;
 pub mod cron;

@@ -1,28 +1,29 @@
-//! Manual operations on instances and groups, and their messages on the manager's operator socket (one line of JSON each).
+//! Operator actions on instances and groups, and their messages on the manager's operator socket (one line of JSON
+//! each).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// An operation on an instance or a group.
+/// An action on an instance or a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OperatorAction {
-    /// An instance gets no new jobs and is kept. Survives restarts of the manager.
+    /// The instance gets no new jobs and is kept, also after a restart of the manager.
     Cordon,
-    /// Reverts [`Self::Cordon`] and [`Self::Drain`]. A drained instance can be uncordoned until its last job ends.
+    /// Reverts [`Self::Cordon`] and [`Self::Drain`], until the last job of a drained instance ends.
     Uncordon,
-    /// An instance gets no new jobs and is deleted after its last job. A group creates no instances, and each of its instances
-    /// is drained. Survives restarts of the manager.
+    /// The instance gets no new jobs and is deleted after its last job. A drained group drains its instances and
+    /// creates no new ones.
     Drain,
-    /// An instance is deleted immediately.
+    /// The instance is deleted immediately.
     Delete {
-        /// Whether to delete it even if jobs run on it. These jobs are lost.
+        /// Whether running jobs may be lost.
         force: bool,
     },
 }
 
-/// Version of [`OperatorRequest`] and [`OperatorReply`] as JSON. Within a version, fields are added but never changed.
+/// Version of the JSON format of [`OperatorRequest`] and [`OperatorReply`]. Within a version, fields are only added.
 pub const VERSION: u32 = 1;
 
 /// A request on the operator socket.
@@ -30,14 +31,14 @@ pub const VERSION: u32 = 1;
 pub struct OperatorRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// The operation.
+    /// The action.
     pub action: OperatorAction,
     /// ID of an instance at the provider, or name of a group.
     pub name: String,
-    /// Name of the runner. `None` works if only one runner has an instance or a group of this name.
+    /// Name of the runner. `None` is possible if only one runner has an instance or a group of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runner: Option<String>,
-    /// Name of the group. `None` works if only one group has an instance of this name.
+    /// Name of the group. `None` is possible if only one group has an instance of this name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// Name of the operator, as the client reports it.
@@ -48,7 +49,7 @@ pub struct OperatorRequest {
     pub reason: Option<String>,
 }
 
-/// The instance or group that an operation applies to.
+/// The instance or group of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperatorTarget {
     /// Index of the group in [`crate::engine::ScalerStatus::groups`].
@@ -62,18 +63,18 @@ pub struct OperatorTarget {
 pub struct OperatorReply {
     /// [`VERSION`].
     pub version: u32,
-    /// Whether the operation was accepted and stored in the ledger.
+    /// Whether the action was accepted and stored in the ledger.
     pub ok: bool,
     /// Outcome, or the reason for the refusal.
     pub message: String,
 }
 
-/// Outcome of an operation that was stored in the ledger.
+/// Outcome of an action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperatorOutcome {
     /// The instance gets no new jobs and is kept.
     Cordoned {
-        /// Number of jobs that still run on it.
+        /// Number of running jobs.
         jobs: u32,
     },
     /// The group creates no instances.
@@ -92,7 +93,7 @@ pub enum OperatorOutcome {
     GroupUndrained,
     /// The instance is deleted after its last job, or immediately if it has none.
     Draining {
-        /// Number of jobs that still run on it.
+        /// Number of running jobs.
         jobs: u32,
     },
     /// The instance is being deleted.
@@ -126,7 +127,7 @@ impl fmt::Display for OperatorOutcome {
     }
 }
 
-/// Reason why an operation was refused.
+/// Reason why an action was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OperatorError {
     /// The group does not have the instance.
@@ -144,10 +145,10 @@ pub enum OperatorError {
         /// Reason for the deletion.
         reason: String,
     },
-    /// The instance or the group is neither cordoned nor drained by an operator.
+    /// No operator has cordoned or drained the instance or the group.
     #[error("it is neither cordoned nor drained")]
     NotCordoned,
-    /// The instance holds the suspended environment of a job.
+    /// The instance has the suspended environment of a job.
     #[error("it is suspended for a later job and expires on its own; use `muster fleet delete` to delete it now")]
     Suspended,
     /// The instance's whole group is drained.
@@ -164,7 +165,7 @@ pub enum OperatorError {
         /// Number of jobs.
         jobs: u32,
     },
-    /// The operation applies to instances only.
+    /// The action applies to instances only.
     #[error("this applies to instances only; use `muster fleet drain` for a group")]
     NotAnInstance,
 }

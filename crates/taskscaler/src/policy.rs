@@ -11,29 +11,29 @@ use crate::formula::{self, Inputs};
 /// Idle time if no policy is active (docs/spec/fleeting.md 7.4).
 pub const DEFAULT_IDLE_TIME: Duration = Duration::from_secs(300);
 
-/// Idle capacity that a policy requires, and how free slots are used.
+/// Idle capacity of a policy, and how free slots are used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IdleTarget {
-    /// Number of idle slots. Counts slots, not instances.
+    /// Number of idle slots.
     pub idle_count: u32,
     /// Minimum time that an instance is idle before it is deleted.
     pub idle_time: Duration,
-    /// Idle slots as a factor of the slots in use. 0 disables it.
+    /// Idle slots as a factor of the slots in use. 0 disables the factor.
     pub scale_factor: f64,
     /// Maximum number of idle slots by [`Self::scale_factor`]. 0 means no limit.
     pub scale_factor_limit: u32,
     /// Whether jobs are requested only for free slots. Has no effect if `idle_count` is 0 (docs/spec/fleeting.md 7.4).
     pub preemptive: bool,
-    /// Whether jobs are also requested for instances that boot or can be created.
+    /// Whether a preemptive policy also requests jobs for instances that boot or can be created.
     ///
-    /// Applies only while each request immediately returns a job. Has no effect unless the policy is preemptive.
+    /// Applies only while each request immediately returns a job.
     pub reserve_ahead: bool,
     /// Which free slots are assigned first.
     pub placement: Placement,
 }
 
 impl Default for IdleTarget {
-    /// Returns the target if no policy is active: no idle slots, and an idle time of five minutes.
+    /// Returns the target that applies if no policy is active.
     fn default() -> Self {
         Self {
             idle_count: 0,
@@ -50,21 +50,21 @@ impl Default for IdleTarget {
 /// Which free slots are assigned first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Placement {
-    /// The free slots of the fullest instance, so that other instances become idle and can be deleted.
+    /// The slots of the fullest instance, so that other instances become idle and can be deleted.
     #[default]
     Pack,
-    /// The free slots of the emptiest instance, so that jobs disturb each other least.
+    /// The slots of the emptiest instance, so that jobs disturb each other least.
     Spread,
 }
 
 /// A policy and the periods in which it is active.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// Periods in which the policy is active.
+    /// When the policy is active.
     pub periods: Vec<Cron>,
     /// Time zone of [`Self::periods`].
     pub zone: TimeZone,
-    /// Target while the policy is active.
+    /// Target of the policy.
     pub idle_target: IdleTarget,
 }
 
@@ -75,13 +75,13 @@ pub struct Policies {
 }
 
 impl Policies {
-    /// Creates the list from policies in the order of the configuration.
+    /// Creates a list of policies, in the order of the configuration.
     #[must_use]
     pub fn new(list: Vec<Policy>) -> Self {
         Self { list }
     }
 
-    /// Creates a list with a single policy that is always active.
+    /// Creates a list with one policy that is always active.
     #[must_use]
     pub fn always(idle_target: IdleTarget) -> Self {
         let periods = "* * * * *".parse().into_iter().collect();
@@ -90,7 +90,7 @@ impl Policies {
 
     /// Returns the index and the target of the policy that is active at `unix` seconds since 1970.
     ///
-    /// If several periods match, the last policy in the configuration wins. If none matches, returns `None` and the default.
+    /// If several policies match, the last one wins. If none matches, returns `None` and the default target.
     #[must_use]
     pub fn active_at(&self, unix: i64) -> (Option<usize>, IdleTarget) {
         let found = self.list.iter().enumerate().rev().find(|(_, policy)| policy.matches(unix));
@@ -112,7 +112,7 @@ impl Policies {
         self.list.iter().map(|policy| idle(&policy.idle_target)).max().unwrap_or(0)
     }
 
-    /// Returns whether a policy is not always active. Only then can [`Self::active_at`] return different policies at different times.
+    /// Returns whether some policy is not always active.
     #[must_use]
     pub fn is_time_dependent(&self) -> bool {
         self.list.iter().any(|policy| !policy.periods.iter().any(Cron::always_matches))

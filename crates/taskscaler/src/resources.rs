@@ -1,10 +1,10 @@
-//! Number of slots that a job takes, from its declared resources or the usage of earlier jobs of its kind.
+//! Number of slots that a job takes.
 //!
 //! ```text
 //! declared resources, or else the 95th percentile of earlier runs with a margin --divided by the resources of a slot--> slots
 //! ```
 //!
-//! Without a [`Density::slot`] every job takes one slot, as with gitlab-runner.
+//! Without a [`Density::slot`], every job takes one slot, as with gitlab-runner.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -13,13 +13,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{JobKind, ResourceRequest};
 
-/// Maximum number of remembered runs per job kind.
 const MAX_RUNS: usize = 20;
-/// Maximum number of remembered job kinds. The least recently run one is forgotten first.
+/// The least recently run kind is forgotten first.
 const MAX_JOB_KINDS: usize = 5_000;
 /// Minimum number of runs without neighbors before other runs are compared with them.
 const MIN_SOLO_RUNS: usize = 3;
-/// Average number of neighbors below which a job counts as running alone.
 const SOLO_NEIGHBOR_THRESHOLD: f64 = 0.05;
 
 /// Parses CPUs in the notation of Kubernetes and Docker (`0.5`, `2`, `500m`) into thousandths.
@@ -33,7 +31,7 @@ pub fn cpu_milli(text: &str) -> Option<u32> {
     (milli.is_finite() && milli > 0.0).then(|| u32::try_from(round_up(milli)).unwrap_or(u32::MAX))
 }
 
-/// Parses a size in the notation of Kubernetes and Docker (`512Mi`, `2g`, `1.5Gi`) into bytes. Units are powers of 1024.
+/// Parses a size in the notation of Kubernetes and Docker (`512Mi`, `2g`) into bytes. Units are powers of 1024.
 #[must_use]
 pub fn memory_bytes(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
@@ -55,15 +53,15 @@ pub fn memory_bytes(text: &str) -> Option<u64> {
 pub struct JobUsage {
     /// Run time.
     pub wall: Duration,
-    /// CPU time of its processes. `None` means that it was not measured.
+    /// CPU time. `None` means that it was not measured.
     pub cpu: Option<Duration>,
     /// Peak memory, in bytes. `None` means that it was not measured.
     pub memory_bytes: Option<u64>,
-    /// Time in which its processes waited for resources.
+    /// Time in which the job's processes waited for resources.
     pub stalled: PressureStall,
 }
 
-/// Time in which at least one process waited for a resource, by the kernel's pressure counters (PSI). `None` means no counter.
+/// Time in which a process waited for a resource (the kernel's PSI counters). `None` means that there is no counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[expect(missing_docs, reason = "the field names are self-explanatory")]
 pub struct PressureStall {
@@ -81,7 +79,7 @@ pub struct Density {
     pub learn_from_usage: bool,
     /// Minimum number of runs before their usage counts.
     pub min_runs: usize,
-    /// Factor on the measured usage.
+    /// Factor by which the measured usage is multiplied.
     pub usage_margin: f64,
 }
 
@@ -120,7 +118,7 @@ pub struct UsageSamples {
 }
 
 impl UsageSamples {
-    /// Returns the expected resources of the next run. Fields with too few runs are `None`.
+    /// `None` means too few runs.
     fn need(&self, density: &Density) -> ResourceRequest {
         let expected = |runs: &VecDeque<u32>| {
             let has_enough = runs.len() >= density.min_runs.max(1);
@@ -134,25 +132,22 @@ impl UsageSamples {
     }
 }
 
-/// Resource usage of all job kinds.
 #[derive(Debug, Default)]
 pub(crate) struct UsageHistory {
     kinds: HashMap<JobKind, UsageSamples>,
     by_age: BTreeSet<(i64, JobKind)>,
 }
 
-/// Result of recording a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Recorded {
-    /// Run time divided by the median run time without neighbors. `None` if the job ran alone or too few runs are known.
+pub(crate) struct RecordedRun {
+    /// Run time divided by the median run time without neighbors. `None` if the job ran alone or too few runs are
+    /// known.
     pub(crate) slowdown: Option<f64>,
-    /// Job kind that was forgotten because too many are known.
     pub(crate) forgotten: Option<JobKind>,
 }
 
 impl UsageHistory {
-    /// Records a run with its average number of neighbors.
-    pub(crate) fn record(&mut self, kind: JobKind, usage: &JobUsage, neighbors: f64, unix: i64) -> Recorded {
+    pub(crate) fn record(&mut self, kind: JobKind, usage: &JobUsage, neighbors: f64, unix: i64) -> RecordedRun {
         let samples = self.kinds.entry(kind).or_default();
         self.by_age.remove(&(samples.last_run_at, kind));
         samples.last_run_at = unix;
@@ -172,7 +167,7 @@ impl UsageHistory {
             solo.filter(|solo| *solo > 0).map(|solo| f64::from(wall_ms) / f64::from(solo))
         };
         self.by_age.insert((unix, kind));
-        Recorded { slowdown, forgotten: self.forget() }
+        RecordedRun { slowdown, forgotten: self.forget() }
     }
 
     /// Forgets the job kind that ran longest ago if too many are known.
@@ -185,7 +180,6 @@ impl UsageHistory {
         Some(kind)
     }
 
-    /// Restores a job kind from the ledger.
     pub(crate) fn restore(&mut self, kind: JobKind, usage: UsageSamples) {
         self.by_age.insert((usage.last_run_at, kind));
         self.kinds.insert(kind, usage);
@@ -196,7 +190,6 @@ impl UsageHistory {
         self.kinds.get(&kind)
     }
 
-    /// Returns the expected resources of a job of this kind.
     pub(crate) fn need(&self, kind: JobKind, density: &Density) -> ResourceRequest {
         self.kinds.get(&kind).map_or_else(ResourceRequest::default, |usage| usage.need(density))
     }
@@ -209,7 +202,7 @@ fn push_sample(runs: &mut VecDeque<u32>, value: u32) {
     runs.push_back(value);
 }
 
-/// Returns the smallest value that is at least as large as `percent` percent of all values. `None` if there are no values.
+/// Returns the smallest value that at least `percent` percent of all values do not exceed.
 fn percentile(runs: &VecDeque<u32>, percent: usize) -> Option<u32> {
     let mut sorted: Vec<u32> = runs.iter().copied().collect();
     sorted.sort_unstable();
@@ -269,7 +262,6 @@ mod tests {
         for run in 1..=20 {
             usages.record(kind, &usage(10, run, 100 * run), 0.0, 0);
         }
-        // The 19th of 1 to 20 CPU seconds in 10 s: 1.9 CPUs, plus a margin of a fifth.
         let need = usages.need(kind, &density);
         assert_eq!(need, ResourceRequest { cpu_milli: Some(2280), memory_bytes: Some(1900 * 1024 * 1024 * 12 / 10) });
         assert_eq!(usages.need(JobKind(8), &density), ResourceRequest::default());

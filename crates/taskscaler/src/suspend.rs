@@ -1,4 +1,4 @@
-//! Suspended environments: types for instances that are suspended after a job and resumed for a later one.
+//! Types for instances that are suspended after a job and resumed for a later job.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::TaskKey;
 
-/// An environment that a job saved for a later one, as stored while its instance is suspended.
+/// An environment that a job saved for a later job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SuspendedEnvironment {
-    /// Task key of the job that saved the environment. A later job resumes it by this name.
+    /// Task key of the job that saved the environment. The later job resumes it by this name.
     pub name: String,
-    /// Owner. Only a job with the same owner can resume it.
+    /// Only a job of the same owner can resume the environment.
     pub owner: String,
     /// Time at which the environment expires, in seconds since 1970.
     pub until_unix: i64,
@@ -21,7 +21,7 @@ pub struct SuspendedEnvironment {
 /// Reason why the instance of a lease cannot be suspended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SuspendError {
-    /// The configuration lets several jobs use an instance, at the same time or one after another.
+    /// The configuration lets an instance run several jobs, at the same time or one after another.
     #[error("suspending requires capacity_per_instance = 1 and max_use_count = 1")]
     Shared,
     /// The plugin cannot suspend and resume instances.
@@ -30,7 +30,7 @@ pub enum SuspendError {
     /// The instance was lost.
     #[error("its instance is lost")]
     InstanceLost,
-    /// The instance gets no more jobs: it is draining or cordoned, or its group is drained.
+    /// The instance or its group is draining or cordoned.
     #[error("its instance gets no more jobs: {reason}")]
     InstanceTakesNoJobs {
         /// Reason why the instance gets no more jobs.
@@ -67,7 +67,7 @@ pub enum ResumeError {
     /// The plugin cannot suspend and resume instances.
     #[error("the plugin of its group cannot resume: capability not supported: suspend_resume")]
     NoCapability,
-    /// The instance of the environment was lost, failed its preparation, or was not ready in time.
+    /// The instance was lost, or was not prepared in time or without errors.
     #[error("failed to resume its instance: {0}")]
     InstanceLost(String),
     /// The scaler is shutting down.
@@ -78,26 +78,25 @@ pub enum ResumeError {
 /// A change of a suspended environment.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SuspendEvent {
-    /// A job saved it. Its instance will be suspended.
+    /// A job saved the environment. Its instance will be suspended.
     Saved,
-    /// The provider reports its instance as suspended, this long after the request.
+    /// The provider reports the instance as suspended, this long after the request.
     Suspended(Duration),
-    /// Its instance runs unexpectedly and is suspended again.
+    /// The instance runs unexpectedly and is suspended again.
     UnexpectedlyRunning,
-    /// A job wants to resume it.
+    /// A job wants to resume the environment.
     ResumeRequested(TaskKey),
-    /// The job no longer waits for it.
+    /// The job no longer waits for the environment.
     ResumeCanceled,
-    /// The job got it, this long after its request.
+    /// The job got the environment, this long after its request.
     Resumed(TaskKey, Duration),
     /// A suspend or resume call failed.
     Failed(String),
-    /// The job does not get it, for this reason.
+    /// The job does not get the environment, for this reason.
     ResumeFailed(TaskKey, String),
 }
 
 impl SuspendEvent {
-    /// Returns the name of the event in the history.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Saved => "environment_saved",
@@ -111,7 +110,6 @@ impl SuspendEvent {
         }
     }
 
-    /// Returns the job that wants to resume the environment.
     pub(crate) fn key(&self) -> Option<&TaskKey> {
         match self {
             Self::ResumeRequested(key) | Self::Resumed(key, _) | Self::ResumeFailed(key, _) => Some(key),

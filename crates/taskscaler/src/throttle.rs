@@ -5,10 +5,9 @@ use std::time::Duration;
 use crate::config::Throttle;
 use crate::time::Time;
 
-/// Default of `scale_throttle.limit`, in instances per second (docs/spec/fleeting.md, section 5.1).
+/// In instances per second (docs/spec/fleeting.md, section 5.1).
 const DEFAULT_PER_SECOND: u32 = 100;
 
-/// A token bucket that limits the rate of an operation.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenBucket {
     per_second: f64,
@@ -22,7 +21,7 @@ impl TokenBucket {
         Self { per_second, burst, tokens: burst, at }
     }
 
-    /// Creates the bucket for `scale_throttle`. `None` means no limit. A `max_instances` of 0 means that the group has no maximum.
+    /// `None` means no limit. A `max_instances` of 0 means no maximum.
     pub(crate) fn from_config(throttle: Throttle, max_instances: u32, at: Time) -> Option<Self> {
         let limit = match throttle.limit {
             ..0 => return None,
@@ -38,7 +37,7 @@ impl TokenBucket {
         self.at = self.at.max(at);
     }
 
-    /// Returns how many operations are possible now.
+    /// Returns the number of operations that are possible now.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -46,16 +45,14 @@ impl TokenBucket {
     )]
     pub(crate) fn available(&mut self, at: Time) -> u32 {
         self.refill(at);
-        // A sum of fractions can be slightly below a whole token because of rounding errors.
+        // Rounding errors can make a sum of fractions slightly smaller than a whole token.
         (self.tokens + 1e-9) as u32
     }
 
-    /// Takes the tokens for `n` operations.
     pub(crate) fn take(&mut self, n: u32) {
         self.tokens = (self.tokens - f64::from(n)).max(0.0);
     }
 
-    /// Returns the time at which the next operation is possible.
     pub(crate) fn next_token_at(&self, at: Time) -> Time {
         let missing = (1.0 - self.tokens).max(0.0);
         // Times are rounded down to milliseconds. One more millisecond ensures that the token is complete.
@@ -65,12 +62,10 @@ impl TokenBucket {
     }
 }
 
-/// Exponential backoff: the number of consecutive failures, and the end of the pause after the last one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Backoff {
     pub(crate) failures: u32,
     pub(crate) until: Time,
-    /// Error message of the last failure.
     pub(crate) error: String,
 }
 
@@ -78,7 +73,7 @@ impl Backoff {
     const INITIAL: Duration = Duration::from_secs(1);
     const MAX: Duration = Duration::from_secs(60);
 
-    /// Records a failure and returns the pause before the next attempt. `jitter` is a random number.
+    /// Returns the pause before the next attempt.
     pub(crate) fn fail(&mut self, at: Time, error: String, jitter: u64) -> Duration {
         let doubled = Self::INITIAL.saturating_mul(1 << self.failures.min(10)).min(Self::MAX);
         let pause = jittered(doubled, jitter);
@@ -98,13 +93,13 @@ impl Backoff {
     }
 }
 
-/// Returns 75 % to 125 % of `duration`, depending on the random number `jitter`.
+/// 75 % to 125 % of `duration`.
 pub(crate) fn jittered(duration: Duration, jitter: u64) -> Duration {
     let parts = u32::try_from(jitter % 512).unwrap_or(0);
     duration * 3 / 4 + duration * parts / 1024
 }
 
-/// Hashes a number with the SplitMix64 generator's output function.
+/// The output function of the SplitMix64 generator.
 pub(crate) fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -125,7 +120,6 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// The number of taken tokens never exceeds what burst and rate allow.
         #[test]
         fn bucket_never_exceeds_its_rate(steps in proptest::collection::vec((0u64..700, 0u32..20), 1..100)) {
             let mut bucket = TokenBucket::new(5.0, 8.0, Time::ZERO);

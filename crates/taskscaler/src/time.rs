@@ -1,10 +1,10 @@
-//! Time values for the engine. Callers pass them to the engine, which never reads a clock.
+//! Time values for the engine, which never reads a clock.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Time after which the scaler assumes that the coordinator holds an unanswered job request until it has a job.
+/// Time after which an unanswered job request counts as held: the coordinator answers it when it has a job.
 pub const HELD_AFTER: Duration = Duration::from_secs(1);
 
 /// A monotonic instant, in milliseconds since an origin that the caller chooses.
@@ -27,14 +27,14 @@ impl Time {
         self.0
     }
 
-    /// Returns the duration since `earlier`, or zero if `earlier` is later than `self`.
+    /// Returns the duration since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Returns a duration in whole milliseconds, or `u64::MAX` if it is too long.
+/// Returns `u64::MAX` if the duration is too long.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -52,12 +52,12 @@ impl std::ops::Add<Duration> for Time {
 pub struct Now {
     /// Monotonic time, for durations and timeouts.
     pub at: Time,
-    /// Wall-clock time in seconds since 1970, for policies and output. It can jump.
+    /// Wall-clock time in seconds since 1970. It can jump.
     pub unix: i64,
 }
 
 impl Now {
-    /// Returns the moment `at` of a wall clock that showed `origin` at [`Time::ZERO`] and never jumped.
+    /// Returns the moment `at`. The wall clock showed `origin` at [`Time::ZERO`] and never jumped.
     #[must_use]
     pub fn steady(at: Time, origin: i64) -> Self {
         Self { at, unix: origin.saturating_add(i64::try_from(at.as_millis() / 1000).unwrap_or(i64::MAX)) }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use muster_fleeting::model::InstanceId;
 use serde::{Deserialize, Serialize};
 
-/// Caller-chosen, unique key of a task. The same key identifies its reservation, its queued request and its lease.
+/// Unique key of a task, chosen by the caller. It identifies the task's reservation, queued request and lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskKey(Arc<str>);
 
@@ -42,11 +42,11 @@ impl Borrow<str> for TaskKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct GroupId(pub usize);
 
-/// Hash of a job's project and name. Jobs of one kind are expected to use similar resources.
+/// Hash of a job's project and name. Jobs of one kind probably use similar resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobKind(pub u64);
 
-/// Hash that identifies a sticky context: files that jobs of one project and protection level share on an instance.
+/// Hash of a sticky context: files that jobs of one project and protection level share on an instance.
 ///
 /// A collision only makes the scaler prefer the wrong instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -88,28 +88,28 @@ impl ResourceRequest {
 pub struct SlotRequest {
     /// Resources that the job declares.
     pub resources: ResourceRequest,
-    /// Kind of the job, used to look up the usage of earlier runs.
+    /// Kind of the job, with which the usage of earlier runs is found.
     pub job_kind: Option<JobKind>,
-    /// Sticky context of the job. Instances that have it are preferred.
+    /// Sticky context of the job. Instances with this context are preferred.
     pub sticky_context: Option<StickyContextId>,
-    /// Instance on which the job could not be started. Any other instance with free slots is preferred.
+    /// Instance on which the job could not be started. Other instances are preferred.
     pub avoid: Option<TriedInstance>,
 }
 
 /// Slots of one instance that are assigned to one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotAssignment {
-    /// Key of the job's task.
+    /// Key of the job.
     pub key: TaskKey,
     /// Group of the instance.
     pub group: GroupId,
     /// The instance.
     pub instance: InstanceId,
-    /// Lowest of the assigned slots, counted from 0.
+    /// Lowest assigned slot, counted from 0.
     pub slot: u32,
     /// Number of assigned slots.
     pub slots: u32,
-    /// Number of jobs that the instance has had, including this one.
+    /// Number of jobs that the instance has had, including this job.
     pub use_number: u32,
 }
 
@@ -131,7 +131,7 @@ pub enum RemovalReason {
         /// Time without a job, in milliseconds.
         idle_ms: u64,
     },
-    /// `max_use_count` jobs have run on it.
+    /// `max_use_count` jobs have run on the instance.
     MaxUsesReached {
         /// Number of jobs.
         uses: u32,
@@ -141,7 +141,7 @@ pub enum RemovalReason {
         /// Error of the last health check.
         error: String,
     },
-    /// Not ready within `ready_timeout`, or its preparation failed.
+    /// Preparation failed, or took longer than `ready_timeout`.
     ReadyTimeout {
         /// Error of the preparation.
         error: String,
@@ -152,36 +152,36 @@ pub enum RemovalReason {
     AboveMaxInstances,
     /// Prices rose, and the instances cost more than `max_cost_per_hour`.
     AboveMaxCost,
-    /// Reappeared after it was considered lost. Its jobs were rescheduled.
+    /// Reappeared after it was considered lost.
     Reappeared,
     /// Unmanaged, and `unmanaged_instances` is `delete`.
     Unmanaged,
-    /// The provider deletes it, or has deleted it.
+    /// The provider deletes the instance, or has deleted it.
     ProviderDeleted,
-    /// The plugin announced an interruption, or the instance does not respond to its job.
+    /// The instance will be interrupted, or does not respond to its job.
     Retired {
         /// Message of the plugin or the job.
         reason: String,
     },
-    /// Its jobs did not survive a restart of the manager.
+    /// No job claimed the instance's lease after a restart of the manager.
     Unclaimed,
-    /// No job resumed its suspended environment within `suspended_ttl`.
+    /// No job resumed the environment within `suspended_ttl`.
     Expired,
-    /// Resuming its suspended environment failed.
+    /// Resuming the environment failed.
     ResumeFailed {
-        /// Error of the resume.
+        /// Error of the resume call or the preparation.
         error: String,
     },
-    /// Suspended, while `max_instances` or `max_cost_per_hour` allows no other instance for jobs that need a new one.
+    /// Suspended, while `max_instances` or `max_cost_per_hour` allows no other instance.
     NoSpareInstance,
-    /// An operator drained its group.
+    /// An operator drained the group.
     GroupDrained {
         /// Operator and reason.
         by: String,
     },
     /// The scaler is shutting down.
     Shutdown,
-    /// An operator drained or deleted it.
+    /// An operator drained or deleted the instance.
     Operator {
         /// Operator and reason.
         by: String,
@@ -189,7 +189,7 @@ pub enum RemovalReason {
 }
 
 impl RemovalReason {
-    /// Whether a cordoned instance is deleted for this reason.
+    /// Whether even a cordoned instance is deleted for this reason.
     pub(crate) fn overrides_cordon(&self) -> bool {
         matches!(
             self,
@@ -225,7 +225,7 @@ impl fmt::Display for RemovalReason {
     }
 }
 
-/// Reason why a lease ended before its job did.
+/// Reason why a lease ended before its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LossReason {
     /// The provider no longer lists the instance.

@@ -1,11 +1,12 @@
-//! R033: five concerns are separate crates, and each depends only on concerns below it. R202: executors and managers do not execute jobs.
+//! R033: five concerns are separate crates, with dependencies in one direction. R202: executors and managers do not
+//! execute jobs.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The concerns, each with its crates and the concerns that it may depend on.
+/// Each concern has its crates and the concerns on which it may depend.
 const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
     ("VM shape", &["local", "script", "static", "docker-machine"], &["VM life cycle"]),
     ("VM life cycle", &["fleeting", "remote"], &[]),
@@ -14,7 +15,6 @@ const CONCERNS: [(&str, &[&str], &[&str]); 5] = [
     ("in-VM execution", &["agent", "steps", "builtins"], &[]),
 ];
 
-/// Returns the dependencies of each crate and plugin on other crates of the workspace, according to the manifests.
 fn direct_dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let crates = ["crates", "plugins"].map(|directory| std::fs::read_dir(root.join(directory)).unwrap());
@@ -30,7 +30,7 @@ fn direct_dependencies() -> BTreeMap<String, BTreeSet<String>> {
     manifests.filter_map(read).collect()
 }
 
-/// Returns all direct and indirect dependencies of a crate.
+/// Also returns indirect dependencies.
 fn all_dependencies(krate: &str, direct: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
     let (mut found, mut pending) = (BTreeSet::new(), vec![krate.to_owned()]);
     while let Some(krate) = pending.pop() {
@@ -63,9 +63,7 @@ fn concerns_depend_only_on_lower_layers() {
     }
 }
 
-/// Modules of `agent-api` that executors may use: they connect to an agent, list its jobs, and read what a job has used.
 const CONNECTING_MODULES: [&str; 3] = ["agent", "client", "result"];
-/// Words that occur in any code that composes the script of a job.
 const SCRIPT_WORDS: [&str; 11] = [
     "after_script",
     "artifact",
@@ -80,7 +78,7 @@ const SCRIPT_WORDS: [&str; 11] = [
     "submodule",
 ];
 
-/// Returns the Rust files below a directory with their code, without comments and tests.
+/// Without comments and tests.
 fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -103,7 +101,7 @@ fn executors_and_managers_do_not_execute_jobs() {
     let direct = direct_dependencies();
     for (krate, forbidden) in [
         ("manager", &["agent", "steps", "builtins"][..]),
-        // Without the crate `runner-api`, an executor cannot read a job's payload, which contains the scripts.
+        // Without the crate `runner-api`, an executor cannot read a job's scripts.
         ("executor", &["agent", "steps", "builtins", "manager", "pipeline", "runner-api"]),
     ] {
         let dependencies = all_dependencies(krate, &direct);

@@ -1,4 +1,4 @@
-//! Whole fleets with a reliable provider: waiting times, idle capacity, and memory per job.
+//! Fleets with a reliable provider: wait times, idle capacity, and memory per job.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where it fails")]
 
@@ -29,7 +29,7 @@ fn cloud() -> CloudConfig {
     CloudConfig { boot: Spread::new(60.0, 1.5), ..CloudConfig::default() }
 }
 
-/// A single test runs all cases, because allocations are counted for the whole process.
+/// A single test, because allocations are counted for the whole process.
 #[test]
 fn fleets_meet_wait_cost_and_memory_targets() {
     working_day_starts_jobs_in_time_with_few_idle_slots();
@@ -37,7 +37,7 @@ fn fleets_meet_wait_cost_and_memory_targets() {
     five_thousand_queued_jobs_need_little_memory();
 }
 
-/// Requirement R036: nine of ten jobs of a day start within 90 s, and less than 40 % of the paid slot hours are idle.
+/// Requirement R036 (docs/requirements.md).
 fn working_day_starts_jobs_in_time_with_few_idle_slots() {
     let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
     let jobs = pattern.jobs(7);
@@ -50,7 +50,7 @@ fn working_day_starts_jobs_in_time_with_few_idle_slots() {
     assert!(idle < 0.4, "{idle} of {} slot hours", report.slot_hours);
 }
 
-/// Requirement R063: a queued job takes less than 1 KiB.
+/// Requirement R063 (docs/requirements.md).
 fn five_thousand_queued_jobs_need_little_memory() {
     let job = Job { at: Time::ZERO, duration: Duration::from_secs(300), request: SlotRequest::default() };
     let jobs = vec![job; 5_000];
@@ -75,7 +75,7 @@ fn five_thousand_queued_jobs_need_little_memory() {
     assert!(bytes < 1_024, "{bytes} bytes per queued job");
 }
 
-/// Runs pipelines of 40 jobs on a fleet with two idle slots.
+/// Pipelines of 40 jobs on a fleet with two idle slots.
 fn simulate_bursts(reserve_ahead: bool) -> Report {
     let idle_target = IdleTarget {
         idle_count: 2,
@@ -95,9 +95,6 @@ fn simulate_bursts(reserve_ahead: bool) -> Report {
     Simulation::new(&Scenario::fault_free(config, vec![cloud()], 3, end), &jobs).run().unwrap()
 }
 
-/// Requesting jobs ahead of free slots creates no more instances, because each is created for a job that has arrived. The
-/// only cost is idle time: the two idle instances are idle again while a fleet that does not request ahead still works through the
-/// queue, with two jobs per boot.
 fn reserving_ahead_shortens_waits_without_more_instances() {
     let (off, on) = (simulate_bursts(false), simulate_bursts(true));
     assert_eq!((off.done, on.done), (400, 400));

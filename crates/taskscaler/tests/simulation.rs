@@ -1,8 +1,8 @@
-//! The engine with a faulty provider: seeded runs in which the invariants are checked.
+//! The engine with a faulty provider: seeded runs that check the invariants.
 //!
-//! By default the seeds start at 1, so that each run of the tests checks the same cases. `MUSTER_TEST_RUNS=100000` runs 100,000
-//! cases from a random seed, and `MUSTER_TEST_SEED=n` starts at a particular one. A failure is reported with its seed and with the
-//! smallest case that fails in the same way.
+//! By default, the seeds start at 1. `MUSTER_TEST_RUNS=100000` runs 100,000 cases from a random seed, and
+//! `MUSTER_TEST_SEED=n` starts at seed `n`. A failure is reported with its seed and with the smallest case that
+//! violates the same invariant.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,8 @@ use muster_taskscaler::engine::Violation;
 use muster_taskscaler::event::Action;
 use muster_taskscaler::sim::scenario::Case;
 
-/// Default number of runs.
 const DEFAULT_RUNS: u64 = 300;
 
-/// A run in which an invariant does not hold.
 #[derive(Debug)]
 struct Failure {
     seed: u64,
@@ -33,7 +31,6 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Totals of runs without a failure.
 #[derive(Debug, Default)]
 struct Totals {
     jobs: AtomicU64,
@@ -112,7 +109,7 @@ fn invariants_hold_with_random_faults() {
     assert!(jobs > 0 && (resumed > 0 && requested_ahead > 0 && canceled_resumes > 0 || requested_runs.is_some()));
 }
 
-/// Injects a bug: an instance is deleted when it gets its third job.
+/// Simulates a bug: an instance is deleted when it gets its third job.
 fn delete_with_third_job(mut actions: Vec<Action>) -> Vec<Action> {
     let third = actions.iter().find_map(|action| match action {
         Action::Assign(lease) if lease.use_number == 3 => Some((lease.group, lease.instance.clone())),

@@ -1,9 +1,7 @@
 //! Definitions of the metrics that this crate counts: name, type, labels, buckets and help text.
 //!
-//! Other crates add the metrics of autoscaled runners ([`crate::metrics::Source`]). `docs/reference/metrics.md` documents all
-//! metrics, and a test of the crate `muster` compares the names and types. Names that start with `gitlab_runner_` are
-//! gitlab-runner's, with its labels and buckets (docs/spec/runner-config.md, section 3.2), so that dashboards and alerts for it
-//! continue to work. Muster's own names start with `muster_`.
+//! Names that start with `gitlab_runner_` are gitlab-runner's, with its labels and buckets (docs/spec/runner-config.md,
+//! section 3.2), so that its dashboards and alerts continue to work.
 
 /// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Number of attempts to remove a machine if MaxRemovalAttempts is not set.
+/// Number of attempts to remove a machine if `MaxRemovalAttempts` is not set.
 const DEFAULT_REMOVAL_ATTEMPTS: u32 = 30;
 
 /// Settings of the plugin.
@@ -110,7 +110,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.driver.is_empty() {
             return Err("missing MachineDriver: copy the keys of [runners.machine] to \
@@ -139,7 +138,7 @@ impl Config {
         Ok(())
     }
 
-    /// Warns that Docker Machine is deprecated, and about keys of an old table that have replacements elsewhere (requirement R026).
+    /// Warns that Docker Machine is deprecated, and about replaced keys (requirement R026).
     pub(crate) fn warn_of_old_keys(&self) {
         let policy = "[[runners.autoscaler.policy]]";
         for (key, value, replacement) in [
@@ -200,7 +199,6 @@ impl Config {
     }
 }
 
-/// Names of the machines of this group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Names {
     prefix: String,
@@ -208,12 +206,11 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Creates a name. `random` makes it unique.
+    /// `random` makes the name unique.
     pub(crate) fn new_name(&self, seconds: u64, random: u32) -> String {
         format!("{}{seconds}-{random:08x}{}", self.prefix, self.suffix)
     }
 
-    /// Returns true if a machine with this name may belong to this group.
     pub(crate) fn may_belong_to_group(&self, name: &str) -> bool {
         let middle = name.strip_prefix(&self.prefix).and_then(|rest| rest.strip_suffix(&self.suffix));
         middle.and_then(|middle| middle.split_once('-')).is_some_and(|(seconds, random)| {

@@ -1,16 +1,13 @@
-//! State of each machine, without I/O. Processes lists of docker-machine, and returns states and machines to remove.
+//! State of each machine, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_fleeting::sdk::{InstanceId, InstanceState};
 use tokio_util::sync::CancellationToken;
 
-/// Number of consecutive lists that report an error or no state of a machine, after which the machine is removed.
-///
 /// More than one, because cloud APIs fail occasionally.
 const MAX_FAILED_POLLS: u32 = 3;
 
-/// The machines by name.
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
     known: BTreeMap<String, MachineState>,
@@ -20,11 +17,10 @@ pub(crate) struct Machines {
 
 #[derive(Debug)]
 enum MachineState {
-    /// The machine is being created. Canceling the token prevents the creation if it has not started.
+    /// Canceling the token prevents a creation that has not started.
     Creating(CancellationToken),
-    /// The machine was created.
     Ready {
-        /// Number of consecutive lists that reported an error or no state of the machine.
+        /// Consecutive lists with an error or no state of the machine.
         failed_polls: u32,
         /// Whether docker-machine has listed the machine since its creation.
         listed: bool,
@@ -32,12 +28,11 @@ enum MachineState {
     Removing,
 }
 
-/// State of a machine as reported by docker-machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObservedState {
     Running,
     Starting,
-    /// The machine is stopped, and this plugin does not start machines.
+    /// The machine is stopped. This plugin does not start machines.
     Off,
     Unknown,
 }
@@ -59,19 +54,17 @@ impl Machines {
         self.known.len()
     }
 
-    /// Registers a machine that will be created.
     pub(crate) fn begin_creation(&mut self, name: String) -> CancellationToken {
         let stop = CancellationToken::new();
         self.known.insert(name, MachineState::Creating(stop.clone()));
         stop
     }
 
-    /// Returns whether a machine is being created and still needed.
     pub(crate) fn is_being_created(&self, name: &str) -> bool {
         matches!(self.known.get(name), Some(MachineState::Creating(_)))
     }
 
-    /// Records that a machine was created. Returns false if it is not needed anymore.
+    /// Returns false if the machine is not needed anymore.
     pub(crate) fn mark_created(&mut self, name: &str) -> bool {
         match self.known.get_mut(name) {
             Some(state @ MachineState::Creating(_)) => {
@@ -82,7 +75,7 @@ impl Machines {
         }
     }
 
-    /// Records that a machine must be removed. Returns whether the caller must remove the machine.
+    /// Returns whether the caller must remove the machine.
     ///
     /// A machine in creation is removed by the task that creates it.
     pub(crate) fn begin_removal(&mut self, name: &str) -> bool {
@@ -97,12 +90,11 @@ impl Machines {
         }
     }
 
-    /// Records that a machine is being removed because its creation failed or was interrupted.
+    /// Called after a failed or interrupted creation.
     pub(crate) fn mark_removing(&mut self, name: String) {
         self.known.insert(name, MachineState::Removing);
     }
 
-    /// Records that a machine was removed.
     pub(crate) fn mark_removed(&mut self, name: &str) {
         if self.known.remove(name).is_some() {
             self.removed.insert(name.to_owned());
@@ -118,7 +110,7 @@ impl Machines {
         &mut self,
         listed: &BTreeMap<String, String>,
     ) -> (Vec<(InstanceId, InstanceState)>, Vec<String>) {
-        // Names are never reused: a removed machine appears at most in a list that was in progress.
+        // Names are never reused, so only a list that was in progress can contain a removed machine.
         self.removed.retain(|name| listed.contains_key(name));
         self.known.retain(|name, state| {
             let exists = listed.contains_key(name) || !matches!(state, MachineState::Ready { listed: true, .. });

@@ -18,7 +18,7 @@ mod provider;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `arguments` are those of the command line without the program's name.
+/// Runs the plugin. `arguments` is the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::DockerMachine>(arguments)

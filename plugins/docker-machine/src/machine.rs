@@ -10,25 +10,21 @@ use tokio::process::Command;
 
 use crate::config::Config;
 
-/// Timeout for the status of a machine, and for the first list during `Init`. The host's timeout for both calls is 60 s.
+/// Timeout for the status of a machine, and for the first list. The host's timeout for both calls is 60 s.
 const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(50);
-/// Timeout for a list, and for getting the connection details. The host's timeout for both calls is 120 s.
+/// Timeout for later lists and for the connection details. The host's timeout for both calls is 120 s.
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(100);
-/// Default user of docker-machine.
 const DEFAULT_USER: &str = "root";
-/// Default SSH port of docker-machine.
 const DEFAULT_PORT: u16 = 22;
-/// Maximum time in seconds that one machine can delay a list. This is the default of docker-machine.
+/// In seconds, as in docker-machine.
 const LIST_TIMEOUT_S: &str = "10";
 
-/// docker-machine with the plugin's settings.
 #[derive(Debug)]
 pub(crate) struct DockerMachine {
     config: Config,
     storage: PathBuf,
 }
 
-/// Connection details of a machine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConnectionDetails {
     pub(crate) address: String,
@@ -55,12 +51,12 @@ impl DockerMachine {
         Ok(self.run(arguments, timeout).await?.success(&name)?.stdout)
     }
 
-    /// Lists all machines with their states, including those of other groups, within the host's timeout for a list.
+    /// Lists all machines with their states, including those of other groups.
     pub(crate) async fn list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
         self.list_within(LONG_CALL_TIMEOUT).await
     }
 
-    /// Lists the machines for the first time, within the host's timeout for `Init`.
+    /// The host's timeout for `Init` applies.
     pub(crate) async fn first_list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
         self.list_within(SHORT_CALL_TIMEOUT).await
     }
@@ -75,9 +71,10 @@ impl DockerMachine {
         Ok(text.lines().filter_map(parse_line).collect())
     }
 
-    /// Creates a machine. This takes minutes. The output of the command is written to the file `output`.
+    /// Creates a machine, which takes minutes. Writes the output of docker-machine to the file `output`.
     ///
-    /// The command continues if the plugin exits, because docker-machine stores the provider's ID of the machine only at the end.
+    /// The command continues if the plugin exits, because docker-machine stores the provider's ID of the machine only
+    /// at the end.
     pub(crate) async fn create(&self, name: &str, output: &Path) -> Result<(), ProgramError> {
         let mut arguments = vec!["create".to_owned(), "--driver".to_owned(), self.config.driver.clone()];
         arguments.extend(self.config.options.iter().map(|option| format!("--{option}")));
@@ -90,13 +87,11 @@ impl DockerMachine {
         program::run_detached(command, NAME, output, self.config.create_timeout()).await?.success(NAME).map(drop)
     }
 
-    /// Returns the timeout for creating a machine.
     pub(crate) fn create_timeout(&self) -> Duration {
         self.config.create_timeout()
     }
 
-    /// Removes a machine. An unknown machine counts as removed. `force` removes the local state even if the machine
-    /// remains.
+    /// An unknown machine counts as removed. `force` removes the local state even if the machine remains.
     pub(crate) async fn remove(&self, name: &str, force: bool) -> Result<(), ProgramError> {
         let arguments: &[&str] = if force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
         let finished = self.run(arguments, self.config.command_timeout()).await?;
@@ -108,12 +103,10 @@ impl DockerMachine {
         finished.success("docker-machine rm").map(drop)
     }
 
-    /// Returns the state of a machine as docker-machine prints it.
     pub(crate) async fn status(&self, name: &str) -> Result<String, ProgramError> {
         Ok(self.output(&["status", name], SHORT_CALL_TIMEOUT).await?.trim().to_owned())
     }
 
-    /// Returns the connection details of a machine.
     pub(crate) async fn connection_details(&self, name: &str) -> Result<ConnectionDetails, String> {
         let text = self.output(&["inspect", name], LONG_CALL_TIMEOUT / 2).await.map_err(|error| error.to_string())?;
         let mut details = parse_inspect(&text, &self.storage, name)?;
@@ -180,7 +173,7 @@ mod tests {
     #[test]
     fn command_timeouts_are_below_those_of_the_host() {
         let host = muster_fleeting::host::Timeouts::default();
-        // Killing a command that exceeds its timeout takes time.
+        // Killing a command takes time.
         let kill_time = Duration::from_secs(10);
         assert!(SHORT_CALL_TIMEOUT + kill_time <= host.heartbeat.min(host.init));
         assert!(LONG_CALL_TIMEOUT + kill_time <= host.connect_info.min(host.update));

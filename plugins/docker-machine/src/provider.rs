@@ -15,17 +15,13 @@ use crate::config::{Config, Names};
 use crate::group::Machines;
 use crate::machine;
 
-/// Maximum number of concurrent removals. Each is a process that talks to the cloud.
+/// Each removal is a process that calls the cloud.
 const MAX_CONCURRENT_REMOVALS: usize = 16;
 
-/// Interval for checking a creation by an earlier process.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum delay between attempts to remove a machine with force.
 const MAX_REMOVAL_DELAY: Duration = Duration::from_secs(600);
-/// Minimum delay between attempts to remove a machine with force.
 const MIN_REMOVAL_DELAY: Duration = Duration::from_millis(100);
 
-/// A group of machines.
 pub(crate) struct DockerMachine {
     inner: Arc<Inner>,
 }
@@ -40,8 +36,8 @@ struct Inner {
     machines: Mutex<Machines>,
     creations: Semaphore,
     removals: Semaphore,
-    /// Directory with a file for each machine in creation, which contains the output of docker-machine. A file that
-    /// exists at startup belongs to an interrupted creation.
+    /// Directory with a file for each machine in creation, which gets the output of docker-machine. A file that exists
+    /// at startup belongs to an interrupted creation.
     creation_markers: PathBuf,
 }
 
@@ -50,9 +46,10 @@ impl Inner {
         self.machines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Creates a machine. If the machine is no longer needed before its creation starts, it is not created. A creation in
-    /// progress is completed before the machine is removed, because an interrupted creation would leave the machine at its
-    /// provider.
+    /// Creates a machine, unless it is no longer needed when the creation starts.
+    ///
+    /// A creation in progress is completed before the machine is removed. If it were interrupted, the provider would
+    /// keep the machine.
     async fn create(self: Arc<Self>, name: String, stop: tokio_util::sync::CancellationToken) {
         let permit = tokio::select! {
             permit = self.creations.acquire() => permit,
@@ -81,7 +78,7 @@ impl Inner {
         }
     }
 
-    /// Removes a machine. Retries until it succeeds, because a machine that is not removed costs money.
+    /// Retries until the removal succeeds, because a remaining machine costs money.
     async fn remove(self: Arc<Self>, name: String) {
         let mut delay = self.removal_delay;
         for attempt in 1_u32.. {
@@ -139,7 +136,7 @@ impl Inner {
     }
 }
 
-/// Removes a creation marker. Returns whether it no longer exists.
+/// Returns whether the marker no longer exists.
 fn remove_marker(creation_markers: &Path, name: &str) -> bool {
     let marker = creation_markers.join(name);
     match std::fs::remove_file(&marker) {
@@ -151,7 +148,7 @@ fn remove_marker(creation_markers: &Path, name: &str) -> bool {
     }
 }
 
-/// Returns the process that creates a machine, found by the machine's name in its arguments.
+/// Finds the process by the machine's name in its arguments.
 fn creating_process(name: &str) -> Option<Pid> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = processes.filter_map(|process| {
@@ -236,7 +233,7 @@ impl Provider for DockerMachine {
             }
             let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let name = self.inner.names.new_name(seconds, rand::random());
-            // The marker is created before the machine, so that a crash leaves no unknown machine.
+            // The marker is created first, so that a crash leaves no unknown machine.
             let marker =
                 std::fs::File::create(self.inner.creation_markers.join(&name)).and_then(|file| file.sync_all());
             if let Err(error) = marker {

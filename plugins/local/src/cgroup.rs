@@ -1,4 +1,4 @@
-//! Resource limits of instances by cgroups, version 1 or 2, if this process can create them.
+//! Resource limits of instances by cgroups, version 1 or 2.
 //!
 //! ```text
 //! <own cgroup>/muster-local-<process>/<instance>     one for each controller (v1), or one (v2)
@@ -7,13 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Usual mount point of cgroups.
 const MOUNT_POINT: &str = "/sys/fs/cgroup";
 /// Prefix of the name of a plugin's cgroup. The process ID of the plugin follows.
 const PREFIX: &str = "muster-local-";
-/// Period of the CPU quota.
+/// In microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Maximum number of attempts to remove a cgroup. An attempt fails while processes of the instance are in the cgroup.
+/// Attempts fail while the cgroup has processes.
 const MAX_REMOVE_ATTEMPTS: u32 = 40;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -30,7 +29,7 @@ impl Limits {
         *self == Self::default()
     }
 
-    /// Returns the controllers with their files and values, for a version of cgroups.
+    /// Controller, file and value of each limit.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
     fn settings(&self, version: Version) -> Vec<(&'static str, &'static str, String)> {
         let mut settings = Vec::new();
@@ -67,7 +66,6 @@ enum Version {
     V2,
 }
 
-/// Parent cgroups of this plugin's instances.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
     version: Version,
@@ -76,15 +74,12 @@ pub(crate) struct Cgroups {
     parents: Vec<(&'static str, PathBuf)>,
 }
 
-/// The cgroups of one instance.
 #[derive(Debug)]
 pub(crate) struct InstanceCgroup(Vec<PathBuf>);
 
 impl Cgroups {
-    /// Creates the cgroups of the plugin.
-    ///
     /// # Errors
-    /// Returns the reason why limits cannot be set, with a hint.
+    /// The reason why limits cannot be set, with a hint.
     pub(crate) fn new(limits: Limits) -> Result<Self, String> {
         let own = std::fs::read_to_string("/proc/self/cgroup")
             .map_err(|error| format!("failed to read /proc/self/cgroup: {error}"))?;
@@ -121,7 +116,6 @@ impl Cgroups {
         Ok(Self { version, limits, parents })
     }
 
-    /// Creates the cgroups of an instance, and sets its limits.
     pub(crate) fn create(&self, instance: &str) -> Result<InstanceCgroup, String> {
         let group = InstanceCgroup(self.parents.iter().map(|(_, parent)| parent.join(instance)).collect());
         for path in &group.0 {
@@ -138,7 +132,7 @@ impl Cgroups {
 }
 
 impl Cgroups {
-    /// Removes the cgroups of the plugin. All instances must have ended.
+    /// All instances must have ended.
     pub(crate) fn remove(&self) {
         for (_, parent) in &self.parents {
             let _ = std::fs::remove_dir(parent);
@@ -152,8 +146,8 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes cgroups of killed plugins: the process ID in their name belongs to no process, or was reused for this process.
-/// Cgroups that contain processes are not removed.
+/// Removes cgroups of killed plugins: their process ID belongs to no process, or to this process. Cgroups with
+/// processes remain.
 fn remove_stale(own_cgroup: &Path) {
     for entry in own_cgroup.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -169,18 +163,17 @@ fn remove_stale(own_cgroup: &Path) {
 }
 
 impl InstanceCgroup {
-    /// Moves a process and its existing children into the cgroups.
     pub(crate) fn add_process(&self, pid: u32) -> Result<(), String> {
         let add = |pid: u32| self.0.iter().try_for_each(|path| write(&path.join("cgroup.procs"), &pid.to_string()));
         add(pid)?;
         // Future children inherit the cgroups.
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // A child may have exited in the meantime.
+        // A child may have exited meanwhile.
         children.split_whitespace().filter_map(|child| child.parse().ok()).for_each(|child| drop(add(child)));
         Ok(())
     }
 
-    /// Removes the cgroups. Waits up to two seconds until the last process has ended.
+    /// Waits up to two seconds until the last process has ended.
     pub(crate) async fn remove(self) {
         for path in self.0 {
             for attempt in 1..=MAX_REMOVE_ATTEMPTS {
@@ -198,7 +191,7 @@ impl InstanceCgroup {
     }
 }
 
-/// Returns the path of this process's cgroup for a controller. Version 2 has the controller "".
+/// Returns the path of this process's cgroup for a controller. The controller of version 2 is "".
 ///
 /// `own` is the text of `/proc/self/cgroup`.
 fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
@@ -209,8 +202,8 @@ fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
     path.unwrap_or("/")
 }
 
-/// Returns the directory of a cgroup, or the mount point if the directory does not exist: in a container, `path` can be a path
-/// on the host.
+/// Returns the directory of a cgroup, or the mount point if the directory does not exist: in a container, `path` can be
+/// a path on the host.
 fn cgroup_directory(mount: &Path, path: &str) -> PathBuf {
     let directory = mount.join(path.trim_start_matches('/'));
     if directory.is_dir() { directory } else { mount.to_owned() }

@@ -8,15 +8,13 @@ use tokio::time::Instant;
 
 use crate::config::Config;
 
-/// Simulator of a cloud.
 pub(crate) struct CloudSimulator {
     config: Config,
     random: StdRng,
-    /// Number of upcoming requests that will fail.
+    /// Number of next requests that will fail.
     remaining_failures: u32,
     /// Number of instances that may be created now.
     tokens: f64,
-    /// Time when `tokens` was updated.
     refilled_at: Instant,
 }
 
@@ -35,7 +33,7 @@ impl CloudSimulator {
     /// Returns how many of `n` instances are accepted.
     ///
     /// # Errors
-    /// Returns an error if the whole request fails.
+    /// An error if the whole request fails.
     pub(crate) fn accept_create(&mut self, n: u32, now: Instant) -> Result<u32, &'static str> {
         if self.remaining_failures > 0 {
             self.remaining_failures -= 1;
@@ -66,24 +64,21 @@ impl CloudSimulator {
         Ok(accepted)
     }
 
-    /// Returns the time until an instance boots.
     pub(crate) fn boot_delay(&mut self) -> Duration {
         let jitter = self.config.boot_jitter;
         let factor = if jitter > 0.0 { self.random.random_range(1.0 - jitter..=1.0 + jitter) } else { 1.0 };
         Duration::from_millis(self.config.boot_delay_ms).mul_f64(factor)
     }
 
-    /// Decides at random whether an instance fails to boot.
     pub(crate) fn fails_to_boot(&mut self) -> bool {
         self.random_event(self.config.boot_failure_rate)
     }
 
-    /// Decides at random whether a heartbeat fails.
     pub(crate) fn fails_heartbeat(&mut self) -> bool {
         self.random_event(self.config.heartbeat_failure_rate)
     }
 
-    /// Returns the time until a running instance is preempted, from an exponential distribution. `None` means never.
+    /// Returns the time until a running instance is preempted. `None` means never.
     pub(crate) fn preemption_after(&mut self) -> Option<Duration> {
         let rate = self.config.preemptions_per_minute / 60.0;
         if rate <= 0.0 {

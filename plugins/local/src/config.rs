@@ -118,7 +118,6 @@ pub(crate) enum Isolation {
 }
 
 impl Config {
-    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.max_size == 0 {
             return Err("max_size must be at least 1".to_owned());

@@ -1,4 +1,4 @@
-//! Muster's protocol extension: price, stock, notices, resource usage, host keys, hooks.
+//! Muster's protocol extension.
 
 use std::time::Duration;
 
@@ -11,7 +11,6 @@ use tokio_stream::wrappers::BroadcastStream;
 use crate::provider::{Local, OFFER};
 use crate::usage;
 
-/// Timeout of a hook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 async fn run_hook(command: &[String], key: &str, id: &InstanceId, job: &str) -> Result<(), Error> {
@@ -49,7 +48,7 @@ impl Extension for Local {
     }
 
     fn notices(&self) -> Notices {
-        // A host that reads too slowly misses old notices and receives the next ones.
+        // A host that reads too slowly misses old notices.
         Box::pin(BroadcastStream::new(self.subscribe()).filter_map(|notice| std::future::ready(notice.ok())))
     }
 

@@ -3,8 +3,8 @@
 //! ```text
 //! plugin --spawns--> [unshare: namespaces] --> instance (pid 1 of its namespace) --> commands
 //! ```
-//! When `unshare` ends, all processes of the namespace end. Without namespaces, the instance is the subreaper of the processes
-//! that it started, and kills them and their orphaned descendants.
+//! When `unshare` ends, all processes of the namespace end. Without namespaces, the instance kills the processes that
+//! it started and their orphaned descendants.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -21,32 +21,29 @@ use crate::persistent::{DetachedProcess, InstanceRecord};
 
 /// First argument that makes this executable an instance.
 pub(crate) const INSTANCE_ARG: &str = "instance";
-/// Second argument, for an instance that persists when the plugin ends.
+/// Second argument of a persistent instance.
 pub(crate) const PERSISTENT_ARG: &str = "persistent";
 /// Arguments that make this executable the plugin.
 static PLUGIN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
 
-/// Sets the arguments that make this executable the plugin. Only the first call has an effect.
+/// Only the first call has an effect.
 pub(crate) fn set_plugin_arguments(arguments: &'static [&'static str]) {
     let _ = PLUGIN_ARGUMENTS.set(arguments);
 }
 
-/// Timeout for stopping an instance with all its processes.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout until an instance reports its port.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Command of util-linux that creates the namespaces. The instance is killed when the command ends.
 const UNSHARE: [&str; 7] =
     ["unshare", "--user", "--map-current-user", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"];
 
-/// A running instance. If this is dropped, the instance ends, unless it is persistent.
+/// A running instance. Dropping it ends the instance, unless the instance is persistent.
 pub(crate) struct Running {
     lifetime: Lifetime,
     pub(crate) connection: ConnectionDetails,
 }
 
-/// Connection details of an instance.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionDetails {
     /// Port on which the instance listens.
@@ -55,7 +52,6 @@ pub(crate) struct ConnectionDetails {
     pub(crate) key: Vec<u8>,
     /// Fingerprint of the instance's host key.
     pub(crate) host_key: String,
-    /// Process ID.
     pub(crate) pid: u32,
 }
 
@@ -68,20 +64,17 @@ enum Lifetime {
 
 /// Parameters for starting an instance.
 pub(crate) struct Start<'a> {
-    /// Home directory.
     pub(crate) directory: &'a Path,
     /// Key for the login.
     pub(crate) key: &'a PrivateKey,
-    /// Whether to create namespaces.
     pub(crate) namespaces: bool,
     pub(crate) cgroup: Option<&'a InstanceCgroup>,
     /// Path of the record of a persistent instance.
     pub(crate) record: Option<&'a Path>,
 }
 
-/// Returns the error for a system without namespaces.
-///
-/// Names the setting that requires them: `persistent_instances` if `is_persistent` is true, and `isolation` otherwise.
+/// The error names the setting that requires namespaces: `persistent_instances` if `is_persistent` is true, otherwise
+/// `isolation`.
 pub(crate) fn no_namespaces_error(is_persistent: bool) -> String {
     let (key, remedy) = match is_persistent {
         true => ("persistent_instances", "set persistent_instances = false"),
@@ -93,7 +86,6 @@ pub(crate) fn no_namespaces_error(is_persistent: bool) -> String {
     )
 }
 
-/// Returns true if namespaces can be created.
 pub(crate) async fn can_create_namespaces() -> bool {
     let [program, arguments @ ..] = UNSHARE;
     let status = Command::new(program).args(arguments).arg("true").stdin(Stdio::null()).stderr(Stdio::null()).status();
@@ -101,10 +93,8 @@ pub(crate) async fn can_create_namespaces() -> bool {
 }
 
 impl Running {
-    /// Starts an instance.
-    ///
     /// # Errors
-    /// Returns a description of the failure.
+    /// A description of the failure.
     pub(crate) async fn start(start: Start<'_>) -> Result<Self, String> {
         let mut child = command(&start)?.spawn().map_err(|error| format!("failed to start an instance: {error}"))?;
         match set_up(&start, &mut child).await {
@@ -123,7 +113,7 @@ impl Running {
         Self { lifetime: Lifetime::Detached(process), connection }
     }
 
-    /// Waits until the instance has ended. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn wait_exit(&mut self) {
         match &mut self.lifetime {
             Lifetime::Attached { child, .. } => drop(child.wait().await),
@@ -131,7 +121,6 @@ impl Running {
         }
     }
 
-    /// Stops the instance and all its processes.
     pub(crate) async fn stop(self) {
         match self.lifetime {
             Lifetime::Attached { mut child, stdin } => {
@@ -146,8 +135,7 @@ impl Running {
     }
 }
 
-/// Prepares an instance. A persistent instance is watched before it receives its key, because from then on it runs independently
-/// of the plugin.
+/// A persistent instance is watched before it gets its key, because from then on it runs independently of the plugin.
 async fn set_up(
     start: &Start<'_>,
     child: &mut Child,
@@ -164,12 +152,11 @@ async fn set_up(
     Ok((process, stdin, connection))
 }
 
-/// Sends the key to the instance, and waits for its address.
 async fn wait_listening(start: &Start<'_>, child: &mut Child) -> Result<(ChildStdin, ConnectionDetails), String> {
     let (Some(mut stdin), Some(stdout), Some(pid)) = (child.stdin.take(), child.stdout.take(), child.id()) else {
         return Err("missing pipes of the instance".to_owned());
     };
-    // The instance starts no processes before it receives its key. Therefore the limits apply to all its processes, and the
+    // The instance starts no processes before it gets its key. The limits thus apply to all its processes, and the
     // record exists before them.
     if let Some(cgroup) = start.cgroup {
         cgroup.add_process(pid)?;
@@ -237,12 +224,10 @@ fn command(start: &Start<'_>) -> Result<Command, String> {
     Ok(command)
 }
 
-/// Returns the arguments that make this executable the plugin.
 pub(crate) fn plugin_arguments() -> &'static [&'static str] {
     PLUGIN_ARGUMENTS.get().copied().unwrap_or_default()
 }
 
-/// Returns the name of the current user.
 pub(crate) fn user() -> String {
     std::env::var("USER").ok().filter(|user| !user.is_empty()).unwrap_or_else(|| "root".to_owned())
 }

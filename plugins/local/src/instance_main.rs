@@ -1,9 +1,9 @@
-//! The instance process. It reads its authorized key from stdin, serves SSH on a port of the loopback interface, prints
+//! The instance process: reads its authorized key from stdin, serves SSH on a port of the loopback interface, prints
 //! the port and the fingerprint of its host key, and exits when stdin is closed.
 //!
-//! A persistent instance ([`PERSISTENT_ARG`]) does not exit when stdin is closed. Like a machine, it runs the server as a separate
-//! process ([`SERVER_ARG`]) and restarts the server if it exits. Connections are then lost, but processes that the server
-//! started continue.
+//! A persistent instance ([`PERSISTENT_ARG`]) does not exit when stdin is closed. It runs the server as a separate
+//! process ([`SERVER_ARG`]) and restarts the server if it exits. Connections are then lost, but processes that the
+//! server started continue.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{ExitCode, Stdio};
@@ -25,7 +25,7 @@ const RESTART_DELAY: Duration = Duration::from_millis(20);
 /// Last line of a private key.
 const KEY_END: &str = "-----END OPENSSH PRIVATE KEY-----";
 
-/// Runs the instance with the arguments after [`INSTANCE_ARG`].
+/// `arguments` are those after [`INSTANCE_ARG`].
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
@@ -45,7 +45,6 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
     }
 }
 
-/// Key and socket of an instance's SSH server.
 struct SshServer {
     authorized: PublicKey,
     host_key: PrivateKey,
@@ -80,7 +79,6 @@ impl SshServer {
     }
 }
 
-/// Runs an instance until the plugin closes stdin.
 async fn serve() -> std::io::Result<()> {
     let mut stdin = BufReader::new(tokio::io::stdin());
     let server = SshServer::start(&mut stdin).await?;
@@ -94,8 +92,7 @@ async fn serve() -> std::io::Result<()> {
 
 /// Runs until it is killed together with its namespace.
 async fn run_persistent() -> std::io::Result<()> {
-    // In the plugin's session, a process group with stopped (suspended) processes would receive SIGHUP when the plugin
-    // exits.
+    // In the plugin's session, a process group with suspended processes would get SIGHUP when the plugin exits.
     rustix::process::setsid()?;
     let server = SshServer::start(&mut BufReader::new(tokio::io::stdin())).await?;
     let listener = server.listener.into_std()?;
@@ -105,9 +102,9 @@ async fn run_persistent() -> std::io::Result<()> {
     let server_processes = server::Commands::default();
     tokio::spawn(orphans::reap(server_processes.clone()));
     let start_server = || {
-        // The socket stays open, so that new connections wait during a restart instead of being refused.
+        // The socket stays open, so that new connections wait during a restart.
         let socket = OwnedFd::from(listener.try_clone()?);
-        // /proc/self/exe works even if the executable file was replaced.
+        // Works even if the executable file was replaced.
         let mut command = Command::new("/proc/self/exe");
         command.arg0(std::env::args_os().next().unwrap_or_default());
         command.args(plugin_arguments()).args([INSTANCE_ARG, SERVER_ARG]).process_group(0);
@@ -115,7 +112,7 @@ async fn run_persistent() -> std::io::Result<()> {
     };
     loop {
         let Ok(mut child) = start_server() else {
-            // No process or file could be created. Running processes continue.
+            // No process or file could be created.
             tokio::time::sleep(RESTART_DELAY).await;
             continue;
         };
@@ -131,7 +128,7 @@ async fn run_persistent() -> std::io::Result<()> {
     }
 }
 
-/// Runs only the server of a persistent instance. Reads the keys from stdin; stdout is the listening socket.
+/// Reads the keys from stdin; stdout is the listening socket.
 async fn run_server() -> std::io::Result<()> {
     let mut stdin = BufReader::new(tokio::io::stdin());
     let (mut authorized, mut host_key) = (String::new(), String::new());

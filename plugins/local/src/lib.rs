@@ -1,8 +1,7 @@
 //! `fleeting-plugin-local`: instances on this host. Each is a process with its own SSH server and directory and, if the
 //! system allows it, its own process and mount namespaces.
 //!
-//! It also simulates a cloud for demonstrations and tests: boot time, API rate, failures, partially accepted requests and
-//! preemptions are configurable.
+//! It also simulates a cloud: boot time, API rate, failures, partially accepted requests and preemptions.
 
 mod cgroup;
 mod cloud_simulator;
@@ -21,8 +20,8 @@ mod usage;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `plugin_arguments` are the arguments that select the plugin in an executable with several plugins. They are empty in
-/// the plugin's own executable. `arguments` are the arguments that follow them.
+/// Runs the plugin. `plugin_arguments` select the plugin in an executable with several plugins, and are otherwise
+/// empty. `arguments` follow them.
 #[must_use]
 pub fn main(plugin_arguments: &'static [&'static str], arguments: &[String]) -> ExitCode {
     // Each instance is another process of this executable.

@@ -1,5 +1,5 @@
-//! Handles orphaned processes of an instance, such as an agent or a daemon. They become children of the instance process
-//! and are killed when the instance ends.
+//! Orphaned processes of an instance, such as an agent or a daemon. They become children of the instance process and
+//! are killed with it.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +8,14 @@ use tokio::signal::unix::SignalKind;
 
 use crate::server::Commands;
 
-/// Maximum time to wait until the killed processes have exited.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Makes this process the parent of orphaned descendants.
 pub(crate) fn adopt() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// Reaps orphaned processes indefinitely. The processes in `commands` are reaped by the tasks that started them.
+/// Reaps orphaned processes indefinitely. Processes in `commands` are reaped by the tasks that started them.
 pub(crate) async fn reap(commands: Commands) {
     let Ok(mut child_signals) = tokio::signal::unix::signal(SignalKind::child()) else { return };
     while child_signals.recv().await.is_some() {
@@ -29,8 +27,7 @@ pub(crate) async fn reap(commands: Commands) {
 
 /// Kills all descendants of this process. Waits up to [`KILL_TIMEOUT`] until they have exited.
 ///
-/// The children of a killed process become children of this process and are killed, too. Blocks the only thread, so that no
-/// command can report its exit: a lost machine would not report it either.
+/// Blocks the only thread, so that no command can report its exit: a lost machine would not report it either.
 pub(crate) fn kill_all() {
     let deadline = Instant::now() + KILL_TIMEOUT;
     loop {

@@ -5,8 +5,8 @@
 //! <directory>/<instance>/      home directory of the instance
 //! <directory>/<instance>.json  record: written (first as .new) before the instance receives its key, removed after its end
 //! ```
-//! An instance without a key exits with the plugin, so every instance that continues has a record. A directory without a
-//! record belongs to an interrupted start, and the next plugin removes it.
+//! An instance without a key exits with the plugin, so every instance that continues has a record. A directory without
+//! a record belongs to an interrupted start.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -21,9 +21,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::Process;
 
-/// Extension of the file name of a record.
+/// Extension of a record's file name.
 const RECORD_SUFFIX: &str = "json";
-/// Extension of the file name of a record that is being written.
+/// Extension of a record that is being written.
 const TEMP_SUFFIX: &str = "new";
 /// Maximum number of attempts to get the lock, which a plugin that is being killed may still hold.
 const MAX_LOCK_ATTEMPTS: u32 = 100;
@@ -32,14 +32,14 @@ const LOCK_RETRY_DELAY: Duration = Duration::from_millis(50);
 const MAX_REMOVE_ATTEMPTS: u32 = 100;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// Record of an instance, in format version 1.
+/// Record of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InstanceRecord {
     version: u32,
-    /// Boot ID of the system. Together with the process ID and the start time, it identifies the process.
+    /// ID of the system's boot. With the process ID and the start time, it identifies the process.
     boot: String,
     pid: u32,
-    /// Start time of the process in ticks since boot.
+    /// In ticks since boot.
     started_ticks: u64,
     /// Port and host key fingerprint. `None` until the instance has reported them.
     #[serde(rename = "listens")]
@@ -48,10 +48,8 @@ pub(crate) struct InstanceRecord {
     pub(crate) key: String,
 }
 
-/// Locks a directory for this plugin.
-///
 /// # Errors
-/// Returns an error if another plugin uses the directory, or the lock file cannot be opened.
+/// Another plugin uses the directory, or the lock file cannot be opened.
 pub(crate) async fn lock(root: &Path) -> Result<File, String> {
     let path = root.join(".lock");
     let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -103,7 +101,7 @@ pub(crate) fn instances_without_record(root: &Path) -> io::Result<BTreeSet<Strin
     Ok(found)
 }
 
-/// Returns the name of an instance. `run` identifies the plugin process, and `number` counts its instances.
+/// `run` identifies the plugin process, and `number` counts its instances.
 pub(crate) fn instance_name(run: u32, number: u64) -> String {
     format!("local-{run:08x}-{number}")
 }
@@ -135,13 +133,11 @@ pub(crate) async fn remove_files(root: &Path, id: &str) {
     }
 }
 
-/// Returns the path of the record of an instance.
 pub(crate) fn record_path(root: &Path, id: &str) -> PathBuf {
     root.join(format!("{id}.{RECORD_SUFFIX}"))
 }
 
 impl InstanceRecord {
-    /// Creates the record of a process that was just started, with the key for the login.
     pub(crate) fn new(pid: u32, key: String) -> io::Result<Self> {
         let started_ticks = start_ticks(pid).ok_or(io::ErrorKind::NotFound)?;
         Ok(Self { version: 1, boot: boot_id()?, pid, started_ticks, address: None, key })
@@ -155,7 +151,7 @@ impl InstanceRecord {
         std::fs::rename(temporary, path)
     }
 
-    /// Opens the process of the instance. Returns `None` if it no longer exists.
+    /// `None` if the process no longer exists.
     pub(crate) fn open_process(&self) -> io::Result<Option<DetachedProcess>> {
         if self.boot != boot_id()? {
             return Ok(None);
@@ -166,7 +162,7 @@ impl InstanceRecord {
     }
 }
 
-/// The process of a persistent instance: `unshare`, whose child is the first process of the instance's namespace.
+/// `unshare`, whose child is the first process of the instance's namespace.
 #[derive(Debug)]
 pub(crate) struct DetachedProcess {
     pub(crate) pid: u32,
@@ -174,18 +170,18 @@ pub(crate) struct DetachedProcess {
 }
 
 impl DetachedProcess {
-    /// Opens a process. Returns `None` if it does not exist.
+    /// `None` if the process does not exist.
     pub(crate) fn open(pid: u32) -> io::Result<Option<Self>> {
         let Some(raw_pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         Ok(Process::open(raw_pid)?.map(|process| Self { pid, process }))
     }
 
-    /// Waits until the process has exited. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn wait_exit(&self) {
         self.process.wait_exit().await;
     }
 
-    /// Kills all processes of the instance. `unshare` exits last, so no process writes to the directory after this returns.
+    /// Kills all processes of the instance. `unshare` exits last, so no process writes to the directory afterwards.
     pub(crate) async fn kill(self) {
         let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.pid)).unwrap_or_default();
         let first_child = children.split_whitespace().next().and_then(|child| child.parse().ok());
@@ -197,12 +193,11 @@ impl DetachedProcess {
     }
 }
 
-/// Returns the ID of the current boot.
 fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// Returns the start time of a process in ticks since boot. `None` if it does not exist.
+/// `None` if the process does not exist.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may contain any characters. The start time is the twentieth field after it.

@@ -1,4 +1,4 @@
-//! Implements the plugin protocol: a group of local instances that are created, listed, suspended and deleted.
+//! Implements the plugin protocol with a group of local instances.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -33,7 +33,6 @@ const MAX_NOTICES: usize = 256;
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A group of instances on this machine.
 pub(crate) struct Local {
     inner: Arc<Inner>,
 }
@@ -41,15 +40,14 @@ pub(crate) struct Local {
 struct Inner {
     config: Config,
     settings: Settings,
-    /// Whether instances have their own namespaces.
     namespaces: bool,
     /// Parent of the instances' directories.
     root: PathBuf,
     /// Temporary directory of this process. `None` if instances are persistent.
     run_dir: Option<RunDir>,
-    /// Random number in the names of new instances, so that two processes of the plugin do not create the same name.
+    /// Random number in the names of new instances, so that the names of two plugin processes differ.
     run: u32,
-    /// Locks the directory for this plugin if instances are persistent.
+    /// Lock of the directory if instances are persistent.
     _lock: Option<std::fs::File>,
     cgroups: Option<Cgroups>,
     notices: broadcast::Sender<Notice>,
@@ -66,9 +64,9 @@ struct GroupState {
 
 struct InstanceEntry {
     state: InstanceState,
-    /// Connection details, once the instance is running.
+    /// `None` until the instance runs.
     connection: Option<ConnectionDetails>,
-    /// Token that is canceled to stop the instance.
+    /// Canceled to stop the instance.
     stop: CancellationToken,
 }
 
@@ -77,12 +75,10 @@ impl Local {
         &self.inner.config
     }
 
-    /// Subscribes to notices.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<Notice> {
         self.inner.notices.subscribe()
     }
 
-    /// Returns the number of instances that can currently be created.
     pub(crate) fn available(&self) -> u32 {
         self.inner.remaining_capacity(&self.inner.group())
     }
@@ -97,7 +93,6 @@ impl Local {
 }
 
 impl Inner {
-    /// Returns the remaining capacity within `max_size` and `capacity`.
     fn remaining_capacity(&self, group: &GroupState) -> u32 {
         let used = u32::try_from(group.instances.len()).unwrap_or(u32::MAX);
         let stock = if self.config.capacity == 0 { u32::MAX } else { self.config.capacity };
@@ -105,7 +100,7 @@ impl Inner {
     }
 
     fn send_notice(&self, notice: Notice) {
-        // Sending fails if no plugin host is subscribed. The notice is then not needed.
+        // Fails if no plugin host is subscribed.
         let _ = self.notices.send(notice);
     }
 
@@ -240,7 +235,8 @@ impl Inner {
         }
     }
 
-    /// Suspends instances if `target` is `Suspended`, and resumes them otherwise. Returns the instances that reached `target`.
+    /// Suspends instances if `target` is `Suspended`, and resumes them otherwise. Returns the instances that reached
+    /// `target`.
     fn change_state(
         &self,
         ids: Vec<InstanceId>,
@@ -286,7 +282,6 @@ impl Inner {
         self.report_restock(&mut group);
     }
 
-    /// Reports that the offer is in stock again if there is capacity.
     fn report_restock(&self, group: &mut GroupState) {
         if group.out_of_stock && self.remaining_capacity(group) > 0 {
             group.out_of_stock = false;
@@ -295,7 +290,7 @@ impl Inner {
     }
 }
 
-/// Creates the cgroups for limits. Returns `None` if no limits are set, or if cgroups cannot be created.
+/// `None` if no limits are set, or if cgroups cannot be created.
 fn create_cgroups(config: &Config) -> Option<Cgroups> {
     let limits = config.limits();
     if limits.is_unlimited() {
@@ -408,11 +403,11 @@ impl Provider for Local {
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut group = self.inner.group();
-        // An instance that failed to start has no resources, only a state to report.
+        // An instance that failed to start has no resources.
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {
-                // A suspended instance cannot react to a stop request, so it is resumed first.
+                // A suspended instance cannot react to a stop request.
                 if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
                     suspend::resume(connection.pid);
                 }
@@ -457,7 +452,7 @@ impl Provider for Local {
         self.inner.change_state(ids, InstanceState::Running)
     }
 
-    /// Stops instances that are not persistent before the plugin exits.
+    /// Stops instances that are not persistent.
     async fn shutdown(&self) -> Result<(), Error> {
         if self.inner.config.persistent_instances {
             return Ok(());

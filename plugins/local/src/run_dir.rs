@@ -22,8 +22,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Creates a directory below `base`, which must exist. Removes directories in `base` that this user's
-    /// killed plugins left.
+    /// Creates a directory below `base`, which must exist. Removes directories that this user's killed plugins left
+    /// there.
     pub(crate) fn create(base: &Path) -> io::Result<Self> {
         remove_stale(base);
         // Only this user can read the directory, because jobs store secrets in their home directories.
@@ -40,7 +40,7 @@ impl RunDir {
         &self.path
     }
 
-    /// Removes the directory. No process may use it anymore.
+    /// No process may use the directory anymore.
     pub(crate) fn remove(&self) {
         match muster_files::remove_tree(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -74,8 +74,10 @@ fn remove_stale(base: &Path) {
     }
 }
 
-/// Opens the lock file of a directory of this user. The base may be /tmp, so directories that belong to other users or that
-/// other users can write are ignored, and links and FIFOs are not opened.
+/// Opens the lock file of a directory of this user.
+///
+/// The base may be /tmp, so directories that belong to other users or are writable by them are ignored, and links and
+/// FIFOs are not opened.
 fn open_lock(path: &Path) -> Option<File> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = open(path, flags, Mode::empty()).ok()?;

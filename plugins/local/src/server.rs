@@ -14,7 +14,6 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
-/// Delay after a connection could not be accepted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Process groups of the running commands.
@@ -26,7 +25,7 @@ impl Commands {
         update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Registers a command, whose process is the leader of its process group.
+    /// The command's process must be the leader of its process group.
     pub(crate) fn begin(&self, child: &Child) -> i32 {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
         self.update(|groups| {
@@ -42,7 +41,7 @@ impl Commands {
         });
     }
 
-    /// Returns true if the process was started as a command and has not been reaped.
+    /// Returns whether the process was started as a command and has not been reaped.
     pub(crate) fn contains(&self, pid: i32) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
     }
@@ -66,7 +65,7 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // The client may have disconnected, or there may be too many open files. Running commands continue.
+                // The client may have disconnected, or too many files may be open. Running commands continue.
                 tracing::warn!(%error, "failed to accept a connection");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
@@ -85,7 +84,6 @@ pub async fn accept(listener: TcpListener, host_key: PrivateKey, authorized: Pub
     }
 }
 
-/// A connection.
 struct Connection {
     authorized: PublicKey,
     commands: Commands,
@@ -168,7 +166,7 @@ async fn forward(channel: Channel<Msg>, mut stream: impl AsyncRead + AsyncWrite 
     let _ = tokio::io::copy_bidirectional(&mut channel, &mut stream).await;
 }
 
-/// Waits for a command and sends its exit status. Kills its process group when the command exits or its channel is closed.
+/// Sends the exit status of a command. Kills its process group when the command exits or its channel is closed.
 async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Commands) {
     let (read, write) = channel.split();
     let exit = wait_exit(&mut child, &write, group, read).await;
@@ -183,7 +181,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     let _ = write.close().await;
 }
 
-/// Forwards input and output of a command, and waits for its exit. Returns `None` if the client closes the channel before the command exits.
+/// Forwards input and output of a command until it exits. Returns `None` if the client closes the channel before.
 async fn wait_exit(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,

@@ -1,28 +1,28 @@
-//! Suspends instances: their processes are stopped and later continued. Their memory is kept. Unlike on a hibernated machine,
-//! their monotonic clock continues.
+//! Suspends instances: their processes are stopped and later continued.
+//!
+//! Unlike on a hibernated machine, their monotonic clock continues.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Maximum number of rounds, each of which sends the signal to all processes that have not changed their state yet.
+/// Maximum number of rounds, each of which signals all processes that have not changed their state yet.
 ///
-/// Several are needed, because processes may start others while they are being stopped, and signals take time.
+/// Several are needed, because processes may start others meanwhile, and signals take time.
 const MAX_ROUNDS: usize = 1000;
-/// Delay between two rounds.
 const ROUND_DELAY: Duration = Duration::from_millis(1);
 
-/// Stops all processes of an instance. `first_pid` is the PID of its first process.
+/// Stops all processes of an instance. `first_pid` is the ID of its first process.
 ///
-/// Returns false if some processes still run in the end.
+/// Returns false if some processes still run.
 pub(crate) fn suspend(first_pid: u32) -> bool {
     stop_or_continue(first_pid, true)
 }
 
-/// Continues all processes of an instance. `first_pid` is the PID of its first process.
+/// Continues all processes of an instance. `first_pid` is the ID of its first process.
 ///
-/// Returns false if some processes are still stopped in the end.
+/// Returns false if some processes are still stopped.
 pub(crate) fn resume(first_pid: u32) -> bool {
     stop_or_continue(first_pid, false)
 }
@@ -46,28 +46,27 @@ fn stop_or_continue(first_pid: u32, stop: bool) -> bool {
 
 /// Continues the stopped children of a process that a signal cannot stop.
 ///
-/// A process that called vfork(2), as posix_spawn(3) does, cannot be stopped before its child has executed a program. If the child was
-/// stopped before that, both would wait forever.
+/// A process that called vfork(2), as posix_spawn(3) does, cannot be stopped before its child has executed a program.
+/// If the child was stopped before that, both would wait forever.
 fn finish_vfork(pid: i32) {
     if state(pid) == Some('D') {
         children(pid).into_iter().filter(|child| is_stopped(*child)).for_each(|child| signal(child, Signal::CONT));
     }
 }
 
-/// Sends a signal. A process that has exited in the meantime is ignored.
+/// Ignores processes that have exited.
 fn signal(pid: i32, signal: Signal) {
     if let Some(pid) = Pid::from_raw(pid) {
         let _ = kill_process(pid, signal);
     }
 }
 
-/// Returns true if the instance is suspended.
 pub(crate) fn is_suspended(first_pid: u32) -> bool {
     let processes = processes(first_pid);
     !processes.is_empty() && processes.into_iter().all(is_stopped)
 }
 
-/// Returns the processes of an instance except the one that created its namespaces, which waits for their exit.
+/// Returns the processes of an instance, except `unshare`, which waits for their exit.
 fn processes(first_pid: u32) -> BTreeSet<i32> {
     let Ok(root) = i32::try_from(first_pid) else { return BTreeSet::new() };
     let (mut found, mut pending) = (BTreeSet::new(), vec![root]);

@@ -8,12 +8,11 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A process that can be waited for.
 #[derive(Debug)]
 pub(crate) struct Process(AsyncFd<OwnedFd>);
 
 impl Process {
-    /// Opens a process. Returns `None` if it does not exist.
+    /// `None` if the process does not exist.
     pub(crate) fn open(pid: Pid) -> io::Result<Option<Self>> {
         let fd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(fd) => fd,
@@ -25,7 +24,7 @@ impl Process {
         fd.map(|fd| Some(Self(fd))).map_err(|error| error.into_parts().1)
     }
 
-    /// Waits until the process has exited. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn wait_exit(&self) {
         let _ = self.0.readable().await;
     }

@@ -1,8 +1,7 @@
-//! Measures the resource usage of a tree of processes, using /proc.
+//! Measures the resource usage of a process tree, using /proc.
 
 use std::collections::HashMap;
 
-/// Resource usage of a process and its descendants.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct ProcessUsage {
     pub(crate) cpu_seconds: f64,
@@ -16,7 +15,7 @@ struct Stat {
     pages: u64,
 }
 
-/// Parses the fields of `/proc/PID/stat` after the name, which may contain any characters.
+/// Parses `/proc/PID/stat`. The name may contain any characters.
 fn parse(text: &str) -> Option<Stat> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     let number = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
@@ -25,7 +24,7 @@ fn parse(text: &str) -> Option<Stat> {
     Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks, pages: number(21)? })
 }
 
-/// Measures the usage of a process and its descendants. Returns `None` if the process does not exist.
+/// Includes the descendants of `root`. `None` if the process does not exist.
 #[expect(clippy::cast_precision_loss, reason = "f64 represents the ticks of many years exactly")]
 pub(crate) fn measure(root: u32) -> Option<ProcessUsage> {
     let mut stats: HashMap<u32, Stat> = HashMap::new();

@@ -1,6 +1,5 @@
 //! Calls of the protocol that a program can implement.
 
-/// A call of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Call {
     Init,
@@ -27,7 +26,6 @@ impl Call {
         Self::Shutdown,
     ];
 
-    /// Returns the name that the programs receive.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Init => "init",

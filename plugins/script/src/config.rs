@@ -46,7 +46,6 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.directory.as_os_str().is_empty(), self.command.is_empty()) {
             (true, true) => {
@@ -82,7 +81,6 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the timeout of a call.
     pub(crate) fn timeout(&self, call: Call) -> Duration {
         Duration::from_secs(self.timeouts_s.get(call.name()).copied().unwrap_or(self.timeout_s))
     }

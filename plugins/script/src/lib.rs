@@ -1,5 +1,5 @@
-//! `fleeting-plugin-script`: each call of the plugin protocol is a program of the user, in any language. The contract
-//! is in docs/reference/plugin-script.md.
+//! `fleeting-plugin-script`: each call of the plugin protocol is a program of the user
+//! (docs/reference/plugin-script.md).
 //!
 //! - `config`: the settings.
 //! - `programs`: runs a program with arguments, environment, stdin and timeout.
@@ -14,7 +14,7 @@ mod provider;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `arguments` are those of the command line without the program's name.
+/// Runs the plugin. `arguments` is the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::Script>(arguments)

@@ -1,4 +1,4 @@
-//! Executable of the plugin. The library of this crate contains its code.
+//! Executable of the plugin.
 
 use std::process::ExitCode;
 

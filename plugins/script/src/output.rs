@@ -3,10 +3,9 @@
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 use serde_json::{Map, Value};
 
-/// Maximum length of an instance ID in bytes. Hosts reject longer ones.
+/// In bytes, as for hosts.
 const MAX_ID_BYTES: usize = 4096;
 
-/// Reason why an output is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum OutputError {
     #[error("output starts with `{{` but is not a valid JSON object: {0}")]
@@ -29,7 +28,7 @@ pub(crate) enum OutputError {
     Value { key: &'static str, value: String, expected: &'static str },
 }
 
-/// Parses a JSON object if the text starts with `{`.
+/// `None` if the text does not start with `{`.
 fn parse_json(text: &str) -> Result<Option<Map<String, Value>>, OutputError> {
     if !text.trim_start().starts_with('{') {
         return Ok(None);
@@ -56,7 +55,7 @@ fn parse_id(text: &str) -> Result<InstanceId, OutputError> {
     Ok(InstanceId::new(text))
 }
 
-/// Parses the output of `update`: lines of `ID STATE`, or an object of states by ID.
+/// Lines of `ID STATE`, or an object of states by ID.
 pub(crate) fn parse_update(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, OutputError> {
     let pairs: Vec<(String, String)> = match parse_json(text)? {
         Some(object) => object.iter().map(|(id, state)| (id.clone(), value_text(state))).collect(),
@@ -86,7 +85,7 @@ fn parse_state(id: &str, state: &str) -> Result<InstanceState, OutputError> {
     })
 }
 
-/// Parses the output of `increase`: a number in the last line, or `succeeded` of an object.
+/// A number in the last line, or `succeeded` of an object.
 ///
 /// `None` if the output is empty or the object has no `succeeded`.
 pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
@@ -97,7 +96,7 @@ pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
     number.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
 }
 
-/// Parses the output of `decrease`, `suspend` and `resume`: an ID per line, or `succeeded` of an object.
+/// An ID per line, or `succeeded` of an object.
 ///
 /// `None` if the output is empty or `succeeded` is not a list.
 pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
@@ -116,7 +115,7 @@ pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputErr
     ids.iter().map(|text| parse_id(text)).collect::<Result<_, _>>().map(Some)
 }
 
-/// Parses keys and values: lines of `KEY VALUE`, or an object. Only the keys in `known` are allowed.
+/// Lines of `KEY VALUE`, or an object. Only the keys in `known` are allowed.
 fn parse_table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputError> {
     let table = match parse_json(text)? {
         Some(object) => object,
@@ -133,7 +132,6 @@ fn parse_table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputE
     }
 }
 
-/// Output of `init`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct InitOutput {
     pub(crate) id: Option<String>,
@@ -150,7 +148,6 @@ fn parse_value<T: std::str::FromStr>(
     value.map(|value| value.parse().map_err(|_| OutputError::Value { key, value, expected })).transpose()
 }
 
-/// Parses the output of `init`.
 pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
     let table = parse_table(text, &["id", "max_size", "suspend_resume"])?;
     let max_size = parse_value(&table, "max_size", "a number of instances")?;
@@ -164,7 +161,7 @@ pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
     })
 }
 
-/// Parses the output of `connect-info`. The user's settings take precedence.
+/// The user's settings take precedence over the output.
 ///
 /// Also returns `key_path` if neither the user's settings nor the output contain a key.
 pub(crate) fn parse_connect_info(

@@ -1,4 +1,4 @@
-//! Runs the user's programs: builds their input, and interprets their exit status.
+//! Runs the user's programs.
 
 use muster_fleeting::sdk::program::{self, Finished, ProgramError};
 use muster_fleeting::sdk::{ConnectorConfig, InstanceId};
@@ -11,7 +11,6 @@ use crate::config::Config;
 /// Exit status (EX_USAGE) of a program that does not implement the call.
 const EXIT_NOT_IMPLEMENTED: i32 = 64;
 
-/// The user's programs.
 #[derive(Debug)]
 pub(crate) struct Programs {
     config: Config,
@@ -23,17 +22,15 @@ impl Programs {
         Self { config, connector }
     }
 
-    /// Returns true if the call has its own executable.
     pub(crate) fn has_executable(&self, call: Call) -> bool {
         self.config.command.is_empty() && self.config.directory.join(call.name()).is_file()
     }
 
-    /// Runs the program of a call with instance IDs as arguments.
     pub(crate) async fn run_with_ids(&self, call: Call, ids: &[InstanceId]) -> Result<Option<Finished>, ProgramError> {
         self.run(call, ids.iter().map(|id| id.as_str().to_owned()).collect()).await
     }
 
-    /// Runs the program of a call. Returns `None` if no program implements the call.
+    /// `None` if no program implements the call.
     pub(crate) async fn run(&self, call: Call, arguments: Vec<String>) -> Result<Option<Finished>, ProgramError> {
         let mut command = match self.config.command.split_first() {
             None if !self.has_executable(call) => return Ok(None),
@@ -54,9 +51,8 @@ impl Programs {
         Ok(Some(finished))
     }
 
-    /// Sets the environment.
+    /// Other processes of the same user can read the environment, so it contains no password or key.
     ///
-    /// Other processes of the same operating-system user can read it, so it contains no password or key of the connector.
     /// Nested tables of `settings` are passed on stdin only.
     fn set_environment(&self, command: &mut Command, call: Call) {
         for (key, _) in std::env::vars_os() {

@@ -1,4 +1,4 @@
-//! Implements each call of the plugin protocol by running a program of the user.
+//! Implements the plugin protocol with programs of the user.
 
 use async_trait::async_trait;
 use muster_fleeting::sdk::program::{Finished, ProgramError};
@@ -11,7 +11,6 @@ use crate::config::Config;
 use crate::output;
 use crate::programs::Programs;
 
-/// A group whose calls are programs of the user.
 pub(crate) struct Script {
     programs: Programs,
     connector: ConnectorConfig,
@@ -21,14 +20,14 @@ fn output_error(call: Call, error: output::OutputError) -> Error {
     format!("{}: {error}", call.name()).into()
 }
 
-/// Returns the result of a call that the script must implement.
+/// Returns an error if no program implements the call.
 fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>) -> Result<Finished, Error> {
     let missing = || format!("{}: the script does not implement this call (exit status 64)", call.name());
     Ok(finished?.ok_or_else(missing)?)
 }
 
 impl Script {
-    /// Runs a call that returns the accepted IDs. Success without output means that all IDs were accepted.
+    /// Success without output means all IDs.
     async fn run_for_ids(
         &self,
         call: Call,
@@ -41,7 +40,7 @@ impl Script {
         if finished.status.success() {
             return Ok(accepted.unwrap_or(ids));
         }
-        Err(PartialFailure { succeeded: accepted.unwrap_or_default(), error: finished.failed(call.name()).into() })
+        Err(PartialFailure { succeeded: accepted.unwrap_or_default(), error: finished.failure(call.name()).into() })
     }
 }
 
@@ -74,7 +73,7 @@ impl Provider for Script {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let finished = required_output(Call::Update, self.programs.run(Call::Update, Vec::new()).await)?;
-        // A partial list would make instances count as lost, so it is accepted only if the program succeeds.
+        // A partial list would make instances count as lost, so the program must succeed.
         let finished = finished.success(Call::Update.name())?;
         output::parse_update(&finished.stdout).map_err(|error| output_error(Call::Update, error))
     }
@@ -83,14 +82,15 @@ impl Provider for Script {
         let finished = required_output(Call::Increase, self.programs.run(Call::Increase, vec![n.to_string()]).await);
         let finished = finished.map_err(PartialFailure::none_succeeded)?;
         let accepted = output::parse_increase(&finished.stdout).unwrap_or_else(|error| {
-            // If the program succeeded, it has created instances although its output is invalid. A retry would create more.
+            // If the program succeeded, it has created instances although its output is invalid. A retry would create
+            // more.
             tracing::warn!(%error, "invalid output of increase ignored");
             None
         });
         if finished.status.success() {
             return Ok(accepted.unwrap_or(n));
         }
-        Err(PartialFailure { succeeded: accepted.unwrap_or(0), error: finished.failed(Call::Increase.name()).into() })
+        Err(PartialFailure { succeeded: accepted.unwrap_or(0), error: finished.failure(Call::Increase.name()).into() })
     }
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {

@@ -94,7 +94,6 @@ impl std::fmt::Debug for Machine {
 }
 
 impl Config {
-    /// Checks the values.
     pub(crate) fn check(&self) -> Result<(), String> {
         if self.name.is_empty() || self.name.contains(['/', '\0']) {
             return Err(format!("name = {:?} is not a valid pool name; use letters, digits, `-`", self.name));
@@ -115,7 +114,7 @@ impl Config {
         Ok(())
     }
 
-    /// Returns all machines, including those in `machines_file`.
+    /// Includes the machines in `machines_file`.
     pub(crate) fn all_machines(&self) -> Result<Vec<Machine>, String> {
         let mut machines = self.machines.clone();
         if !self.machines_file.as_os_str().is_empty() {
@@ -139,7 +138,6 @@ impl Config {
         Duration::from_secs(self.cleanup_timeout_s)
     }
 
-    /// Returns the path of the file that stores the leases.
     pub(crate) fn state_path(&self) -> Result<PathBuf, String> {
         if !self.state_file.as_os_str().is_empty() {
             return std::path::absolute(&self.state_file).map_err(|error| error.to_string());
@@ -181,7 +179,6 @@ impl Machine {
     }
 }
 
-/// Content of `machines_file`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MachinesFile {

@@ -10,7 +10,7 @@
 //! ```
 //! - `config`: the settings and the list of machines.
 //! - `pool`: the state of each machine; no I/O.
-//! - `store`: the file of leases. It is written before a lease is reported, and locked against other plugins.
+//! - `store`: the file of leases.
 //! - `probe`: checks and cleanups of machines.
 //! - `provider`: calls of the protocol, and background tasks.
 
@@ -22,7 +22,7 @@ mod store;
 
 use std::process::ExitCode;
 
-/// Runs the plugin. `arguments` are those of the command line without the program's name.
+/// Runs the plugin. `arguments` is the command line without the program's name.
 #[must_use]
 pub fn main(arguments: &[String]) -> ExitCode {
     muster_fleeting::sdk::main_with::<provider::Static>(arguments)

@@ -1,4 +1,4 @@
-//! State of each machine, without I/O. Returns tasks, and records their results.
+//! State of each machine, without I/O.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Machine;
 
-/// The machines.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     machines: BTreeMap<String, PooledMachine>,
@@ -15,7 +14,6 @@ pub(crate) struct Pool {
     next_lease: u64,
 }
 
-/// A machine in the pool.
 #[derive(Debug)]
 struct PooledMachine {
     machine: Machine,
@@ -46,18 +44,16 @@ enum Health {
     Unhealthy(String),
 }
 
-/// A lease in the form in which it is stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MachineLease {
     pub(crate) machine: String,
     pub(crate) lease: u64,
     /// Whether the lease has ended, so that the machine must be cleaned up.
     pub(crate) cleaning: bool,
-    /// The machine, in case it is no longer in the list.
+    /// Kept in case the machine is no longer in the list.
     pub(crate) details: Machine,
 }
 
-/// Task for a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MachineTask {
     Check(Machine),
@@ -79,7 +75,6 @@ impl PooledMachine {
 }
 
 impl Pool {
-    /// Restores the pool from its stored leases.
     pub(crate) fn new(machines: Vec<Machine>, next_lease: u64, leases: Vec<MachineLease>) -> Self {
         let mut pool = Self { machines: BTreeMap::new(), next_lease };
         pool.set_machines(machines);
@@ -91,7 +86,8 @@ impl Pool {
             };
             match pool.machines.get_mut(&stored.machine) {
                 Some(pooled) => pooled.state = state,
-                // As with a list that changed while the plugin was running, the job continues and the machine is then cleaned up.
+                // The job continues, and the machine is then cleaned up, as if the list had changed while the plugin
+                // was running.
                 None => {
                     let pooled = PooledMachine { removed_from_list: true, ..PooledMachine::new(stored.details, state) };
                     pool.machines.insert(stored.machine, pooled);
@@ -101,7 +97,7 @@ impl Pool {
         pool
     }
 
-    /// Replaces the list of machines. Leased machines that are not in the new list stay in the pool until they are cleaned up.
+    /// Leased machines that are not in the new list stay in the pool until they are cleaned up.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for pooled in self.machines.values_mut() {
             pooled.removed_from_list = true;
@@ -120,12 +116,10 @@ impl Pool {
         self.machines.retain(|_, pooled| !pooled.removed_from_list || pooled.state != MachineState::Free);
     }
 
-    /// Returns true if a machine is available.
     pub(crate) fn has_available(&self) -> bool {
         self.machines.values().any(PooledMachine::is_available)
     }
 
-    /// Leases up to `n` available machines.
     pub(crate) fn lease(&mut self, n: u32) -> Vec<InstanceId> {
         let mut leased = Vec::new();
         for pooled in self.machines.values_mut().filter(|pooled| pooled.is_available()).take(n as usize) {
@@ -165,14 +159,12 @@ impl Pool {
         is_current.then_some(pooled)
     }
 
-    /// Returns the machine of an active lease.
     pub(crate) fn leased_machine(&mut self, id: &InstanceId) -> Option<Machine> {
         self.machine_of(id)
             .filter(|pooled| matches!(pooled.state, MachineState::Leased(_)))
             .map(|pooled| pooled.machine.clone())
     }
 
-    /// Returns the instances of the protocol.
     pub(crate) fn instances(&self) -> Vec<(InstanceId, InstanceState)> {
         let instance = |pooled: &PooledMachine| match pooled.state {
             MachineState::Leased(lease) => Some((pooled.id(lease), InstanceState::Running)),
@@ -182,13 +174,12 @@ impl Pool {
         self.machines.values().filter_map(instance).collect()
     }
 
-    /// Starts the due task of each unused machine. A machine is busy until [`Self::finish_task`] is called.
+    /// Starts the due task of each unused machine, which is busy until [`Self::finish_task`] is called.
     pub(crate) fn start_due_tasks(&mut self) -> Vec<MachineTask> {
         let names: Vec<String> = self.machines.keys().cloned().collect();
         names.iter().filter_map(|name| self.start_task(name)).collect()
     }
 
-    /// Starts the task of one machine.
     pub(crate) fn start_task(&mut self, name: &str) -> Option<MachineTask> {
         let pooled = self.machines.get_mut(name).filter(|pooled| !pooled.busy)?;
         let task = match pooled.state {
@@ -200,7 +191,7 @@ impl Pool {
         Some(task)
     }
 
-    /// Records the result of a check or cleanup. Returns true if the leases have changed.
+    /// Records the result of a check or cleanup. Returns whether the leases have changed.
     pub(crate) fn finish_task(&mut self, task: &MachineTask, result: Result<(), String>) -> bool {
         let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = task;
         let Some(pooled) = self.machines.get_mut(&machine.name) else { return false };
@@ -236,7 +227,6 @@ impl Pool {
         changed
     }
 
-    /// Returns the reason why no machine is available.
     pub(crate) fn no_machine_reason(&self) -> String {
         let count = |condition: &dyn Fn(&PooledMachine) -> bool| {
             self.machines.values().filter(|pooled| condition(pooled)).count()
@@ -263,7 +253,6 @@ impl Pool {
         text
     }
 
-    /// Returns the data to store: the number of the next lease, and the leases.
     pub(crate) fn leases(&self) -> (u64, Vec<MachineLease>) {
         let lease = |pooled: &PooledMachine| {
             let (lease, cleaning) = match pooled.state {
@@ -296,7 +285,6 @@ mod tests {
         pool
     }
 
-    /// Completes all due tasks. The tasks of the machines in `failing` fail.
     fn run_due_tasks(pool: &mut Pool, failing: &[&str]) {
         for task in pool.start_due_tasks() {
             let (MachineTask::Check(machine) | MachineTask::Clean(machine)) = &task;

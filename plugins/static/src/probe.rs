@@ -10,8 +10,7 @@ use tokio::net::TcpStream;
 use crate::config::{Config, HealthCheck, Machine};
 use crate::pool::MachineTask;
 
-/// Returns the connection details of a machine. The settings of the machine take precedence over
-/// `connector_config`.
+/// Settings of the machine take precedence over `connector_config`.
 pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) -> Result<ConnectInfo, String> {
     let or_default = |own: &str, default: &str| if own.is_empty() { default.to_owned() } else { own.to_owned() };
     let key = if machine.key_path.as_os_str().is_empty() {
@@ -42,7 +41,7 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
     })
 }
 
-/// Runs a task. A cleanup ends with a check.
+/// A cleanup ends with a check.
 pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
     match task {
         MachineTask::Check(machine) => check(machine, config, defaults).await,
@@ -57,7 +56,6 @@ pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &Connecto
     }
 }
 
-/// Checks whether the machine is healthy.
 pub(crate) async fn check(machine: &Machine, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
     let timeout = config.health_timeout();
     match config.health {

@@ -15,14 +15,12 @@ use crate::pool::{MachineTask, Pool};
 use crate::probe;
 use crate::store::Store;
 
-/// Maximum number of concurrent checks and cleanups.
 const MAX_CONCURRENT_TASKS: usize = 64;
-/// Timeout for the first check of all machines. The host's timeout for `Init` is one minute.
+/// The host's timeout for `Init` is one minute.
 const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time to wait for the other machines once one is healthy.
+/// Applies once one machine is healthy.
 const STRAGGLER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A pool of machines.
 pub(crate) struct Static {
     inner: Arc<Inner>,
 }
@@ -38,8 +36,9 @@ struct Inner {
 }
 
 impl Inner {
-    /// Stores the leases, and unlocks the pool when they are on disk, so that callers see only durable state. Reverts
-    /// the change if storing fails. Runs on another thread, because disks can be slow.
+    /// Stores the leases on another thread. The pool is locked meanwhile, so that callers see only durable state.
+    ///
+    /// Reverts the change if storing fails.
     async fn store(
         &self,
         mut pool: OwnedMutexGuard<Pool>,
@@ -60,7 +59,6 @@ impl Inner {
         Arc::clone(&self.pool).lock_owned().await
     }
 
-    /// Runs a task and records its result.
     async fn run_task(self: Arc<Self>, task: MachineTask) {
         let result = {
             let _permit = self.checks.acquire().await;
@@ -70,12 +68,12 @@ impl Inner {
         if pool.finish_task(&task, result)
             && let Err(error) = self.store(pool, |_| ()).await
         {
-            // The machine would be cleaned up again after a restart, which is harmless.
+            // After a restart, the machine would be cleaned up again, which is harmless.
             tracing::error!(%error, "failed to store the leases");
         }
     }
 
-    /// Starts the tasks of machines concurrently, because a cleanup can be slow.
+    /// Runs the tasks concurrently, because a cleanup can be slow.
     fn spawn_tasks(self: &Arc<Self>, tasks: Vec<MachineTask>) -> JoinSet<()> {
         tasks.into_iter().map(|task| Arc::clone(self).run_task(task)).collect()
     }
@@ -94,7 +92,6 @@ impl Inner {
         checks.detach_all();
     }
 
-    /// Checks and cleans up unused machines until the process ends.
     async fn check_loop(self: Arc<Self>) {
         let interval = Duration::from_secs(self.config.health_interval_s);
         loop {
@@ -104,7 +101,6 @@ impl Inner {
         }
     }
 
-    /// Reloads `machines_file` if it has changed.
     async fn reload_machines(self: &Arc<Self>) {
         if self.config.machines_file.as_os_str().is_empty() {
             return;
@@ -213,7 +209,7 @@ impl Extension for Static {
         Features { host_keys: true, ..Features::default() }
     }
 
-    /// Returns the configured host key of the machine. Empty if none is configured.
+    /// Empty if no host key is configured.
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
         let machine = self.inner.pool().await.leased_machine(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())

@@ -1,5 +1,4 @@
-//! Leases on disk, in a JSON file. The file is replaced durably before a lease is reported. A lock file prevents two plugins
-//! from leasing the same machines.
+//! Leases in a JSON file, which is replaced durably. A lock file prevents two plugins from leasing the same machines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -12,13 +11,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::pool::MachineLease;
 
-/// Version of the format.
 const VERSION: u32 = 1;
-/// Maximum number of attempts to get the lock, which a plugin that is being killed may still hold.
+/// A plugin that is being killed may still hold the lock.
 const MAX_LOCK_ATTEMPTS: u32 = 50;
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The state file. It is locked while this value exists.
+/// The file is locked while this value exists.
 #[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
@@ -33,7 +31,6 @@ struct StateFile {
     leases: Vec<MachineLease>,
 }
 
-/// Reason why leases cannot be read or stored.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
     #[error("state file {} is locked by another plugin (PID {holder}); each manager needs its own pool: set a different `name` or `state_file`", path.display())]
@@ -45,7 +42,6 @@ pub(crate) enum StoreError {
 }
 
 impl Store {
-    /// Locks the file and reads the leases.
     pub(crate) async fn open(path: PathBuf) -> Result<(Self, u64, Vec<MachineLease>), StoreError> {
         let io = |source| StoreError::Io { path: path.clone(), source };
         let directory = path.parent().unwrap_or_else(|| Path::new("/"));
@@ -61,7 +57,7 @@ impl Store {
         Ok((Self { path, _lock: lock }, stored.next, stored.leases))
     }
 
-    /// Writes all leases. They are durable when this returns.
+    /// The leases are durable when this returns.
     pub(crate) fn save(&self, (next, leases): (u64, Vec<MachineLease>)) -> Result<(), StoreError> {
         let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
         let write = || {

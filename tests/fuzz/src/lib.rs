@@ -1,9 +1,7 @@
 //! Fuzzing with the stable toolchain: parsers of untrusted bytes must not panic on random changes of samples.
 //!
-//! A fuzz test is named `fuzz_...` and is in the same crate as the parser. By default, it runs one batch of [`CASES`] cases, so that CI
-//! finds broken tests and frequent failures. With `MUSTER_TEST_FUZZ_SECONDS=600`, each test runs batches for that time. `scripts/fuzz`
-//! runs all fuzz tests. A test prints the seed of its first batch; `MUSTER_TEST_SEED=n` sets it. A failure prints the seed of its batch
-//! and the smallest input that fails.
+//! `scripts/fuzz` runs all tests that are named `fuzz_...`. By default, a test runs one batch of [`CASES`] cases, or
+//! batches for the time in `MUSTER_TEST_FUZZ_SECONDS`. `MUSTER_TEST_SEED=n` sets the seed of the first batch.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -13,11 +11,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner
 
 /// Number of cases per batch. Each batch has its own seed.
 const CASES: u32 = 256;
-/// Maximum size of an input in bytes.
 const MAX_BYTES: usize = 16 * 1024;
-/// Maximum number of changes of one sample.
 const MAX_CHANGES: usize = 12;
-/// Maximum number of steps towards the smallest input that fails.
 const MAX_SHRINK_STEPS: u32 = 4096;
 
 const SECONDS: &str = "MUSTER_TEST_FUZZ_SECONDS";
@@ -32,7 +27,7 @@ pub struct Corpus<'a> {
     pub words: &'a [&'a str],
 }
 
-/// Change of a sample. The numbers select the kind of change, the position and an argument, each modulo the number of choices.
+/// Change of a sample: its kind, position and argument, each modulo the number of choices.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     kind: u8,
@@ -43,7 +38,7 @@ struct Change {
 /// Calls `entry` with inputs that are created from the corpus.
 ///
 /// # Panics
-/// Panics if `entry` panics. The message contains the smallest input for which `entry` panics.
+/// If `entry` panics. The message contains the smallest such input.
 #[expect(clippy::print_stdout, reason = "a test prints its seed")]
 pub fn fuzz(name: &str, corpus: Corpus<'_>, entry: impl Fn(&[u8])) {
     let seconds = env_number(SECONDS).map(Duration::from_secs);
@@ -78,7 +73,6 @@ fn env_number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable}={value} is not a number")))
 }
 
-/// Runs one batch. Returns the reason and the smallest input of a failure.
 fn run_batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(String, Vec<u8>)> {
     let config =
         Config { cases: CASES, failure_persistence: None, max_shrink_iters: MAX_SHRINK_STEPS, ..Config::default() };
@@ -100,7 +94,6 @@ fn run_batch(seed: u64, corpus: Corpus<'_>, entry: impl Fn(&[u8])) -> Option<(St
     }
 }
 
-/// Number of kinds of changes in [`apply`].
 const KINDS: u8 = 9;
 
 fn input(corpus: Corpus<'_>, sample: u32, changes: &[Change]) -> Vec<u8> {
@@ -138,7 +131,7 @@ fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut 
             let copy: Vec<u8> = input.get(at..end).unwrap_or_default().to_vec();
             input.splice(end..end, copy.repeat(1 + size(argument) % 3));
         }
-        // Repeats a word many times, for example to nest brackets deeply.
+        // Nests brackets deeply, for example.
         6 => {
             let word = pick(corpus.words, argument).copied().unwrap_or("[");
             input.splice(at..at, word.repeat(1 + size(argument >> 8) % 300).bytes());
@@ -157,11 +150,9 @@ fn apply(corpus: Corpus<'_>, Change { kind, at, argument }: Change, input: &mut 
     }
 }
 
-/// Returns a Rust byte string literal that can be copied into a test.
 fn literal(input: &[u8]) -> String {
     let mut text = String::from("b\"");
     for byte in input {
-        // Writing to a string cannot fail.
         let _ = write!(text, "{}", byte.escape_ascii());
     }
     text + "\""

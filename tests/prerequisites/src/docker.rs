@@ -15,37 +15,36 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::missing;
 
-/// Name of the engine's socket in its directory.
 const SOCKET: &str = "docker.sock";
-/// Script that runs a program until the script's input ends, then sends the signal to the program and removes its directory.
+/// Runs a program until the input of the script ends, then sends the signal to the program and removes its directory.
 ///
-/// The input also ends if the test is killed. For each line of the input, the script kills the program, removes what a restart of the machine
-/// would remove, and runs the program again.
+/// The input also ends if the test is killed. Each line of input restarts the program as a restart of the machine
+/// would.
 const SUPERVISE: &str = r#"dir=$1 signal=$2; shift 2
 "$@" & exec 2>/dev/null
 while read -r _; do kill -s KILL $!; wait $!; rm -rf "$dir/exec" "$dir/pid"; "$@" & done
 kill -s "$signal" $!; wait $!; rm -rf "$dir""#;
-/// Script that enables the loopback interface and runs a program.
+/// Enables the loopback interface, and runs a program.
 const ONCE: &str = "ip link set lo up; exec \"$0\" \"$@\"";
-/// Script that enables the loopback interface, runs a program, and starts it again whenever it ends.
+/// Enables the loopback interface, runs a program, and starts it again whenever it ends.
 const REPEATEDLY: &str = "ip link set lo up; while :; do \"$0\" \"$@\"; done";
 
-/// Returns a command that runs a script in a separate network, where an engine can create its own bridge.
+/// Returns a command that runs a script in a separate network. The caller appends the arguments of the script.
 ///
-/// All processes of the script end with the command. The program that the script runs and its arguments follow the command.
+/// All processes of the script end with the command.
 pub(crate) const fn isolate(script: &str) -> [&str; 10] {
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
 }
 
-/// Message about a missing engine.
 const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
 
-/// A running Docker Engine, or Podman in its place ([`crate::podman`]), with its own data. Dropping it ends the process.
+/// A running Docker Engine, or Podman in its place ([`crate::podman`]), with its own data. Dropping this value ends the
+/// process.
 #[derive(Debug)]
 pub struct DockerEngine {
     supervisor: Child,
     dir: PathBuf,
-    /// Path of the socket, relative to the directory.
+    /// Relative to the directory.
     socket: &'static str,
 }
 
@@ -57,11 +56,12 @@ impl Drop for DockerEngine {
 }
 
 impl DockerEngine {
-    /// Starts an engine without the default bridge, so that several engines can run on one machine. `arguments` are added to its command line.
+    /// Starts an engine without the default bridge. `arguments` are added to its command line.
+    ///
     /// Returns `None` if an engine cannot run here.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created.
+    /// If no temporary directory can be created.
     #[track_caller]
     #[must_use]
     pub fn start(arguments: &[&str]) -> Option<Self> {
@@ -69,44 +69,44 @@ impl DockerEngine {
         Self::start_dockerd("TERM", &[], &[&local, arguments].concat()).map_err(missing).ok()
     }
 
-    /// Returns an engine that the tests of this process share. Returns `None` if an engine cannot run here.
+    /// Returns an engine that the tests of this process share, or `None` if an engine cannot run here.
     ///
     /// The engine has a separate network with the default bridge, which other engines and tests cannot reach.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created.
+    /// If no temporary directory can be created.
     #[track_caller]
     #[must_use]
     pub fn shared() -> Option<&'static Self> {
         static SHARED: OnceLock<Result<DockerEngine, String>> = OnceLock::new();
-        // All processes of the engine end with the first process of their namespace.
         let shared = SHARED.get_or_init(|| Self::start_dockerd("KILL", &isolate(ONCE), &[]));
         shared.as_ref().map_err(missing).ok()
     }
 
-    /// Starts an engine that the caller can restart, in a separate network as for [`DockerEngine::shared`].
+    /// Like [`DockerEngine::shared`], but the caller can restart the engine, which keeps its containers running
+    /// (`live-restore`).
     ///
-    /// The engine keeps containers running while it restarts (`live-restore`). Returns `None` if an engine cannot run here.
+    /// Returns `None` if an engine cannot run here.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created.
+    /// If no temporary directory can be created.
     #[track_caller]
     #[must_use]
     pub fn isolated() -> Option<Self> {
         Self::start_dockerd("KILL", &isolate(REPEATEDLY), &["--live-restore"]).map_err(missing).ok()
     }
 
-    /// Kills the process of an isolated engine, which is then started again. Its containers continue. Returns whether the process existed.
+    /// Kills the process of an isolated engine, which is then started again. Returns whether the process existed.
     #[must_use]
     pub fn crash(&self) -> bool {
         let id = self.process_id("dockerd");
         id.is_some_and(|id| Command::new("kill").arg("-KILL").arg(id).status().is_ok_and(|status| status.success()))
     }
 
-    /// Returns the process ID of the engine. The process is in the network namespace to which the engine's bridge belongs.
+    /// Returns the process ID of the engine, whose network namespace contains the engine's bridge.
     ///
     /// # Panics
-    /// The process does not exist.
+    /// If the process does not exist.
     #[must_use]
     pub fn pid(&self) -> u32 {
         let pid = self.process_id("dockerd").and_then(|pid| pid.to_str()?.parse().ok());
@@ -115,13 +115,11 @@ impl DockerEngine {
 
     /// Opens a port in the network of the engine's containers.
     ///
-    /// If the engine is isolated or shared, this network differs from the network of the tests.
-    ///
     /// # Errors
-    /// The port cannot be opened.
+    /// If the port cannot be opened.
     ///
     /// # Panics
-    /// The process of the engine does not exist.
+    /// If the engine does not run.
     pub fn listen(&self, address: IpAddr) -> std::io::Result<TcpListener> {
         self.in_network(move || TcpListener::bind((address, 0)))
     }
@@ -129,15 +127,15 @@ impl DockerEngine {
     /// Connects to an address in the network of the engine's containers.
     ///
     /// # Errors
-    /// The connection fails.
+    /// If the connection fails.
     ///
     /// # Panics
-    /// The process of the engine does not exist.
+    /// If the engine does not run.
     pub fn connect(&self, address: SocketAddr) -> std::io::Result<TcpStream> {
         self.in_network(move || TcpStream::connect(address))
     }
 
-    /// Opens a socket in the network of the engine's containers, where it remains.
+    /// The socket remains in the network of the engine's containers.
     fn in_network<T: Send + 'static>(
         &self,
         open: impl FnOnce() -> std::io::Result<T> + Send + 'static,
@@ -151,10 +149,10 @@ impl DockerEngine {
         opening.join().expect("the thread has panicked")
     }
 
-    /// Returns the address of the engine's machine on the default bridge. Containers and programs in their network reach it.
+    /// Returns the address of the engine's machine on the default bridge, which containers can reach.
     ///
     /// # Panics
-    /// The engine has no default bridge.
+    /// If the engine has no default bridge.
     #[must_use]
     pub fn gateway(&self) -> IpAddr {
         let mut command = self.command_in_network("ip");
@@ -168,7 +166,7 @@ impl DockerEngine {
     /// Returns a command that runs the program in the network of the engine's containers.
     ///
     /// # Panics
-    /// The process of the engine does not exist.
+    /// If the engine does not run.
     #[must_use]
     pub fn command_in_network(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
@@ -176,7 +174,7 @@ impl DockerEngine {
         command
     }
 
-    /// Returns the ID of the engine's process that runs `program`. `None` means that there is no such process.
+    /// Returns the ID of the engine's process that runs `program`, or `None`.
     pub(crate) fn process_id(&self, program: &str) -> Option<OsString> {
         let data = self.dir.join("data");
         let is_engine = |process: &Path| {
@@ -189,23 +187,23 @@ impl DockerEngine {
         processes.find(|process| is_engine(&process.path())).map(|process| process.file_name())
     }
 
-    /// Kills the engine with all containers, as if its machine lost power, and starts it again. Does not wait until it answers.
+    /// Kills the engine with all containers, as if its machine lost power, and starts it again. Does not wait until it
+    /// answers.
     ///
     /// # Panics
-    /// The process that supervises the engine has ended.
+    /// If the engine's supervisor has ended.
     pub fn restart(&mut self) {
         let input = self.supervisor.stdin.as_mut().expect("the supervisor of the engine has no input");
         input.write_all(b"restart\n").expect("the supervisor of the engine has ended");
     }
 
-    /// Starts `dockerd` with these arguments. `wrapper` is a command that runs it, and `signal` ends it.
     fn start_dockerd(signal: &str, wrapper: &[&str], arguments: &[&str]) -> Result<Self, String> {
         Self::start_dockerd_in(signal, |_| {
             (wrapper.iter().map(Into::into).collect(), arguments.iter().map(Into::into).collect())
         })
     }
 
-    /// Starts `dockerd`. `describe` gets the directory of the engine, and returns a command that runs `dockerd`, and more arguments for
+    /// `describe` gets the directory of the engine, and returns a command that runs `dockerd`, and arguments for
     /// `dockerd`. `signal` ends the engine.
     pub(crate) fn start_dockerd_in(
         signal: &str,
@@ -225,8 +223,6 @@ impl DockerEngine {
     }
 
     /// Starts the engine, and waits until it writes `ready` to its log. The error is the last line of the log.
-    ///
-    /// `describe` returns the command and the environment variables for a directory.
     pub(crate) fn run(
         signal: &str,
         socket: &'static str,
@@ -269,19 +265,19 @@ impl DockerEngine {
         format!("unix://{}", self.socket().display())
     }
 
-    /// Calls the engine's API. Returns the status and the body of the answer.
+    /// Calls the engine's API, and returns the status and the body of the answer.
     ///
     /// # Panics
-    /// The engine does not answer.
+    /// If the engine does not answer.
     #[must_use]
     pub fn call(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         self.try_call(method, path, body).expect("the engine does not answer")
     }
 
-    /// Calls the engine's API. Returns the status and the body of the answer.
+    /// Calls the engine's API, and returns the status and the body of the answer.
     ///
     /// # Errors
-    /// The engine does not answer.
+    /// If the engine does not answer.
     pub fn try_call(&self, method: &str, path: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
         let mut stream = UnixStream::connect(self.socket())?;
         let length = body.len();

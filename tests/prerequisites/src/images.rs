@@ -8,18 +8,18 @@ use std::process::Command;
 use crate::docker::DockerEngine;
 use crate::missing;
 
-/// Static shell and tools of Debian's package busybox-static.
 const BUSYBOX: &str = "/bin/busybox";
-/// Names of the only executable in an image without a shell. The executable acts according to the name by which it is called.
+/// Names of the only executable in an image without a shell. The name selects what it does.
 const TOOLS: [&str; 4] = ["cat", "id", "pwd", "touch"];
-/// Error that does not occur, because the file is in memory.
+/// Does not occur, because the file is in memory.
 const IN_MEMORY: &str = "failed to write to memory";
 
 impl DockerEngine {
-    /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether busybox exists.
+    /// Creates an image from [`busybox_root`] with instructions of a Dockerfile, such as `USER 1000`. Returns whether
+    /// busybox exists.
     ///
     /// # Panics
-    /// The engine rejects the image.
+    /// If the engine rejects the image.
     #[track_caller]
     #[must_use]
     pub fn create_image(&self, name: &str, instructions: &[&str]) -> bool {
@@ -29,7 +29,7 @@ impl DockerEngine {
     /// Creates an image from a root file system with instructions of a Dockerfile.
     ///
     /// # Panics
-    /// The engine rejects the image.
+    /// If the engine rejects the image.
     #[track_caller]
     pub fn import_image(&self, name: &str, root: &[u8], instructions: &[&str]) {
         let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
@@ -41,22 +41,20 @@ impl DockerEngine {
     }
 }
 
-/// Returns a root file system with the shell `sh` and all tools of busybox, as a tar archive to import into an engine.
-///
-/// Returns `None` if busybox is missing.
+/// Returns a root file system with all tools of busybox, as a tar archive, or `None` if busybox is missing.
 ///
 /// # Panics
-/// Busybox cannot be read.
+/// If busybox cannot be read.
 #[track_caller]
 #[must_use]
 pub fn busybox_root() -> Option<Vec<u8>> {
     Some(finish(with_busybox()?))
 }
 
-/// Returns [`busybox_root`] with bash and its libraries from this machine. Returns `None` if one of the two is missing.
+/// Returns [`busybox_root`] with bash and its libraries from this machine, or `None` if busybox or bash is missing.
 ///
 /// # Panics
-/// Busybox or bash cannot be read.
+/// If busybox or bash cannot be read.
 #[track_caller]
 #[must_use]
 pub fn bash_root() -> Option<Vec<u8>> {
@@ -70,19 +68,18 @@ pub fn bash_root() -> Option<Vec<u8>> {
     let listed = String::from_utf8_lossy(&listed).into_owned();
     let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
     for file in [BASH].into_iter().chain(libraries) {
-        // A link is replaced by the file to which it leads.
+        // Replaces a link by its target.
         tar.append_path_with_name(file, file.trim_start_matches('/')).expect("failed to read bash");
     }
     Some(finish(tar))
 }
 
-/// Returns a root file system without any shell: directories, the list of users, and one static executable with the names `cat`, `id`, `pwd`
-/// and `touch` in `/usr/bin`.
+/// Returns a root file system without a shell, with an executable named `cat`, `id`, `pwd` and `touch`.
 ///
 /// Returns `None` if busybox is missing.
 ///
 /// # Panics
-/// Busybox cannot be read.
+/// If busybox cannot be read.
 #[track_caller]
 #[must_use]
 pub fn shellless_root() -> Option<Vec<u8>> {

@@ -1,7 +1,7 @@
-//! Prerequisites of tests: programs, which `scripts/test` installs or builds if possible, and permissions of the machine.
+//! Prerequisites of tests: programs, which `scripts/test` installs or builds if possible, and permissions of the
+//! machine.
 //!
-//! If a prerequisite is missing, a test prints a message and passes. With `MUSTER_TEST_REQUIRE=1` it fails instead, so that CI cannot
-//! pass by skipping tests. The permissions are for cgroups, namespaces, and mounts in namespaces.
+//! If a prerequisite is missing, a test passes with a message. With `MUSTER_TEST_REQUIRE=1`, it fails.
 
 mod docker;
 mod images;
@@ -32,7 +32,7 @@ const SSHD: &str = "/usr/sbin/sshd";
 /// Reports a missing prerequisite. The caller then returns from its test.
 ///
 /// # Panics
-/// Panics if `MUSTER_TEST_REQUIRE=1` is set.
+/// If `MUSTER_TEST_REQUIRE=1` is set.
 #[track_caller]
 #[expect(clippy::print_stderr, reason = "a skipped test prints why")]
 pub fn missing(message: impl Display) {
@@ -40,13 +40,14 @@ pub fn missing(message: impl Display) {
     eprintln!("skipped: {message}");
 }
 
-/// Reports a property of the machine that no installation can change. The caller then returns from its test, which passes.
+/// Reports a property of the machine that no installation can change. The caller then returns from its test.
 #[expect(clippy::print_stderr, reason = "a skipped test prints why")]
 pub fn unsuitable(message: impl Display) {
     eprintln!("skipped: {message}");
 }
 
-/// Returns the value of a variable that `scripts/test` sets to the path of a program it has built. `description` names the program.
+/// Returns a variable that `scripts/test` sets to the path of a program that it has built. `description` names the
+/// program.
 #[track_caller]
 #[must_use]
 pub fn variable(name: &str, description: &str) -> Option<OsString> {
@@ -57,7 +58,7 @@ pub fn variable(name: &str, description: &str) -> Option<OsString> {
     value
 }
 
-/// Returns whether a program works: it must be on `PATH` and succeed with this argument. `package` is its Debian package.
+/// Returns whether a program is on `PATH` and succeeds with this argument. `package` is its Debian package.
 #[track_caller]
 #[must_use]
 pub fn program(name: &str, argument: &str, package: &str) -> bool {
@@ -69,7 +70,7 @@ pub fn program(name: &str, argument: &str, package: &str) -> bool {
     works
 }
 
-/// Reports missing permissions for cgroups. The caller passes whether it could create a cgroup, and this value is returned.
+/// Returns `can_be_created`, and reports missing permissions for cgroups if it is false.
 #[track_caller]
 #[must_use]
 pub fn cgroups(can_be_created: bool) -> bool {

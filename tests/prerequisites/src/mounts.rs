@@ -7,10 +7,10 @@ use std::process::Command;
 
 use crate::can_unshare;
 
-/// Environment variable of a test that runs again: the directory with the mounts.
+/// Set in a test that runs again: the directory with the mounts.
 const DIRECTORY: &str = "MUSTER_TEST_MOUNTS";
 
-/// Returns whether file systems can be mounted in a user namespace. The test mount is removed with its namespace.
+/// Returns whether file systems can be mounted in a user namespace.
 #[track_caller]
 #[must_use]
 pub fn mounts() -> bool {
@@ -18,13 +18,13 @@ pub fn mounts() -> bool {
     can_unshare(&["-rm", "mount", "-t", "tmpfs", "none", &directory.to_string_lossy()], "mounts in user namespaces")
 }
 
-/// Runs the calling test again, after a shell script has mounted file systems in the directory `$1`. Only the new process sees the mounts.
+/// Runs the calling test again, after a shell script has mounted file systems in the directory `$1`.
 ///
-/// In the new process, returns the directory. In the first process, returns `None` when the test has passed in the new process, or if this
-/// machine does not permit mounts. `test` is the full name of the calling test, such as `module::tests::name`.
+/// Returns the directory in the new process. Returns `None` in the first process, or if this machine does not permit
+/// mounts. `test` is the full name of the calling test.
 ///
 /// # Panics
-/// The script or the test fails, or there is no test of this name.
+/// If the script or the test fails, or there is no test of this name.
 #[track_caller]
 #[must_use]
 pub fn run_with_mounts(test: &str, script: &str) -> Option<PathBuf> {

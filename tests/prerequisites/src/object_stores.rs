@@ -19,7 +19,7 @@ pub const AZURITE_KEY: &str = "bXVzdGVy";
 /// Bucket of [`fake_gcs`].
 pub const GCS_BUCKET: &str = "caches";
 
-/// A running server. It is killed when it is dropped.
+/// A running server. Dropping this value kills the server.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -28,12 +28,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program that prints its address.
     fn start(command: Command) -> Self {
         Self::start_with(command, |_, line| address(line))
     }
 
-    /// Starts a program. `find_address` returns its address, from its process ID and a line that it has printed.
+    /// `find_address` returns the address, from the program's process ID and a line that it has printed.
     fn start_with(mut command: Command, find_address: impl Fn(u32, &str) -> Option<String>) -> Self {
         let name = format!("{command:?}");
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
@@ -45,7 +44,7 @@ impl Server {
         ];
         for output in outputs.into_iter().flatten() {
             let lines = lines.clone();
-            // The thread reads to the end, because a full pipe would block the server.
+            // A full pipe would block the server.
             std::thread::spawn(move || {
                 for line in BufReader::new(output).lines().map_while(Result::ok) {
                     let _ = lines.send(line);
@@ -84,14 +83,12 @@ impl Drop for Server {
     }
 }
 
-/// Returns the address with a port that a line contains. `None` means that the line has no such address.
 fn address(line: &str) -> Option<String> {
     let after = line.split_once("127.0.0.1:")?.1;
     let port: String = after.chars().take_while(char::is_ascii_digit).collect();
     (!port.is_empty() && port != "0").then(|| format!("127.0.0.1:{port}"))
 }
 
-/// Returns the address at which a process listens on the loopback interface. `None` if it does not listen there.
 fn listening_address(pid: u32) -> Option<String> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
     let sockets: Vec<_> = files.filter_map(|file| std::fs::read_link(file.path()).ok()).collect();
@@ -107,7 +104,6 @@ fn listening_address(pid: u32) -> Option<String> {
 
 fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    // The servers must not use the proxies of the user who runs the tests.
     command.env_remove("HTTP_PROXY").env_remove("http_proxy");
     command
 }
@@ -120,7 +116,8 @@ pub fn python_program(name: &str) -> Option<Command> {
     Some(command(Path::new(&environment).join("bin").join(name)))
 }
 
-/// Starts moto, an emulator of Amazon S3, of AWS roles and of the metadata service of EC2. It does not verify signatures.
+/// Starts moto, an emulator of Amazon S3, of AWS roles and of the metadata service of EC2. It does not verify
+/// signatures.
 #[track_caller]
 #[must_use]
 pub fn moto() -> Option<Server> {
@@ -139,10 +136,11 @@ pub fn azurite() -> Option<Server> {
     Some(Server::start(command))
 }
 
-/// Starts fake-gcs-server, an emulator of Google Cloud Storage, which does not verify signatures. It has [`GCS_BUCKET`].
+/// Starts fake-gcs-server, an emulator of Google Cloud Storage, which does not verify signatures. It has
+/// [`GCS_BUCKET`].
 ///
 /// # Panics
-/// The server does not start, or has no bucket.
+/// If the server does not start, or has no bucket.
 #[track_caller]
 #[must_use]
 #[expect(clippy::expect_used, reason = "a test fails if its server does not start")]
@@ -155,17 +153,16 @@ pub fn fake_gcs() -> Option<Server> {
     command
         .args(["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", "0", "-data"])
         .arg(data.path());
-    // The server prints the port 0 instead of the one that the system has chosen.
+    // The server prints the port 0 instead of the chosen port.
     let server =
         Server::start_with(command, |pid, line| line.contains("server started").then(|| listening_address(pid))?);
-    // The server interprets paths as Google does only if the request is for its public host.
+    // Only for requests to its public host does the server interpret paths as Google does.
     let body = format!(r#"{{"publicHost": "{}"}}"#, server.address);
     let answer = call(&server.address, "PUT", "/_internal/config", &body).expect("the server does not answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     Some(server)
 }
 
-/// Sends a request, and returns the whole answer.
 fn call(address: &str, method: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
     let length = body.len();

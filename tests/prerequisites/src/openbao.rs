@@ -1,4 +1,4 @@
-//! Runs OpenBao, the fork of HashiCorp Vault with the same API, in its development mode: unsealed and in memory.
+//! Runs OpenBao, the fork of HashiCorp Vault with the same API, unsealed and in memory.
 
 #![expect(clippy::expect_used, reason = "a test fails if its server cannot be prepared")]
 
@@ -17,11 +17,8 @@ use tempfile::TempDir;
 
 use crate::variable;
 
-/// Token with all permissions.
 const ROOT_TOKEN: &str = "root";
-/// Number of free ports to try. Another process may take a port before the server listens on it.
 const MAX_PORTS: usize = 10;
-/// Line that the server prints when it is ready.
 const READY: &str = "Development mode should NOT be used";
 /// DER prefix of a public key on the curve P-256, before the point.
 const P256_PREFIX: [u8; 26] = [
@@ -29,7 +26,7 @@ const P256_PREFIX: [u8; 26] = [
     0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 
-/// A running server. It is killed when it is dropped.
+/// A running server. Dropping this value kills the server.
 #[derive(Debug)]
 pub struct OpenBao {
     process: Child,
@@ -49,14 +46,14 @@ impl Drop for OpenBao {
 }
 
 impl OpenBao {
-    /// Starts a server. Returns `None` if the program is missing.
+    /// Returns `None` if the program is missing.
     #[track_caller]
     #[must_use]
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// Starts a server with TLS, whose certificate is signed by [`Self::ca_file`].
+    /// Starts a server with TLS. Its certificate is signed by [`Self::ca_file`].
     #[track_caller]
     #[must_use]
     pub fn start_with_tls() -> Option<Self> {
@@ -70,7 +67,6 @@ impl OpenBao {
         Some(started.expect("OpenBao does not start"))
     }
 
-    /// Starts a server on a port that was free a moment ago. Returns `None` if it does not start.
     fn start_once(program: &OsStr, arguments: &[&str]) -> Option<Self> {
         let dir = tempfile::tempdir().expect("failed to create a directory for OpenBao");
         let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
@@ -86,7 +82,6 @@ impl OpenBao {
         let output = process.stdout.take().expect("OpenBao has no pipe for its output");
         let mut lines = BufReader::new(output).lines().map_while(Result::ok);
         let is_ready = lines.any(|line| line.contains(READY));
-        // A full pipe would block the server.
         std::thread::spawn(move || lines.for_each(drop));
         let scheme = if arguments.is_empty() { "http" } else { "https" };
         let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new());
@@ -95,7 +90,7 @@ impl OpenBao {
         is_ready.then_some(server)
     }
 
-    /// Returns the file with the certificate of the authority of a server with TLS.
+    /// Returns the certificate of the authority of a server with TLS.
     #[must_use]
     pub fn ca_file(&self) -> PathBuf {
         self.dir.path().join("vault-ca.pem")
@@ -104,7 +99,7 @@ impl OpenBao {
     /// Runs a command of the program at the server. `input` is its standard input.
     ///
     /// # Panics
-    /// Panics if the command fails.
+    /// If the command fails.
     pub fn run(&self, arguments: &[&str], input: &str) {
         let mut command = Command::new(&self.program);
         command.args(arguments).env("BAO_ADDR", &self.url).env("BAO_TOKEN", ROOT_TOKEN);
@@ -119,12 +114,13 @@ impl OpenBao {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Enables the login with ID tokens at `auth/PATH`, with the role `ci` for jobs of `group/project`.
+    /// Enables the login with ID tokens at `auth/PATH`, with the role `ci` for jobs of `group/project`, which may read
+    /// what `policy` allows.
     ///
-    /// The role may read what `policy` allows. `namespace` is empty for the root namespace.
+    /// `namespace` is empty for the root namespace.
     ///
     /// # Panics
-    /// Panics if the server rejects a setting.
+    /// If the server rejects a setting.
     pub fn allow_login(&self, namespace: &str, path: &str, policy: &str) {
         let namespace = format!("-namespace={namespace}");
         let write = |path: &str, content: &str| self.run(&["write", &namespace, path, "-"], content);
@@ -146,7 +142,7 @@ impl OpenBao {
     /// Returns an ID token of a job of `project`, as GitLab would sign it.
     ///
     /// # Panics
-    /// Panics if the system has no random bytes.
+    /// If the system has no random bytes.
     #[must_use]
     pub fn id_token(&self, project: &str) -> String {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();

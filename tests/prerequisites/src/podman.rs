@@ -1,4 +1,4 @@
-//! Runs Debian's Podman as an engine: as root, or as a user without privileges, who exists only in the engine's own mounts.
+//! Runs Debian's Podman as an engine: as root, or as an unprivileged user, who exists only in the engine's own mounts.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -10,22 +10,20 @@ use std::sync::OnceLock;
 use crate::docker::DockerEngine;
 use crate::missing;
 
-/// Message about a missing engine.
 const NO_PODMAN: &str = "podman cannot run here (Debian: podman netavark aardvark-dns slirp4netns uidmap; as root)";
-/// Socket in the engine's directory, at the path below `XDG_RUNTIME_DIR` at which clients expect the socket of a user's Podman.
+/// Socket in the engine's directory, which is its `XDG_RUNTIME_DIR`. Clients expect the socket of a user's Podman at
+/// this path.
 const SOCKET: &str = "run/podman/podman.sock";
-/// Podman's settings: registries on this machine have no TLS.
+/// Registries on this machine have no TLS.
 const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
-/// Line of the log of a service that accepts connections.
 const READY: &str = "API service listening on";
-/// Namespaces of an engine. All of its processes end with the first one.
+/// All processes of an engine end with the first process of these namespaces.
 const NAMESPACES: [&str; 8] =
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh"];
-/// Script that prepares the namespaces of an engine, and runs the program as the user with this ID.
+/// Prepares the namespaces of an engine, and runs the program as the user with this ID.
 ///
-/// The root directory is a new directory with the same entries, because the user may not be permitted to enter the root directory of the
-/// machine. The user, and the IDs of the users in its containers, are entries of files that only this engine sees. `/run` and the state
-/// of networks are empty, as after a start of the machine.
+/// The root directory is a new directory with the same entries, because the user may not be permitted to enter the root
+/// directory of the machine. Only this engine sees the user.
 const PREPARE: &str = r#"set -e
 dir=$1 uid=$2; shift 2
 ip link set lo up
@@ -80,7 +78,7 @@ impl DockerEngine {
     /// Returns `None` if Podman cannot run here.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created.
+    /// If no temporary directory can be created.
     #[track_caller]
     #[must_use]
     pub fn podman() -> Option<Self> {
@@ -93,12 +91,13 @@ impl DockerEngine {
         started.map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
     }
 
-    /// Returns a Podman service of this user, which the tests of this process share. Returns `None` if Podman cannot run here.
+    /// Returns a Podman service of this user, which the tests of this process share, or `None` if Podman cannot run
+    /// here.
     ///
-    /// The service has a separate network with the default bridge, which other engines and tests cannot reach.
+    /// The service has a separate network with the default bridge.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created.
+    /// If no temporary directory can be created.
     #[track_caller]
     #[must_use]
     pub fn shared_podman(user: PodmanUser) -> Option<&'static Self> {
@@ -124,12 +123,12 @@ impl DockerEngine {
         started.as_ref().map_err(|error| missing(format_args!("{NO_PODMAN}: {error}"))).ok()
     }
 
-    /// Returns a command that runs a program as the user of a shared Podman service, with the mounts and the network of the service.
+    /// Returns a command that runs a program as the user of a shared Podman service, with its mounts and its network.
     ///
-    /// The program starts in `dir`. The caller adds its arguments.
+    /// The program starts in `dir`.
     ///
     /// # Panics
-    /// The engine has ended.
+    /// If the engine has ended.
     #[must_use]
     pub fn podman_user_command(&self, user: PodmanUser, dir: &Path, program: &Path) -> Command {
         let process = self.process_id("podman").expect("the engine has ended");
@@ -142,7 +141,6 @@ impl DockerEngine {
     }
 }
 
-/// Returns the command of a service whose data is in this directory.
 fn service(dir: &Path) -> Vec<OsString> {
     let path = |name: &str| dir.join(name).into_os_string();
     let mut command: Vec<OsString> =

@@ -12,10 +12,10 @@ use crate::missing;
 pub const REGISTRY_USER: &str = "tester";
 /// Password of a registry with a login.
 pub const REGISTRY_PASSWORD: &str = "secret word";
-/// Password file with the user and the bcrypt hash of the password, as written by `htpasswd -B`.
+/// Password file, as written by `htpasswd -B`.
 const HTPASSWD: &str = "tester:$2y$04$DqJrO3ZZgkOQssDRJ46XDuKQfBbmZHkiVv24WEio9Ei83EwUxqLe2\n";
 
-/// A running registry. Dropping it kills the process.
+/// A running registry. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct DockerRegistry {
     process: Child,
@@ -36,7 +36,7 @@ impl DockerRegistry {
     /// If `requires_login` is true, only [`REGISTRY_USER`] with [`REGISTRY_PASSWORD`] has access.
     ///
     /// # Panics
-    /// Panics if the registry does not start, or if the program cannot be run and `MUSTER_TEST_REQUIRE=1` is set.
+    /// If the registry does not start.
     #[track_caller]
     #[must_use]
     #[expect(clippy::expect_used, reason = "a test fails if its registry does not start")]

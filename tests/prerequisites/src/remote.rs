@@ -1,4 +1,4 @@
-//! A Docker Engine in the role of another machine, which is reached over TCP with TLS and over SSH.
+//! A Docker Engine in the role of another machine, over TCP with TLS and over SSH.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -13,18 +13,13 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use crate::docker::{DockerEngine, isolate};
 use crate::{SSHD, missing, program, sshd};
 
-/// Script that separates the engine from this machine, as if it ran on another machine, and then starts it.
-///
-/// The engine does not see the temporary files of this machine, and this machine does not see the engine's data. They share only the
-/// directory with the engine's socket and keys.
+/// Starts the engine, separated from this machine: they share only the directory with the engine's socket and keys.
 const MACHINE: &str = r#"set -e; dir=$1 temporary=$2; shift 2
 ip link set lo up
 mount --bind "$dir" /mnt; mount -t tmpfs tmpfs "$temporary"; mkdir -p "$dir"; mount --move /mnt "$dir"
 mkdir -p "$dir/data"; mount -t tmpfs tmpfs "$dir/data"
 exec "$@""#;
-/// Address of the engine in its own network.
 const TLS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 2376);
-/// Address of the SSH server in the network of the engine.
 const SSH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 22);
 /// Name of the machine in `known_hosts`.
 const NAME: &str = "engine.example";
@@ -32,9 +27,9 @@ const NAME: &str = "engine.example";
 /// A Docker Engine with its own network and files, and an SSH server beside it.
 #[derive(Debug)]
 pub struct RemoteEngine {
-    /// The engine. Only the test itself uses its socket and [`DockerEngine::call`].
+    /// Only the test itself uses the socket and [`DockerEngine::call`].
     pub engine: DockerEngine,
-    /// SSH server. It ends with the namespaces of the engine.
+    /// Ends with the namespaces of the engine.
     _sshd: Child,
 }
 
@@ -42,7 +37,7 @@ impl RemoteEngine {
     /// Starts the engine. Returns `None` if it cannot run here.
     ///
     /// # Panics
-    /// The temporary directory of the engine cannot be created, or the SSH server does not start.
+    /// If the engine's directory cannot be created, or the SSH server does not start.
     #[track_caller]
     #[must_use]
     pub fn start() -> Option<Self> {
@@ -68,13 +63,13 @@ impl RemoteEngine {
         Some(Self { engine, _sshd: server })
     }
 
-    /// Returns the address of the engine with TLS, in the network of the engine.
+    /// Returns the TLS address in the network of the engine.
     #[must_use]
     pub fn tls_address(&self) -> SocketAddr {
         TLS
     }
 
-    /// Returns the address of the SSH server, in the network of the engine.
+    /// Returns the address of the SSH server in the network of the engine.
     #[must_use]
     pub fn ssh_address(&self) -> SocketAddr {
         SSH
@@ -86,16 +81,16 @@ impl RemoteEngine {
         self.engine.dir().join("client")
     }
 
-    /// Returns the URL of the engine over SSH, for a process whose `PATH` begins with the directory of [`RemoteEngine::create_ssh_client`].
+    /// Returns the URL for processes whose `PATH` begins with the directory of [`RemoteEngine::create_ssh_client`].
     #[must_use]
     pub fn ssh_url(&self) -> String {
         format!("ssh://root@{NAME}")
     }
 
-    /// Creates a program `ssh` in the directory that connects to the machine at this address, with the host key and a key to log in.
+    /// Creates a program `ssh` in `directory` that connects to `address`, with the host key and a key to log in.
     ///
     /// # Panics
-    /// A file cannot be written.
+    /// If a file cannot be written.
     pub fn create_ssh_client(&self, directory: &Path, address: SocketAddr) {
         use std::os::unix::fs::PermissionsExt;
         let keys = self.engine.dir().join("ssh");
@@ -115,11 +110,11 @@ impl RemoteEngine {
     }
 }
 
-/// Writes `ca.pem`, `cert.pem` and `key.pem` into two directories, for an engine at 127.0.0.1 and for its client. Both trust the same
+/// Writes `ca.pem`, `cert.pem` and `key.pem` for an engine at 127.0.0.1 and for its client. Both trust the same
 /// authority.
 ///
 /// # Panics
-/// A file cannot be written.
+/// If a file cannot be written.
 pub fn certificates(engine: &Path, client: &Path) {
     const FAILED: &str = "failed to create a certificate";
     let mut authority = CertificateParams::new(Vec::new()).expect(FAILED);
@@ -138,9 +133,9 @@ pub fn certificates(engine: &Path, client: &Path) {
     }
 }
 
-/// Starts an SSH server in the namespaces of the engine. Also creates the host key and the user key.
+/// Starts an SSH server in the namespaces of the engine, and creates its host key and the user key.
 ///
-/// Sessions of the server have `DOCKER_HOST` set to the engine's socket.
+/// Its sessions have `DOCKER_HOST` set to the engine's socket.
 fn start_sshd(engine: &DockerEngine) -> Child {
     const FAILED: &str = "failed to prepare the SSH server";
     let dir = engine.dir().join("ssh");

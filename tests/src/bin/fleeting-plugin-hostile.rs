@@ -1,6 +1,6 @@
 //! Faulty plugin for tests. The seed at the end of its name selects the fault (`fleeting-plugin-hostile-17`).
 //!
-//! Tests start many such plugins through symbolic links. Each process appends its ID to `<name>.pids` beside the link.
+//! Each process appends its ID to `<name>.pids` beside the link through which it was started.
 
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
@@ -29,18 +29,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints the reason and returns the exit code of a failure.
 fn fail(reason: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "{reason}");
     ExitCode::FAILURE
 }
 
-/// Replaces this process with a shell that never serves the plugin protocol. Returns only if the shell cannot be started.
+/// Replaces this process with a shell that does not serve the plugin protocol. Returns only if that fails.
 fn become_shell(script: &Script) -> std::io::Error {
     shell(&format!("{}\n{}", script.start, script.body)).exec()
 }
 
-/// Returns a command that runs a shell script with low priority, because some scripts never end and other tests run on the machine.
+/// Returns a command with low priority, because some scripts never end.
 fn shell(text: &str) -> Command {
     let mut command = Command::new("nice");
     command.args(["-n", "19", "sh", "-c", text]);

@@ -1,5 +1,4 @@
-//! Muster's commands read the caches and artifacts of gitlab-runner v16.6.0, and gitlab-runner reads Muster's. Artifacts are sent through
-//! a coordinator.
+//! Muster and gitlab-runner v16.6.0 read each other's caches and artifacts.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +16,7 @@ use serde_json::json;
 use crate::gitlab_runner::{clean_command, stock_runner};
 use muster_tests::process::{create_repository, muster};
 
-/// Command line of a program with the commands of gitlab-runner: Muster or gitlab-runner itself.
+/// Command line of Muster or gitlab-runner.
 struct Program(Vec<OsString>);
 
 impl Program {
@@ -29,7 +28,7 @@ impl Program {
         Self(vec![muster().into(), "runner".into()])
     }
 
-    /// Runs a command in a directory. The command must succeed. Returns its standard error.
+    /// The command must succeed. Returns its standard error.
     fn run(&self, directory: &Path, arguments: &[&str]) -> String {
         let mut command: Command = clean_command(&self.0[0], directory);
         let output = command.args(&self.0[1..]).args(arguments).output().unwrap();
@@ -39,7 +38,7 @@ impl Program {
     }
 }
 
-/// Creates a repository, and files of many kinds in its directory `out`.
+/// Creates a repository with files of many kinds in the directory `out`.
 fn create_files(directory: &Path) {
     create_repository(directory, &[("tracked", "x")]);
     let out = directory.join("out");
@@ -55,14 +54,14 @@ fn create_files(directory: &Path) {
     let long = long.join("file-with-a-long-name-".repeat(5));
     std::fs::write(&long, "long").unwrap();
     for (seconds, name) in (1_700_000_000..).zip(["text", "none", "grüße/ü b", "program", long.to_str().unwrap()]) {
-        // The modification times are whole seconds: in tar archives, Go rounds fractions and other programs truncate them.
+        // Whole seconds: in tar archives, Go rounds fractions, and other programs truncate them.
         let time = std::time::UNIX_EPOCH + Duration::from_secs(seconds);
         std::fs::File::options().write(true).open(out.join(name)).unwrap().set_modified(time).unwrap();
     }
     std::os::unix::fs::symlink("text", out.join("link")).unwrap();
 }
 
-/// Returns the sorted names of everything below a directory, with kinds, modes, sizes, checksums and modification times.
+/// Returns everything below a directory: names, kinds, modes, sizes, checksums and modification times.
 fn listing(directory: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut entries: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -110,7 +109,6 @@ fn caches_of_either_program_are_read_by_the_other() {
     }
 }
 
-/// Starts a coordinator that has assigned job 1.
 async fn start_coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
@@ -165,7 +163,8 @@ async fn gzip_and_raw_reports_are_equal_from_both_programs() {
     }
 }
 
-/// Returns headers and contents of the gzip members, because the compressed bytes may differ. Raw reports are returned as one member.
+/// Returns headers and contents of the gzip members, because the compressed bytes may differ. A raw report is one
+/// member.
 fn read_members(format: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     use std::io::{BufRead, BufReader, Read};
     if format == "raw" {

@@ -1,4 +1,4 @@
-//! Several jobs at once on one instance of the `local` plugin: slots, workspaces, cgroups and sticky contexts.
+//! Several jobs at once on one instance: slots, workspaces, cgroups and sticky contexts.
 
 use super::instance_executor::Fleet;
 
@@ -10,7 +10,6 @@ fn value_of<'a>(log: &'a str, prefix: &str) -> &'a str {
     line.unwrap_or_else(|| panic!("no line begins with {prefix:?} in {log}"))
 }
 
-/// Returns the sorted values of all logs.
 fn sorted_values(logs: &[String], prefix: &str) -> Vec<String> {
     let mut all: Vec<String> = logs.iter().map(|log| value_of(log, prefix).to_owned()).collect();
     all.sort();
@@ -20,7 +19,7 @@ fn sorted_values(logs: &[String], prefix: &str) -> Vec<String> {
 #[test]
 fn four_jobs_on_one_instance_have_separate_slots_and_share_a_context() {
     let names: Vec<String> = (0..JOBS).map(|n| format!("job {n}")).collect();
-    // Each job waits for the others, so the test passes only if all run at the same time.
+    // Each job waits for the others, so all must run at the same time.
     let script = "  stage: first\n  script:\n    \
         - 'echo \"home=$HOME\"; echo \"workspace=$CI_PROJECT_DIR\"; echo \"slot=$GITLAB_RUNNER_SLOT_CGROUP\"'\n    \
         - 'echo \"inside=$(grep -c \"$GITLAB_RUNNER_SLOT_CGROUP/job-\" /proc/self/cgroup)\"'\n    \
@@ -85,7 +84,7 @@ fn job_with_larger_cpu_request_takes_more_slots() {
     let (last, logs) = fleet.finish(&names);
     assert!(last["jobs"].as_array().unwrap().iter().all(|job| job["status"] == "success"), "{last}");
     for log in &logs {
-        // Each job takes two slots. Its cgroup is named after the lower one.
+        // Each job takes two slots. Its cgroup has the number of the lower slot.
         assert!(["gitlab-runner/slot-0", "gitlab-runner/slot-2"].contains(&value_of(log, "slot=")), "{log}");
     }
 }

@@ -1,4 +1,4 @@
-//! Executor `docker-autoscaler`: runs jobs in containers, on the Docker engines of the instances.
+//! Executor `docker-autoscaler`: jobs run in containers on the Docker engines of instances.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,5 @@
-//! Executor `docker+machine`: a configuration of gitlab-runner, unchanged, runs jobs in containers on the machines that docker-machine creates.
+//! Executor `docker+machine`: an unchanged configuration of gitlab-runner runs jobs on machines that docker-machine
+//! creates.
 
 use std::path::Path;
 
@@ -6,11 +7,10 @@ use muster_test_prerequisites::DockerEngine;
 
 use crate::instance_executor::Fleet;
 
-/// Image that only the engine of the machines has.
+/// Only the engine of the machines has this image.
 const IMAGE: &str = "muster-test/on-a-machine:1";
 const JOBS: usize = 3;
 
-/// Requirement R025.
 #[test]
 fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
     if !muster_test_prerequisites::sshd() {
@@ -27,8 +27,7 @@ fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
              artifacts: {{paths: [out.txt]}}\n"
         )
     };
-    // The other jobs print the first 24 bytes of the command line of their container's first process. This job uses the image of the
-    // configuration.
+    // This job uses the image of the configuration.
     let last = "last:\n  stage: deploy\n  script: [cat out.txt]\n".to_owned();
     let yaml: String = names.iter().map(job).chain([last]).collect();
     let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("fake");
@@ -53,7 +52,6 @@ fn unchanged_configuration_runs_jobs_in_containers_on_machines() {
     assert!(logs[JOBS].contains("\nmade\n"), "{}", logs[JOBS]);
 }
 
-/// Returns the name of the machine that ran the job with this log.
 fn machine_of(log: &str) -> &str {
     let rest = log.split("Dialing instance ").nth(1).unwrap_or_else(|| panic!("no machine in {log}"));
     let name = rest.split("...").next().unwrap();

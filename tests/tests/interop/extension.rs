@@ -1,8 +1,7 @@
-//! Interruption notices: `fleeting-plugin-local` announces that instances will be preempted.
+//! Interruption notices: the plugin announces that instances will be preempted.
 
 use crate::instance_executor::Fleet;
 
-/// Returns the names of six jobs, and their pipeline.
 fn six_jobs() -> (Vec<String>, String) {
     let names: Vec<String> = (0..6).map(|n| format!("job {n}")).collect();
     let yaml = names.iter().map(|name| format!("{name}:\n  script: ['echo \"this is $HOME\"']\n")).collect();
@@ -11,8 +10,7 @@ fn six_jobs() -> (Vec<String>, String) {
 
 #[test]
 fn instance_with_interruption_notice_gets_no_jobs() {
-    // At this rate, about 70 % of the instances are preempted within an hour. With a notice of one hour, the plugin announces these
-    // preemptions as soon as the instance runs.
+    // About 70 % of the instances are preempted within an hour. The plugin announces this as soon as the instance runs.
     let plugin = "      preemptions_per_minute = 0.02\n      preemption_notice_s = 3600\n      seed = 7\n";
     let (names, yaml) = six_jobs();
     let fleet = Fleet::start(&yaml, "    max_use_count = 1\n    max_instances = 2\n", plugin);

@@ -1,6 +1,6 @@
 //! gitlab-runner v16.6.0 runs jobs of Muster's coordinator.
 //!
-//! `MUSTER_TEST_GITLAB_RUNNER` is the path of the gitlab-runner executable. If it is not set, the tests are skipped.
+//! `MUSTER_TEST_GITLAB_RUNNER` is the path of gitlab-runner. Without it, the tests are skipped.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,7 @@ last:
   script: [exit 7]
 "#;
 
-/// Returns `MUSTER_TEST_GITLAB_RUNNER`. If it is not set, prints that the test is skipped, and returns `None`.
+/// Returns `MUSTER_TEST_GITLAB_RUNNER`, or reports that the test is skipped.
 pub(crate) fn stock_runner() -> Option<OsString> {
     let runner = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER");
     if runner.is_none() {
@@ -56,7 +56,7 @@ pub(crate) fn stock_runner() -> Option<OsString> {
     runner
 }
 
-/// Returns a command whose environment has only `HOME` and `PATH`.
+/// The environment of the command has only `HOME` and `PATH`.
 pub(crate) fn clean_command(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);
@@ -75,7 +75,7 @@ pub(crate) struct RegisteredRunner {
 }
 
 impl RegisteredRunner {
-    /// Starts the coordinator with this pipeline, and registers gitlab-runner there. All files are in `directory`.
+    /// Starts the coordinator with this pipeline, and registers gitlab-runner. All files are in `directory`.
     pub(crate) fn start(stock: &OsStr, directory: &Path, executor: &str, pipeline: &str) -> Self {
         let (home, project) = (directory.join("home"), directory.join("project"));
         std::fs::create_dir(&home).unwrap();
@@ -97,14 +97,12 @@ impl RegisteredRunner {
         Self { url: url.to_owned(), home, project, coordinator, config }
     }
 
-    /// Starts gitlab-runner.
     pub(crate) fn run(&self, stock: &OsStr) -> RunningProcess {
         let mut run = clean_command(stock, &self.home);
         run.args(["run", "--config"]).arg(&self.config).arg("--working-directory").arg(&self.home);
         RunningProcess::start(run)
     }
 
-    /// Returns the output of `muster ci show 1` with these arguments.
     pub(crate) fn show(home: &Path, project: &Path, arguments: &[&str]) -> String {
         let mut command = clean_command(muster(), home);
         let output = command.args(["ci", "show", "1"]).args(arguments).current_dir(project).output().unwrap();
@@ -156,7 +154,6 @@ fn stock_runner_registers_runs_jobs_and_uploads_results() {
     assert_eq!(std::fs::read_to_string(artifact).unwrap(), "hello from make on main\n");
 }
 
-/// Returns all files below a directory.
 fn files_below(directory: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {

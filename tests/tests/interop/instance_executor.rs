@@ -1,4 +1,4 @@
-//! Executor `instance` with the plugin `fleeting-plugin-local`, in gitlab-runner v16.6.0 and in Muster's runner.
+//! Executor `instance` with the plugin `local`, in gitlab-runner v16.6.0 and in Muster.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ fn stock_runner_scales_with_local_plugin() {
     let Some(stock) = stock_runner() else { return };
     let directory = tempfile::tempdir().unwrap();
     let job = |n| format!("job {n}:\n  script: ['echo \"this is $HOME of {n}\"']\n");
-    // `gitlab-runner register` accepts the executor, but has no flags for the autoscaler keys.
+    // `gitlab-runner register` has no flags for the autoscaler keys.
     let registered =
         RegisteredRunner::start(&stock, directory.path(), "instance", &(0..JOBS).map(job).collect::<String>());
     let (url, config) = (&registered.url, &registered.config);
@@ -55,7 +55,6 @@ fn stock_runner_scales_with_local_plugin() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
-/// Local pipeline, and Muster's runner that runs the jobs of the pipeline on instances.
 pub(crate) struct Fleet {
     _directory: tempfile::TempDir,
     home: PathBuf,
@@ -68,13 +67,12 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts the pipeline and the runner. `autoscaler` and `plugin` are additional keys of `[runners.autoscaler]` and `plugin_config`.
+    /// `autoscaler` and `plugin` are additional keys of `[runners.autoscaler]` and `plugin_config`.
     pub(crate) fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         Self::with_executor("instance", "shell = \"bash\"", yaml, autoscaler, plugin)
     }
 
-    /// Starts the pipeline and the runner like [`Self::start`], for another executor. `keys` are additional keys of the runner, and may end with
-    /// a table.
+    /// Like [`Self::start`], for another executor. `keys` are additional keys of the runner, and may end with a table.
     pub(crate) fn with_executor(executor: &str, keys: &str, yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         Self::with_entry(yaml, "machines", None, |machines| {
             format!(
@@ -88,7 +86,7 @@ impl Fleet {
 
     /// Starts the pipeline, and a runner with the entry that `entry` returns without name and token.
     ///
-    /// The directories of its machines are in `machines`. `programs` is a directory that is added to `PATH` of the runner.
+    /// `programs` is added to `PATH` of the runner.
     pub(crate) fn with_entry(
         yaml: &str,
         machines: &str,
@@ -129,13 +127,13 @@ impl Fleet {
 
     /// Waits until the pipeline has succeeded and the runner has deleted all instances.
     ///
-    /// Returns the last event of the pipeline and the logs of these jobs.
+    /// Returns the last event of the pipeline, and the logs of `jobs`.
     pub(crate) fn finish(self, jobs: &[String]) -> (Value, Vec<String>) {
         let (last, logs, _) = self.finish_with_log(jobs);
         (last, logs)
     }
 
-    /// Waits like [`Self::finish`], and also returns the log of the runner.
+    /// Also returns the log of the runner.
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         if !self.deletes_on_shutdown && status == Some(0) {
@@ -208,7 +206,6 @@ async fn job_on_lost_instance_fails_with_reason_and_is_retried() {
     assert!(logs[0].contains("second attempt"), "{last}\n{}", logs[0]);
 }
 
-/// Requirement R247: the hooks of the plugin run on this host, before and after each job.
 #[test]
 fn plugin_hooks_run_before_and_after_each_job() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,8 +1,7 @@
-//! Jobs that try to do what they must not: read the files of other jobs, the token and the memory of the manager, use the sockets of agents and
-//! engines, or reach the metadata service of a cloud.
+//! Jobs that try to read files of other jobs, to read the manager's token and memory, to use the sockets of agents and
+//! engines, or to reach the metadata service of a cloud.
 //!
-//! Each attack runs as a real job. Most are first shown to work: the search finds a file that its job has created, and the metadata can be
-//! read before it is blocked.
+//! Most attacks are first shown to work, for example before the metadata is blocked.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
@@ -22,20 +21,19 @@ const WRITABLE_DIRECTORIES: &str = "/builds /cache /tmp /var /dev/shm /home /roo
 const IMAGE: &str = "muster-test/attacks:1";
 /// User without rights, which exists on every Debian machine.
 const JOB_USER: &str = "nobody";
-/// IPv4 address of the metadata service of clouds.
 const METADATA: &str = "169.254.169.254";
-/// IPv6 address of the metadata service of AWS.
 const METADATA_IPV6: &str = "fd00:ec2::254";
 const METADATA_SECRET: &str = "credentials-of-the-machine";
 
-/// Connects to a socket, sends a request to it, and prints the answer. The argument of this program is the path of the socket.
+/// Sends a request to the socket in the argument, and prints the answer.
 ///
-/// The number 1 is both the family of these sockets and their type. Every Debian machine has perl.
+/// The number 1 is both the family and the type of the socket. Every Debian machine has perl.
 const CONNECT: &str = r#"$SIG{PIPE} = "IGNORE"; socket(S, 1, 1, 0); connect(S, pack("Sa108", 1, $ARGV[0])) or die "no connection: $!\n"; syswrite(S, "GET /_ping HTTP/1.0\r\n\r\n"); sysread(S, $answer, 4096) or die "no answer\n"; print "answer: $answer"; print while <S>"#;
 
-/// Prints the files in `DIRECTORIES` that contain the marker, and the environment variables and arguments of processes that contain it.
+/// Prints the files in `DIRECTORIES`, and the environment variables and arguments of processes, that contain the
+/// marker.
 ///
-/// The quotes inside the marker keep the text of the script itself from containing it.
+/// The quotes keep the script itself from containing the marker.
 const SEARCH_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"
 for directory in $DIRECTORIES; do grep -rlsF "$marker" "$directory"; done
 for process in /proc/[0-9]*; do
@@ -43,12 +41,12 @@ for process in /proc/[0-9]*; do
 done
 echo "search ended""#;
 
-/// Leaves the marker in every directory that a job can write to and in the environment of a process, and waits until the file `go` exists.
+/// Leaves the marker in every writable directory and in the environment of a process. Waits until the file `go` exists.
 const LEAVE_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"; export marker
 for directory in . /tmp /var/tmp /dev/shm "$HOME"; do echo "$marker" 2>/dev/null > "$directory/victim-file"; done
 sleep 100000 & until [ -e go ]; do echo waiting; sleep 1; done"#;
 
-/// Starts an environment whose jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
+/// Jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
 async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Harness> {
     if !engine.create_image(IMAGE, &[]) {
         return None;
@@ -62,12 +60,12 @@ async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Har
             engine.url()
         )
     };
-    let mut harness = Harness::configured(2, write).await;
+    let mut harness = Harness::with_config(2, write).await;
     harness.engine = Some(engine);
     Some(harness)
 }
 
-/// Runs a job to its end. The job must succeed, because an attack that cannot run proves nothing.
+/// Runs a job, which must succeed: an attack that cannot run proves nothing.
 async fn run(harness: &Harness, id: i64, script: &[&str], members: &Value) -> Job {
     harness.push(id, script, members);
     let job = harness.coordinator.wait_for_end(JobId(id)).await;
@@ -75,7 +73,7 @@ async fn run(harness: &Harness, id: i64, script: &[&str], members: &Value) -> Jo
     job
 }
 
-/// Runs the search for the marker, and returns the lines that contain it or name a file with it.
+/// Returns the lines that contain the marker or name a file with it.
 async fn search(harness: &Harness, id: i64, directories: &str) -> Vec<String> {
     let job = run(harness, id, &[&format!("DIRECTORIES=\"{directories}\""), SEARCH_MARKER], &json!({})).await;
     let text = job.text();
@@ -88,7 +86,6 @@ async fn search(harness: &Harness, id: i64, directories: &str) -> Vec<String> {
 async fn job_in_a_container_sees_no_files_and_processes_of_another_job() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let Some(harness) = start_with_containers(engine, "").await else { return };
-    // The search finds the marker of the same job.
     let own = run(
         &harness,
         9,
@@ -131,7 +128,8 @@ async fn job_in_a_container_reaches_no_token_and_no_socket_of_the_host() {
     // The only socket is that of the agent in this container, which serves only this job.
     let sockets: Vec<_> = output.lines().filter_map(|line| line.strip_prefix("socket ")).collect();
     assert!(sockets.iter().all(|socket| socket.starts_with("/.muster-r")), "{sockets:?}");
-    // If the socket of the engine is configured as a volume, jobs can use it. The other volumes have the program that connects to it.
+    // Jobs can use a socket of the engine that is configured as a volume. The other volumes contain the program that
+    // connects to it.
     let engine_socket = &paths[2];
     let programs: Vec<String> =
         ["/usr", "/lib", "/lib64"].map(str::to_owned).into_iter().filter(|path| Path::new(path).exists()).collect();
@@ -165,7 +163,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
             harness.path("cache").display()
         )
     };
-    let mut harness = Harness::configured_for_user(2, JOB_USER, write).await;
+    let mut harness = Harness::with_config_for_user(2, JOB_USER, write).await;
     // The first job starts the agent.
     run(&harness, 9, &["echo started"], &json!({})).await;
     let pids: Vec<String> = harness.process_ids().iter().map(ToString::to_string).collect();
@@ -207,19 +205,18 @@ async fn job_on_a_new_instance_sees_no_files_and_processes_of_the_job_before() {
     assert_eq!(found, [""; 0], "{}", harness.log());
 }
 
-/// A metadata service in the network of an engine. Dropping it ends the service.
+/// A metadata service in the network of an engine. Dropping this value ends the service.
 struct MetadataService(Child);
 
 impl Drop for MetadataService {
     fn drop(&mut self) {
-        // The input of the shell ends, and it kills the server.
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
 }
 
 impl MetadataService {
-    /// Starts a service at the usual address, on the loopback interface of the engine's network. Containers reach it through their gateway.
+    /// Starts a service on the loopback interface of the engine's network. Containers reach it through their gateway.
     fn start(engine: &DockerEngine) -> Self {
         const SERVE: &str = r#"ip address add "$1/32" dev lo && ip address add "$4/128" dev lo || exit 1
             mkdir -p "$2/latest" && echo "$3" > "$2/latest/index.html" || exit 1
@@ -250,7 +247,6 @@ for address in 169.254.169.254 fd00:ec2::254; do printf 'GET /latest/ HTTP/1.0\r
 async fn job_in_a_container_of_a_public_runner_reaches_no_metadata_service() {
     let Some(engine) = DockerEngine::isolated() else { return };
     let service = MetadataService::start(&engine);
-    // The service of the job also prints the metadata, and its entrypoint starts before the build container.
     let members = json!({
         "variables": [{ "key": "GIT_STRATEGY", "value": "none" }, { "key": "FF_NETWORK_PER_BUILD", "value": "true" },
             { "key": "CI_DEBUG_SERVICES", "value": "true" }],
@@ -260,22 +256,20 @@ async fn job_in_a_container_of_a_public_runner_reaches_no_metadata_service() {
     // The name server of this machine may be the metadata service. If it were blocked, the jobs would be refused.
     let Some(harness) = start_with_containers(engine, "dns = [\"192.0.2.53\"]").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
-    // The engine gives the network of a job no IPv6 addresses. The tests `docker::services` of the crate `muster` check that such addresses are
-    // blocked.
+    // The network of a job has no IPv6 addresses here. The tests `docker::services` of the crate `muster` cover them.
     let (line, answer) = (format!("from {METADATA}: {METADATA_SECRET}"), format!("answer on eth0 from {METADATA}"));
     assert!(open.contains(&line) && open.contains(&answer), "other runners may use the role of their machine: {open}");
-    // Without further settings, a public runner blocks the service.
+    // By default, a public runner blocks the service.
     harness.replace_in_config("executor =", "public = true\n  allow_machine_reuse = true\n  executor =");
     let is_reloaded = || harness.log().contains("allow_machine_reuse");
     assert!(wait_until(is_reloaded).await, "{}", harness.log());
     let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
-    // The lines of this log have timestamps, which end with `O`. The trace also quotes the commands, with `echo` before the text.
+    // The lines of this log have timestamps that end with `O`. The trace also quotes the commands.
     assert!(blocked.contains("service attack ended") && blocked.contains("O attack ended"), "{blocked}");
     assert!(!blocked.contains(METADATA_SECRET) && !blocked.contains("answer on"), "{blocked}");
-    // The rest of the network works.
     let name = run(&harness, 3, &["set +e; ping -c 1 -W 5 web > /dev/null 2>&1; wget -q -O - http://web:1/ 2>&1 | grep -o refused; ip route | grep default"], &members).await;
     assert!(name.text().contains("default via"), "{}", name.text());
-    // With privileges, a job could undo the block, so it is refused.
+    // A privileged job could undo the block, so it is refused.
     harness.replace_in_config("pull_policy", "privileged = true\n    pull_policy");
     let is_privileged = || harness.log().contains("privileged: default -> true") && harness.log().contains("C113");
     assert!(wait_until(is_privileged).await, "{}", harness.log());

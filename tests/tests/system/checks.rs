@@ -1,4 +1,4 @@
-//! A script that records its starts and writes a known log, and checks of jobs that ran it.
+//! A script with a known log, and checks of jobs that ran it.
 
 use muster_job::invariants::{self, LogExtent, Violation};
 use muster_job::{JobId, JobStatus};
@@ -7,9 +7,9 @@ use muster_tests::harness::{Harness, SECRET};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-/// Returns the seeds to run: `MUSTER_TEST_RUNS` consecutive seeds, beginning with `MUSTER_TEST_SEED`.
+/// Returns `MUSTER_TEST_RUNS` consecutive seeds from `MUSTER_TEST_SEED` on.
 ///
-/// Without these variables, returns `default_runs` seeds, beginning with a random one.
+/// The defaults are `default_runs` seeds and a random first seed.
 pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let first = variable("MUSTER_TEST_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
@@ -18,10 +18,10 @@ pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
     first..first + runs
 }
 
-/// Command that prints the uptime in nanoseconds, for systems whose `date` does not support them.
+/// For systems whose `date` has no nanoseconds.
 const UPTIME: &str = r#"read -r up _ </proc/uptime; echo "${up%.*}${up#*.}0000000""#;
 
-/// Output of a script, given by its number of lines. The lines have different lengths, and some follow a pause.
+/// Output of a script, by its number of lines. The lines have different lengths, and some follow a pause.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines(u32);
 
@@ -30,7 +30,7 @@ impl Lines {
         Self(rng.random_range(5..60))
     }
 
-    /// Returns a script that records its start, prints the secret, prints the lines and records its end.
+    /// Returns a script that records its start, prints the secret and the lines, and records its end.
     pub(crate) fn script(self) -> String {
         let count = self.0;
         format!(
@@ -57,13 +57,12 @@ pub(crate) fn check_job(harness: &Harness, id: JobId, job: &Job) -> Result<(), V
     let trace = LogExtent { bytes: job.trace.len() as u64, crc32: crc32fast::hash(&job.trace) };
     let checksum =
         output.checksum.as_ref().map(|text| u32::from_str_radix(text.trim_start_matches("crc32:"), 16).unwrap());
-    // If the manager has lost its agent, it has no checksum of the log.
+    // A manager that has lost its agent has no checksum of the log.
     let log = LogExtent { bytes: output.bytesize.unwrap(), crc32: checksum.unwrap_or(trace.crc32) };
     invariants::trace_equals_log(id, log, trace)?;
     invariants::no_secret(&format!("trace of job {id}"), &job.trace, [SECRET.as_bytes()])
 }
 
-/// Checks that a job succeeded, started once, and has its complete log.
 pub(crate) fn check_success(harness: &Harness, id: JobId, job: &Job, lines: Lines) {
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     check_job(harness, id, job).unwrap();
@@ -71,9 +70,9 @@ pub(crate) fn check_success(harness: &Harness, id: JobId, job: &Job, lines: Line
     assert!(job.text().contains(&lines.text()), "the log differs from the output of the script:\n{}", job.text());
 }
 
-/// Checks the invariants J1, J4, J5 and J6 for a whole test environment, after all jobs have ended.
+/// Checks the invariants J1, J4, J5 and J6 after all jobs have ended.
 ///
-/// J4 is only checked for jobs whose scripts recorded their end.
+/// Checks J4 only for jobs whose scripts recorded their end.
 pub(crate) async fn check_all_jobs(harness: &Harness, concurrent: usize, jobs: impl IntoIterator<Item = JobId>) {
     let (assigned, ended) = harness.coordinator.assigned_and_ended();
     println!("{assigned} jobs assigned, {ended} ended");

@@ -1,4 +1,4 @@
-//! Tests of configuration changes while jobs run on instances.
+//! Configuration changes while jobs run on instances.
 
 use muster_job::{JobId, JobStatus};
 use muster_tests::harness::Harness;
@@ -6,11 +6,10 @@ use muster_tests::machines::ProcessKind;
 use serde_json::json;
 
 const JOB: JobId = JobId(1);
-/// Script that records its start and waits until the file `go` exists.
+/// Records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
-/// Waits until the condition holds. `description` is for the message of a failure.
 async fn wait_until(description: &str, harness: &Harness, condition: impl FnMut() -> bool) {
     assert!(
         muster_tests::process::wait_until(condition).await,
@@ -19,7 +18,6 @@ async fn wait_until(description: &str, harness: &Harness, condition: impl FnMut(
     );
 }
 
-/// Starts a job that waits for the file `go`. Returns the names of all instances.
 async fn start_waiting_job(harness: &Harness) -> Vec<String> {
     harness.push(JOB.0, &[WAITING_SCRIPT], &json!({}));
     wait_until("the job starts", harness, || harness.start_count(JOB) == 1).await;
@@ -28,16 +26,13 @@ async fn start_waiting_job(harness: &Harness) -> Vec<String> {
     machines
 }
 
-/// Lets the job continue, and checks that it succeeds and was started once.
 async fn finish_job(harness: &Harness) {
     std::fs::write(harness.path("go"), "").unwrap();
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, harness.start_count(JOB)), (JobStatus::Success, 1), "{}\n{}", job.text(), harness.log());
 }
 
-/// Kills the manager while a job runs, replaces `from` with `to` in its configuration, and starts it again.
-///
-/// The job and its instance must not be affected.
+/// Kills the manager while a job runs, and starts it with a changed configuration. The job must not be affected.
 async fn restart_with_change(from: &str, to: &str) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";
@@ -52,7 +47,6 @@ async fn restart_with_change(from: &str, to: &str) {
     .await;
     finish_job(&harness).await;
     assert_eq!(harness.machines.names(), machines);
-    // The command that prepares new instances was not repeated.
     let ready = harness.machines.paths_in_homes("ready").map(|path| std::fs::read_to_string(path).unwrap());
     assert_eq!(ready.collect::<Vec<_>>(), ["ready\n"]);
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());

@@ -1,5 +1,5 @@
-//! Kills processes as [`crate::kill`] does, while jobs run in containers. Containers and the engine are killed, too: the engine
-//! either with all its containers, or without them ([`Victim::EngineProcess`]). No object of a job remains at the engine.
+//! Like [`crate::kill`], with jobs in containers. Also kills containers and the engine. No object of a job remains at
+//! the engine.
 //!
 //! Long run: `MUSTER_TEST_RUNS=100 cargo test -p muster-tests --test system docker_kill -- --nocapture`
 

@@ -1,9 +1,7 @@
-//! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, no job runs twice, and every
-//! byte of logs and artifacts arrives once.
+//! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, no job runs
+//! twice, and every byte of logs and artifacts arrives once.
 //!
-//! The second test does the same with a GitLab-like server, which has no idempotency keys. In this test, the network never loses responses to
-//! job requests, because a job in a lost response cannot be recovered. `crates/manager/tests/it/documented_times.rs` tests with a simulated
-//! clock how soon jobs end after the last fault.
+//! A GitLab-like server cannot recover a job in a lost response, so the tests do not drop these responses.
 //!
 //! Long run: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test system network -- --nocapture`
 
@@ -20,7 +18,7 @@ use serde_json::json;
 
 use crate::checks::{self, Lines};
 
-/// Number of test environments that run at the same time. They are idle most of the time.
+/// These test environments are idle most of the time.
 const PARALLEL_HARNESSES: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -36,7 +34,7 @@ async fn faulty_network_to_gitlab_like_server_loses_and_duplicates_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_of_a_lost_grpc_response_runs_once() {
     let harness = Harness::start(1).await;
-    // The first request uses HTTP, and the second one gRPC.
+    // The first request uses HTTP, and the second gRPC.
     harness.push(1, &["true"], &json!({}));
     harness.coordinator.wait_for_end(JobId(1)).await;
     harness.coordinator.wait_for_held_requests(1).await;
@@ -63,7 +61,6 @@ async fn run_seeds(default_runs: u64, gitlab_like: bool) {
     }
 }
 
-/// Runs seeds in one test environment until none remains.
 async fn run_harness(seeds: Arc<Mutex<std::ops::Range<u64>>>, gitlab_like: bool) {
     let harness = if gitlab_like { Harness::start_gitlab_like(2).await } else { Harness::start(2).await };
     let mut runs = 0;
@@ -76,7 +73,8 @@ async fn run_harness(seeds: Arc<Mutex<std::ops::Range<u64>>>, gitlab_like: bool)
     checks::check_all_jobs(&harness, 2, jobs).await;
 }
 
-/// Runs a producer and a consumer of artifacts with the faults of one seed. `number` counts the runs of the environment.
+/// Runs a producer and a consumer of artifacts with the faults of one seed. `number` counts the earlier runs of the
+/// environment.
 async fn run(harness: &Harness, seed: u64, number: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     // One of six seeds has faults in all kinds of calls, the others in one kind.

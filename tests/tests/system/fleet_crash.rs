@@ -1,9 +1,9 @@
-//! Jobs run on instances, and the manager, its plugin, the SSH server of an instance or a whole instance is killed (SIGKILL). A seed
-//! selects the process and the time. No job is lost or duplicated, no instance is deleted while a job runs on it, the maximum number of
-//! instances is never exceeded, and no instance remains at the end.
+//! Kills (SIGKILL) the manager, its plugin, an instance or its SSH server while jobs run on instances. No job is lost
+//! or duplicated, no instance is deleted while a job runs on it, there are never too many instances, and none remains
+//! at the end.
 //!
-//! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` repeats a seed, after the seeds that ran before it in the same test environment.
-//! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system fleet_crash -- --nocapture`
+//! `MUSTER_TEST_SEED=n MUSTER_TEST_RUNS=1` repeats seed n with the earlier seeds of its test environment. Long run:
+//! `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system fleet_crash -- --nocapture`
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,13 +21,12 @@ use rand::{Rng, SeedableRng};
 use crate::checks;
 use crate::kill::{JOBS, Point, Tally, Victim, run, run_without_kill};
 
-/// Number of test environments that run at the same time. They are idle most of the time.
+/// These test environments are idle most of the time.
 const PARALLEL_HARNESSES: usize = 3;
 /// Number of consecutive seeds that share one test environment. The first of them is a multiple of this number.
 const SEEDS_PER_HARNESS: u64 = 4;
 const CONCURRENT: usize = 2;
 const MAX_INSTANCES: usize = 3;
-/// Interval between two counts of the instances.
 const COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 const VICTIMS: [Victim; 4] = [Victim::Manager, Victim::Plugin, Victim::SshServer, Victim::Instance];
@@ -37,7 +36,7 @@ async fn killed_fleet_loses_no_job_and_leaves_no_instance() {
     run_seeds(12, false).await;
 }
 
-/// Excludes the period in which only the server knows a job. The documentation of [`crate::kill`] describes this period.
+/// Kills a manager only after it has sent a call about each assigned job. See [`crate::kill`] for the reason.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_fleet_of_gitlab_like_server_loses_no_job_and_leaves_no_instance() {
     run_seeds(8, true).await;
@@ -61,7 +60,7 @@ async fn run_seeds(default_runs: u64, gitlab_like: bool) {
 
 /// Returns the seeds to run in each test environment.
 ///
-/// The effect of a seed depends on the earlier seeds of its environment, so these always run first.
+/// The effect of a seed depends on the earlier seeds of its environment.
 fn seed_ranges(seeds: Range<u64>) -> VecDeque<Range<u64>> {
     let first = seeds.start / SEEDS_PER_HARNESS;
     (first..seeds.end.div_ceil(SEEDS_PER_HARNESS))
@@ -81,7 +80,6 @@ fn single_seed_runs_after_the_same_seeds_as_in_a_range() {
     }
 }
 
-/// Runs the pending ranges of seeds one after the other, each in its own test environment.
 async fn run_ranges(pending: Arc<Mutex<VecDeque<Range<u64>>>>, gitlab_like: bool) -> Vec<Tally> {
     let mut tallies = Vec::new();
     loop {
@@ -96,8 +94,8 @@ async fn run_range(seeds: Range<u64>, gitlab_like: bool) -> Tally {
          create_timeout = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
          [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1s\""
     );
-    // An instance that is killed before the manager lists it for the first time never appears. After `create_timeout`, the manager
-    // requests a new one.
+    // An instance that is killed before the manager lists it never appears. After `create_timeout`, the manager
+    // requests another instance.
     let plugin = "boot_delay_ms = 20";
     let mut harness = if gitlab_like {
         Harness::with_instances_gitlab_like(CONCURRENT, &autoscaler, plugin).await
@@ -135,7 +133,7 @@ async fn run_range(seeds: Range<u64>, gitlab_like: bool) -> Tally {
 async fn count_instances(machines: Machines, max_seen: Arc<AtomicUsize>) {
     loop {
         let names = machines.names();
-        // The directory of a deleted instance may exist for a moment longer than its process.
+        // The directory of a deleted instance may outlive its process for a moment.
         let count = if names.len() > MAX_INSTANCES {
             machines.processes(ProcessKind::PersistentInstance).len()
         } else {

@@ -1,6 +1,5 @@
-//! Jobs run on unreliable instances, with a GitLab-like server. Requests to the plugin fail, are slow, or are accepted only in part.
-//! Instances do not boot, fail their heartbeats or disappear, and network connections break. Each assigned job ends, and none starts
-//! twice.
+//! Jobs of a GitLab-like server run on unreliable instances, with a plugin that fails. Each assigned job ends, and none
+//! starts twice.
 //!
 //! Long run: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test system fleet_faults -- --nocapture`
 
@@ -21,28 +20,27 @@ use serde_json::json;
 
 use crate::checks::{self, Lines};
 
-/// Number of test environments that run at the same time. They are idle most of the time.
+/// These test environments are idle most of the time.
 const PARALLEL_HARNESSES: usize = 3;
 /// Number of consecutive seeds that share one test environment, and therefore the faults of its plugin.
 const SEEDS_PER_HARNESS: u64 = 10;
 const CONCURRENT: usize = 4;
-/// Maximum time for thirty small jobs.
 const BURST_TIMEOUT: Duration = Duration::from_secs(90);
-/// Number of jobs per seed. It is larger than `CONCURRENT`, so that some jobs wait.
+/// Number of jobs per seed. More than `CONCURRENT`, so that some jobs wait.
 const JOBS: i64 = 6;
 
-/// Counts of seeds, jobs and instances.
 #[derive(Debug, Default)]
 struct Tally {
     seeds: usize,
     passed: usize,
-    /// Number of jobs that failed with a system failure and a message about the instance.
+    /// Jobs with a system failure and a message about the instance.
     failed: usize,
-    /// Number of instances that the tests killed.
+    /// Instances that the tests killed.
     killed_instances: usize,
 }
 
-/// Regression test: when capacity decreased, the manager dropped job requests that the server had already answered with jobs.
+/// Regression test: when capacity decreased, the manager dropped job requests that the server had already answered with
+/// jobs.
 #[tokio::test(flavor = "multi_thread")]
 async fn burst_completes_when_plugin_fails_first_and_then_accepts_half() {
     let autoscaler = "max_instances = 12\n    max_use_count = 1\n    update_interval = \"1s\"\n    \
@@ -65,7 +63,7 @@ async fn burst_completes_when_plugin_fails_first_and_then_accepts_half() {
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
-/// Sends a signal to a manager while the server holds its job request, and then assigns it a job. Returns the job after its end.
+/// Sends a signal to a manager while the server holds its job request, which then gets a job. Returns the ended job.
 async fn assign_job_after_signal(signal: &str) -> (Harness, muster_runner_api::test_support::Job) {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
     let harness = Harness::with_instances_gitlab_like(1, autoscaler, "").await;
@@ -97,7 +95,6 @@ async fn job_assigned_during_forced_shutdown_is_reported_as_failed() {
     assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());
 }
 
-/// In-place upgrade: if a job is assigned while the manager exits, the next manager runs it.
 #[tokio::test(flavor = "multi_thread")]
 async fn job_assigned_during_upgrade_is_run_by_the_next_manager() {
     let autoscaler = "max_instances = 2\n    delete_instances_on_shutdown = true";
@@ -136,7 +133,6 @@ async fn unreliable_instances_lose_and_duplicate_no_job() {
     assert!(all.passed > all.failed, "most jobs should succeed: {all:?}");
 }
 
-/// Runs the pending ranges of seeds one after the other, each in its own test environment.
 async fn run_ranges(pending: Arc<Mutex<VecDeque<Range<u64>>>>) -> Vec<Tally> {
     let mut tallies = Vec::new();
     loop {
@@ -181,7 +177,6 @@ async fn run_range(seeds: Range<u64>) -> Tally {
     tally
 }
 
-/// Runs the jobs of one seed, all at once.
 async fn run(harness: &Harness, seed: u64, tally: &mut Tally) {
     println!("seed {seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -192,7 +187,7 @@ async fn run(harness: &Harness, seed: u64, tally: &mut Tally) {
         let has_fault = faults_left > 0 && fault_rng.random_bool(0.2);
         faults_left -= u32::from(has_fault);
         let fault = has_fault.then(|| Fault::random(&mut fault_rng));
-        // GitLab sends a job only once, so a job whose response is lost cannot be recovered.
+        // GitLab sends a job only once, so a job in a lost response cannot be recovered.
         fault.filter(|fault| kind != ApiCall::Request || !fault.loses_response())
     }));
     let jobs: Vec<_> = (first..first + JOBS).map(|id| (JobId(id), Lines::random(&mut rng))).collect();

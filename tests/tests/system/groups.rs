@@ -1,4 +1,4 @@
-//! Tests of several instance groups: if one group cannot create instances, the next one does.
+//! Several instance groups: if one group cannot create instances, the next group does.
 
 use std::process::Command;
 
@@ -8,11 +8,10 @@ use muster_tests::machines::Machines;
 use muster_tests::process::{muster, wait_until};
 use serde_json::json;
 
-/// Script that records its start and waits until the file `go` exists.
+/// Records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
-/// Returns the number of instances of a group.
 fn instance_count(harness: &Harness, group: &str) -> usize {
     Machines::new(harness.path("machines").join(group)).names().len()
 }
@@ -33,7 +32,6 @@ async fn start_jobs(harness: &Harness, jobs: std::ops::RangeInclusive<i64>) {
     assert!(all_started, "not all jobs started:\n{}", harness.log());
 }
 
-/// Lets the jobs continue, checks that all succeed, and stops the manager.
 async fn finish_jobs(harness: &mut Harness, jobs: std::ops::RangeInclusive<i64>) {
     std::fs::write(harness.path("go"), "").unwrap();
     for job in jobs {
@@ -47,7 +45,7 @@ async fn finish_jobs(harness: &mut Harness, jobs: std::ops::RangeInclusive<i64>)
 async fn cheapest_group_is_used_until_it_is_out_of_stock() {
     let autoscaler = "group_selection = \"price\"\n    delete_instances_on_shutdown = true";
     let expensive = ("expensive", "max_instances = 5\n      price_per_hour = 0.3", "");
-    // The provider has capacity for one instance; `max_instances` permits more requests.
+    // The provider has capacity for one instance, but `max_instances` permits more requests.
     let cheap = ("cheap", "max_instances = 5\n      price_per_hour = 0.1", "capacity = 1");
     let mut harness = Harness::with_groups(3, autoscaler, &[expensive, cheap]).await;
     start_jobs(&harness, 1..=3).await;

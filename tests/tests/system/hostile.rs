@@ -1,5 +1,5 @@
-//! One manager has faulty plugins and a healthy runner. It keeps running, completes the jobs and reports the fault of each plugin.
-//! After it has exited, no process of a plugin remains.
+//! One manager has faulty plugins and a healthy runner. It keeps running, completes the jobs and reports the fault of
+//! each plugin. After its exit, no process of a plugin remains.
 //!
 //! Long run: `MUSTER_TEST_RUNS=300 cargo test -p muster-tests --test system hostile -- --nocapture`
 
@@ -21,7 +21,6 @@ use serde_json::{Value, json};
 use crate::checks;
 
 const HOSTILE: &str = env!("CARGO_BIN_EXE_fleeting-plugin-hostile");
-/// Default number of faulty plugins.
 const DEFAULT_RUNS: u64 = 10;
 /// Maximum number of faulty plugins per manager.
 const PLUGINS_PER_MANAGER: usize = 30;
@@ -39,7 +38,6 @@ async fn hostile_plugins_do_not_affect_manager_or_other_runners() {
     );
 }
 
-/// Runs one manager with a faulty plugin for each seed, and a healthy runner.
 async fn run_manager(seeds: &[u64]) {
     // The runners with faulty plugins never get a job.
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)));
@@ -59,7 +57,7 @@ async fn run_manager(seeds: &[u64]) {
             entries.collect::<String>()
         )
     };
-    let mut harness = Harness::configured(4, write).await;
+    let mut harness = Harness::with_config(4, write).await;
     run_jobs(&harness, 1..4).await;
     let expected: BTreeMap<String, &[&str]> =
         seeds.iter().map(|seed| (format!("hostile-{seed}"), possible_messages(&script(*seed)))).collect();
@@ -80,7 +78,6 @@ async fn run_manager(seeds: &[u64]) {
     assert!(have_exited.await, "processes of plugins remain: {remaining:#?}");
 }
 
-/// Queues jobs for the healthy runner, and waits until they have succeeded.
 async fn run_jobs(harness: &Harness, ids: std::ops::Range<i64>) {
     for id in ids.clone() {
         harness.push(id, &["echo hello"], &json!({}));
@@ -91,7 +88,6 @@ async fn run_jobs(harness: &Harness, ids: std::ops::Range<i64>) {
     }
 }
 
-/// Returns a `[[runners]]` entry for a faulty plugin.
 fn runner_entry(url: &str, n: usize, plugin: &Path) -> String {
     let name = plugin.file_name().unwrap().to_str().unwrap().trim_start_matches("fleeting-plugin-");
     format!(
@@ -102,7 +98,6 @@ fn runner_entry(url: &str, n: usize, plugin: &Path) -> String {
     )
 }
 
-/// Creates a link to the faulty plugin, whose name has the seed. Returns the path of the link.
 fn link_plugin(directory: &Path, seed: u64) -> PathBuf {
     println!("seed {seed}: {:?}", script(seed));
     let link = directory.join(format!("fleeting-plugin-hostile-{seed}"));
@@ -114,8 +109,8 @@ fn script(seed: u64) -> Script {
     Script::draw(&mut StdRng::seed_from_u64(seed))
 }
 
-/// Messages about a process that never serves the plugin protocol. A plugin that prints nothing is reported as "not started" until the
-/// handshake times out after a minute.
+/// Messages about a process that never serves the plugin protocol. A silent plugin is reported as "not started" until
+/// the handshake times out after a minute.
 const HANDSHAKE_MESSAGES: &[&str] = &[
     "unrecognized plugin message",
     "incompatible API version",
@@ -127,9 +122,9 @@ const HANDSHAKE_MESSAGES: &[&str] = &[
     "no handshake within 60 s",
 ];
 
-/// Returns the messages with which the manager may report the first failing call of a plugin.
+/// Returns the possible messages about the first failing call of a plugin.
 ///
-/// The list is empty if no call fails, or if a call other than `Init` hangs, because such a call has minutes to complete.
+/// Returns none if no call fails, or if a call other than `Init` hangs, because it times out only after minutes.
 fn possible_messages(script: &Script) -> &'static [&'static str] {
     if script.start != WELL_BEHAVED {
         return HANDSHAKE_MESSAGES;
@@ -160,7 +155,7 @@ fn possible_messages(script: &Script) -> &'static [&'static str] {
     &[]
 }
 
-/// Returns the plugins whose fault the manager has reported neither in its log nor in `muster fleet status`.
+/// Returns the plugins whose fault is neither in the manager's log nor in `muster fleet status`.
 fn unreported(harness: &Harness, expected: &BTreeMap<String, &[&str]>) -> Vec<String> {
     let log = harness.log();
     let mut reports: BTreeMap<&str, Vec<String>> = BTreeMap::new();
@@ -191,7 +186,7 @@ fn unreported(harness: &Harness, expected: &BTreeMap<String, &[&str]>) -> Vec<St
         .collect()
 }
 
-/// Returns the output of `muster fleet status` for the manager with this log, or null until the manager listens.
+/// Returns the output of `muster fleet status` for the manager with this log, or null until it listens.
 fn status(log: &str) -> Value {
     let Some(line) = log.lines().find(|line| line.contains("Metrics server listening")) else { return Value::Null };
     let Some((_, port)) = line.split_once("127.0.0.1:") else { return Value::Null };
@@ -202,7 +197,7 @@ fn status(log: &str) -> Value {
     serde_json::from_slice(&output.stdout).unwrap_or_default()
 }
 
-/// Returns the running processes of the process groups that the plugins in this directory started.
+/// Returns the running processes in the process groups of the plugins in this directory.
 fn plugin_processes(directory: &Path) -> Vec<String> {
     let pid_files = std::fs::read_dir(directory)
         .unwrap()

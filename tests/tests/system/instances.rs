@@ -1,4 +1,4 @@
-//! Tests of the executor `instance`: a manager, plugin or instance is killed, stops responding or is upgraded.
+//! Executor `instance`: a manager, plugin or instance is killed, stops responding or is upgraded.
 
 use std::time::Duration;
 
@@ -13,17 +13,15 @@ use serde_json::json;
 use crate::checks::{self, Lines};
 
 const JOB: JobId = JobId(1);
-/// Maximum time from the loss of an instance to the end of its job.
-///
-/// `crates/manager/tests/it/documented_times.rs` tests the exact time with a simulated clock.
+/// Maximum time from the loss of an instance to the end of its job. `crates/manager/tests/it/documented_times.rs` tests
+/// the exact time.
 const MAX_LOSS_TIME: Duration = Duration::from_secs(15);
 
-/// Waits until the condition holds. `description` is for the message of a failure.
 async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
     assert!(muster_tests::process::wait_until(condition).await, "timed out waiting until {description}");
 }
 
-/// Script that records its start and waits until the file `go` exists.
+/// Records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
@@ -34,7 +32,6 @@ async fn start_waiting_job(harness: &Harness, lines: Lines) -> Vec<String> {
     harness.machines.names()
 }
 
-/// Lets the waiting jobs continue.
 fn create_go_file(harness: &Harness) {
     std::fs::write(harness.path("go"), "").unwrap();
 }
@@ -57,7 +54,7 @@ async fn restarted_manager_continues_job_on_its_instance() {
     checks::check_success(&harness, JOB, &job, lines);
     assert_eq!(job.assignments, 1);
     assert!(job.text().contains(&format!("Instance {} connected", machines[0])), "{}", job.text());
-    // The restarted manager has not created a second instance: the next job uses the same one.
+    // The restarted manager has not created a second instance, so the next job uses the same instance.
     harness.push(2, &[&lines.script()], &json!({}));
     let next = harness.coordinator.wait_for_end(JobId(2)).await;
     checks::check_success(&harness, JobId(2), &next, lines);
@@ -70,7 +67,6 @@ async fn restarted_manager_continues_job_on_its_instance() {
 async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     let idle = "max_instances = 2\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"";
     let harness = Harness::with_instances(1, idle, "").await;
-    // After the first job, the instance is idle, and the manager keeps its connection to it.
     harness.push(1, &["echo first"], &json!({}));
     harness.coordinator.wait_for_end(JOB).await;
     wait_until("the manager has cleaned up the first job", || {
@@ -92,7 +88,7 @@ async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
     assert!(notes[0].contains(&lost[0]), "{text}");
 }
 
-/// Starts job 2. Its preparation does not end, because the first download of the artifacts of job 1 is delayed for an hour.
+/// Starts job 2. Its preparation does not end, because its first download is delayed for an hour.
 pub(crate) async fn start_job_with_endless_preparation(harness: &Harness) {
     let artifacts = json!([{ "paths": ["out"], "artifact_type": "archive", "artifact_format": "zip" }]);
     harness.push(1, &["echo content > out"], &json!({ "artifacts": artifacts }));
@@ -126,7 +122,7 @@ async fn rescheduled_job_has_complete_log_after_manager_restart() {
     checks::check_job(&harness, JobId(2), &job).unwrap();
     assert_eq!((harness.start_count(JobId(2)), job.assignments), (1, 1));
     assert_eq!(text.matches("so the job was rescheduled to another instance").count(), 1, "{text}");
-    // The log has the output of the first attempt, followed by the complete log of the second one.
+    // The log has the output of the first attempt, followed by the complete log of the second attempt.
     assert_eq!(text.matches("Running with muster").count(), 2, "{text}");
     assert_eq!((text.matches("\ncontent\n").count(), text.matches("\ncontinued\n").count()), (1, 1), "{text}");
 }
@@ -302,7 +298,6 @@ async fn outdated_agent_finishes_its_job_and_is_replaced() {
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
 
-/// Returns the process IDs of the agents on instances.
 fn agents(harness: &Harness) -> Vec<i32> {
     let home = harness.path("machines");
     let is_agent = |pid: &i32| {

@@ -1,5 +1,6 @@
-//! Tests of the executor `instance` with a virtual machine (VM) for each job (`vm_isolation`). A fake nesting daemon replaces the daemon
-//! of each instance. Each of its VMs is a process with an SSH server. The last test uses GitLab's daemon, if it is available, with a fake
+//! Executor `instance` with a virtual machine (VM) for each job (`vm_isolation`).
+//!
+//! A fake nesting daemon replaces the daemon of each instance. The last test uses GitLab's daemon with a fake
 //! hypervisor.
 
 use std::path::Path;
@@ -20,16 +21,15 @@ use crate::instances::start_job_with_endless_preparation;
 
 const JOB: JobId = JobId(1);
 const NEXT: JobId = JobId(2);
-/// Script that prints its home directory and image, records its start and waits until the file `go` exists.
+/// Prints its home directory and image, records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str = "echo \"home=$HOME image=$VM_IMAGE\"; echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done";
 
-/// Starts a test environment whose runner uses the daemon. `isolation` has additional keys of `vm_isolation`.
+/// `isolation` has additional keys of `vm_isolation`.
 async fn start_harness(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Harness {
     let table = nest.table(isolation);
     Harness::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
 }
 
-/// Starts a test environment with one instance, and job 1, which waits on its VM.
 async fn start_with_waiting_job() -> (NestingFixture, Harness) {
     let nest = NestingFixture::start();
     let harness = start_harness(&nest, 1, "max_instances = 1", "image = \"base\"").await;
@@ -38,18 +38,15 @@ async fn start_with_waiting_job() -> (NestingFixture, Harness) {
     (nest, harness)
 }
 
-/// Waits until the condition holds. `description` appears in the failure message.
 async fn wait_until(description: &str, condition: impl FnMut() -> bool) {
     assert!(muster_tests::process::wait_until(condition).await, "timed out waiting until {description}");
 }
 
-/// Waits until the daemon has no VM.
 async fn wait_until_no_vm(harness: &Harness, nest: &NestingFixture) {
     let is_empty = muster_tests::process::wait_until(|| nest.daemon.machines().is_empty()).await;
     assert!(is_empty, "{:?}\n{}", nest.daemon.machines(), harness.log());
 }
 
-/// Returns the payload member for `image:`.
 fn image(name: &str) -> Value {
     json!({ "image": { "name": name } })
 }
@@ -107,7 +104,7 @@ async fn concurrent_jobs_on_one_instance_have_separate_virtual_machines() {
         );
     }
     wait_until_no_vm(&harness, &nest).await;
-    assert_eq!(nest.daemon.initialized(), (1, br#"{"image_directory":"/images"}"#.to_vec()));
+    assert_eq!(nest.daemon.init_calls(), (1, br#"{"image_directory":"/images"}"#.to_vec()));
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     assert_eq!(nest.daemon.created_count(), 2);
 }
@@ -141,7 +138,8 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
     assert_eq!(failure_reason(&job), Some("job_canceled"), "{}", job.text());
     wait_until_no_vm(&harness, &nest).await;
 
-    // The second job is canceled while its VM is being created. The job does not wait for the VM, which is deleted after its creation.
+    // The second job is canceled while its VM is being created. It does not wait for the VM, which is deleted after its
+    // creation.
     nest.vms.pause_creations();
     harness.push(2, &[WAITING_SCRIPT], &json!({}));
     nest.vms.wait_for_creations(2).await;
@@ -163,7 +161,7 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
-    // All instances would use the same daemon, so there must be only one instance.
+    // All instances would use the same daemon.
     let harness = start_harness(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));
@@ -208,7 +206,7 @@ async fn restarted_manager_keeps_vm_of_its_job_and_deletes_orphaned_vms() {
     wait_until("the orphaned VM is created", || nest.daemon.machines().len() == 2).await;
 
     harness.start_manager();
-    // The second job gets a new VM.
+    // The second job gets another VM.
     let job = harness.coordinator.wait_for_end(NEXT).await;
     checks::check_success(&harness, NEXT, &job, lines);
     assert!(harness.log().contains("orphaned virtual machine deleted"), "{}", harness.log());
@@ -238,7 +236,6 @@ async fn job_fails_with_reason_when_its_vm_is_lost() {
     let text = job.text();
     assert!(text.contains(&format!("virtual machine {machine} on instance local-")), "{text}");
     assert!(text.contains("no longer lists it"), "{text}");
-    // The instance is healthy, so the next job gets a VM there.
     let lines = Lines::random(&mut StdRng::seed_from_u64(14));
     harness.push(2, &[&lines.script()], &json!({}));
     let job = harness.coordinator.wait_for_end(NEXT).await;
@@ -294,7 +291,7 @@ async fn job_whose_instance_is_lost_fails_and_its_log_names_the_instance() {
     let text = job.text();
     assert_eq!(failure_reason(&job), Some("runner_system_failure"), "{text}");
     assert!(text.contains(&format!("instance {instance} was lost: ")), "{text}");
-    // The next instance uses the same daemon. The manager finds the orphaned VM there and deletes it.
+    // The next instance uses the same daemon, so the manager finds the orphaned VM and deletes it.
     let lines = Lines::random(&mut StdRng::seed_from_u64(15));
     harness.push(2, &[&lines.script()], &json!({}));
     let job = harness.coordinator.wait_for_end(NEXT).await;
@@ -394,7 +391,8 @@ async fn nesting_daemon_of_gitlab_creates_virtual_machines() {
     let authorized = write_key(&path("key"));
     std::fs::write(path("authorized"), format!("{authorized}\n")).unwrap();
     std::fs::write(path("script"), TART).unwrap();
-    // `install` copies the script: a file that this process wrote may still be open in a child process, and then cannot be executed.
+    // `install` copies the script: a file that this process wrote may still be open in a child process, and then cannot
+    // be executed.
     let install = Command::new("install").args(["-m", "755"]).args([path("script"), path("tart")]).status();
     assert!(install.unwrap().success());
     let search_path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());

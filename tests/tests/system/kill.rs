@@ -1,10 +1,8 @@
-//! The manager or the agent is killed (SIGKILL) at a point in time that a seed selects, the agent is stopped (SIGSTOP), or its connections
-//! are cut. Nothing is lost or duplicated, logs are complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold. [`crate::fleet_crash`]
-//! does the same with instances.
+//! Kills (SIGKILL) the manager or the agent at a point that a seed selects, stops the agent (SIGSTOP), or cuts its
+//! connections. Nothing is lost or duplicated, logs are complete, and the invariants J1 to J6 (ARCHITECTURE.md) hold.
 //!
-//! With a GitLab-like server, one period is excluded. From the assignment of a job until the manager has stored it, only the server
-//! knows the job, and a kill of any manager loses it. With such a server, the manager is killed only after it has sent a call about
-//! each assigned job.
+//! A GitLab-like server does not send a job again. With such a server, the manager is killed only after it has sent a
+//! call about each assigned job.
 //!
 //! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system kill:: -- --nocapture`
 
@@ -23,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::checks::{self, Lines};
 
 const CONCURRENT: usize = 2;
-/// Number of jobs per run: `CONCURRENT` and one that waits.
+/// Number of jobs per run: `CONCURRENT` running jobs, and a waiting job.
 pub(crate) const JOBS: i64 = 3;
 /// Minimum number of runs for the check that enough of them had a kill.
 const MIN_RUNS_TO_CHECK: usize = 8;
@@ -31,19 +29,16 @@ const MIN_RUNS_TO_CHECK: usize = 8;
 /// Beginning of the last line of a trace with the reason of a failure.
 const FAILED: &str = "Job failed (system failure): ";
 
-/// File name of the socket of the agent.
 const AGENT_SOCKET: &str = "agent.sock";
-/// Maximum time for which an agent is stopped.
 const MAX_FREEZE_TIME: Duration = Duration::from_secs(3);
 
-/// Maximum time from a kill to the end of all jobs. It is shorter than the wait timeout of the coordinator, so that the failure lists all lost jobs.
+/// Maximum time from a kill to the end of all jobs. Shorter than the coordinator's timeout, so that the failure lists
+/// all lost jobs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Point at which to kill.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Point {
-    /// At the n-th call of a kind: after the coordinator has processed it and before its response arrives, or before it reaches the
-    /// coordinator.
+    /// At the n-th call of a kind. The call is lost, or only its response if `is_processed` is true.
     Call { kind: ApiCall, number: u32, is_processed: bool },
     /// When the coordinator has received this number of bytes of the first job's trace.
     Log(usize),
@@ -70,27 +65,24 @@ impl Point {
 pub(crate) enum Victim {
     Manager,
     Agent,
-    /// Agent that is stopped, and resumed after a random time.
+    /// Stopped, and resumed after a random time.
     PausedAgent,
-    /// Agent that is stopped, and killed after a random time.
+    /// Stopped, and killed after a random time.
     FrozenAgent,
-    /// Connections of the agent.
     AgentConnections,
     Plugin,
-    /// SSH server of an instance.
     SshServer,
-    /// Whole instance.
     Instance,
     /// Running container of a job or of a service.
     Container,
     /// Docker Engine with all its containers.
     Engine,
-    /// Process of the Docker Engine, without its containers.
+    /// Docker Engine without its containers.
     EngineProcess,
 }
 
 impl Victim {
-    /// Kills, stops or cuts a random process, container or connection of this kind. Returns whether one existed.
+    /// Returns whether a victim existed.
     fn kill(self, harness: &mut Harness, rng: &mut StdRng) -> bool {
         let mut kill_random = |kind| {
             let pids = harness.machines.processes(kind);
@@ -123,14 +115,16 @@ impl Victim {
         }
     }
 
-    /// Returns the possible messages of a job that fails because of the kill. `None` means that every job survives it.
+    /// Returns the possible messages of a job that fails because of the kill. `None` means that every job survives the
+    /// kill.
     fn failure_messages(self) -> Option<&'static [&'static str]> {
         match self {
             Self::Agent | Self::FrozenAgent => Some(&["the agent was killed while the job ran"]),
-            // The message depends on what the manager detects first: the provider no longer lists the instance, or it does not respond.
+            // Depends on what the manager detects first: the provider no longer lists the instance, or it does not
+            // respond.
             Self::Instance => Some(&["instance unexpectedly removed", "was lost: it does not respond"]),
             Self::Container => Some(&["container exited with code 137"]),
-            // The message depends on what the agent does at that moment.
+            // Depends on what the agent does at that moment.
             Self::Engine => Some(&["container exited with", "Docker engine", "failed to "]),
             Self::Manager
             | Self::PausedAgent
@@ -146,7 +140,7 @@ impl Victim {
 fn freeze_agent(harness: &Harness, rng: &mut StdRng, then: &'static str) -> bool {
     let time = rng.random_range(Duration::ZERO..MAX_FREEZE_TIME);
     let Some(pid) = harness.agent_pid().filter(|pid| signal("STOP", *pid)) else { return false };
-    // A thread sends the signal, so that no stopped agent remains if the test fails.
+    // The thread sends the signal even if the test fails, so that no stopped agent remains.
     std::thread::spawn(move || {
         std::thread::sleep(time);
         signal(then, pid)
@@ -154,19 +148,18 @@ fn freeze_agent(harness: &Harness, rng: &mut StdRng, then: &'static str) -> bool
     true
 }
 
-/// Counts of runs and jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) runs: usize,
-    /// Number of runs with a kill. A run has no kill if its point is not reached or the process does not exist.
+    /// Runs with a kill. A run has none if its point is not reached or the victim does not exist.
     pub(crate) kills: usize,
     pub(crate) passed: usize,
-    /// Number of jobs that failed with a system failure because an agent, an instance, a container or an engine was killed.
+    /// Jobs with a system failure because an agent, an instance, a container or an engine was killed.
     pub(crate) failed: usize,
 }
 
 impl Tally {
-    /// Prints the counts, and checks that at least a quarter of the runs had a kill.
+    /// Also checks that at least a quarter of the runs had a kill.
     pub(crate) fn print_and_check(&self) {
         println!("{} kills in {} runs, no job lost or duplicated: {self:?}", self.kills, self.runs);
         assert!(self.kills * 4 >= self.runs || self.runs < MIN_RUNS_TO_CHECK, "too few runs had a kill: {self:?}");
@@ -205,14 +198,13 @@ pub(crate) async fn run_seeds(mut harness: Harness, concurrent: usize, victims: 
     tally.print_and_check();
 }
 
-/// Performs one run without a kill. Returns its duration.
 pub(crate) async fn run_without_kill(harness: &mut Harness, tally: &mut Tally) -> Duration {
     let start = Instant::now();
     run(harness, None, &mut StdRng::seed_from_u64(0), tally).await;
     start.elapsed()
 }
 
-/// Performs one run of three jobs. `kill` is the process to kill, the point, and the duration of a run without a kill.
+/// Runs three jobs. `kill` is the victim, the point, and the duration of a run without a kill.
 pub(crate) async fn run(
     harness: &mut Harness,
     kill: Option<(Victim, Point, Duration)>,
@@ -257,7 +249,7 @@ pub(crate) async fn run(
             };
             tokio::select! {
                 () = point_reached => {}
-                // The run does not have this point, for example no fourth upload.
+                // The run does not reach this point, for example no fourth upload.
                 ended = all_ended => return check(harness, &jobs, ended, None, tally),
             }
             let is_killed = if victim == Victim::Manager && harness.coordinator.imitates_gitlab() {

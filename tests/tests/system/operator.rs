@@ -1,4 +1,4 @@
-//! Tests of `muster fleet cordon`, `drain`, `uncordon` and `delete` with a running manager.
+//! `muster fleet cordon`, `drain`, `uncordon` and `delete` with a running manager.
 
 use std::process::Command;
 
@@ -7,11 +7,11 @@ use muster_tests::harness::Harness;
 use muster_tests::process::{muster, wait_until};
 use serde_json::json;
 
-/// Script that records its start and waits until the file `go` exists.
+/// Records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
-/// Runs `muster fleet` with the state directory of the manager. Returns its exit status and its output.
+/// Returns the exit status and the output of `muster fleet`.
 fn fleet(harness: &Harness, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(muster());
     command.arg("fleet").args(arguments).arg("--state-dir").arg(harness.path("state")).env("USER", "ann");
@@ -20,27 +20,24 @@ fn fleet(harness: &Harness, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// Runs `muster fleet`, which must succeed. Returns its output.
 fn fleet_ok(harness: &Harness, arguments: &[&str]) -> String {
     let (code, text) = fleet(harness, arguments);
     assert_eq!(code, Some(0), "{text}\n{}", harness.log());
     text
 }
 
-/// Queues a job that waits for the file `go`, and waits until it has started.
 async fn start_job(harness: &Harness, job: i64) {
     harness.push(job, &[WAITING_SCRIPT], &json!({}));
     assert!(wait_until(|| harness.start_count(JobId(job)) == 1).await, "job {job} did not start:\n{}", harness.log());
 }
 
-/// Waits until the job has succeeded. Returns its trace.
+/// Returns the trace.
 async fn wait_for_success(harness: &Harness, job: i64) -> String {
     let job = harness.coordinator.wait_for_end(JobId(job)).await;
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());
     job.text()
 }
 
-/// Waits until the instance is deleted.
 async fn wait_until_deleted(harness: &Harness, machine: &str) {
     let is_deleted = wait_until(|| !harness.machines.names().iter().any(|name| name == machine)).await;
     assert!(is_deleted, "{machine} was not deleted:\n{}", harness.log());

@@ -1,16 +1,14 @@
-//! Checks that `docs/benchmarks.md` has the numbers that `benches/` measured. The requirements cite these reports.
+//! `docs/benchmarks.md`, which the requirements cite, must have the numbers that `benches/` measured.
 
 use std::path::Path;
 
 use serde_json::Value;
 
-/// Reads a file of the repository.
 fn read(path: &str) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     std::fs::read_to_string(root.join(path)).unwrap()
 }
 
-/// Returns the numbers in the table row of a figure.
 fn numbers_in_row(page: &str, figure: &str) -> Vec<f64> {
     let prefix = format!("| {figure} | ");
     let line =

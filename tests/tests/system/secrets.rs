@@ -12,7 +12,6 @@ const KEY: &str = "line one of the key\nline two of the key";
 const POLICY: &str = r#"path "kv/data/app" { capabilities = ["read"] }
 path "old/deploy" { capabilities = ["read"] }"#;
 
-/// Starts a server with two secrets that jobs of `group/project` may read.
 fn start_server() -> Option<OpenBao> {
     let server = OpenBao::start()?;
     server.allow_login("", "jwt", POLICY);
@@ -23,7 +22,7 @@ fn start_server() -> Option<OpenBao> {
     Some(server)
 }
 
-/// Returns the payload members of a job with two secrets, in GitLab's form. `token` is the job's ID token.
+/// Returns the payload members of a job with two secrets. `token` is the job's ID token.
 fn members(url: &str, token: &str, path: &str) -> Value {
     let vault = |engine: Value, path: &str, field: &str| {
         json!({
@@ -49,8 +48,7 @@ fn members(url: &str, token: &str, path: &str) -> Value {
     })
 }
 
-/// Runs a job that prints and stores its secrets. Checks that the job has them, that no log contains them, and that no other user can
-/// read them.
+/// Runs a job that prints and stores its secrets. No one else may see them.
 async fn check_job_with_secrets(harness: &Harness, server: &OpenBao) {
     let token = server.id_token("group/project");
     let home = harness.home.path().display();

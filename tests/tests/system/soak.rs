@@ -1,5 +1,5 @@
-//! Soak test with a queue that is never empty. Each job ends exactly once with the result of its script, and the resource usage of the
-//! manager and its agent does not grow with the number of jobs. `benches/sustained` measures the speed.
+//! The queue is never empty. Each job ends exactly once with the result of its script, and the resource usage of the
+//! manager and its agent does not grow.
 //!
 //! Long run: `MUSTER_TEST_RUNS=200 cargo test -p muster-tests --test system soak -- --nocapture`
 
@@ -15,32 +15,27 @@ use serde_json::json;
 use crate::checks;
 
 const CONCURRENT: usize = 8;
-/// Number of jobs per seed.
 const JOBS: i64 = 50;
-/// Maximum number of jobs that are queued or running at any time.
+/// Maximum number of jobs that are queued or running.
 const OPEN_JOBS: i64 = 24;
-/// Maximum growth of the memory of manager and agent in KiB, for any number of jobs.
+/// Maximum growth of the memory of manager and agent, for any number of jobs.
 const MAX_MEMORY_GROWTH_KIB: u64 = 4 * 1024;
-/// Maximum size of the state directory in bytes while no job exists.
+/// Maximum size of the state directory while no job exists.
 const MAX_STATE_BYTES: u64 = 256 * 1024;
 
-/// Output and exit status of a job.
 #[derive(Debug, Clone, Copy)]
 struct JobScript {
-    /// Number of zeros that the script prints.
     zeros: usize,
     fails: bool,
 }
 
 impl JobScript {
-    /// Returns the output and exit status of a job. `first_seed` is the seed of the first run.
     fn from_seed(first_seed: u64, id: i64) -> Self {
         let run = u64::try_from((id - 1) / JOBS).unwrap();
         let mut rng = StdRng::seed_from_u64((first_seed + run).wrapping_mul(1 << 20) + id.unsigned_abs());
         Self { zeros: rng.random_range(1..4000), fails: rng.random_bool(0.1) }
     }
 
-    /// Queues a job with this output and exit status.
     fn push(self, harness: &Harness, id: i64) {
         let script = format!(
             "echo \"${{EPOCHREALTIME/[.,]/}}\" >> \"$MARKS/started-$CI_JOB_ID\"; printf '<%0*d>\\n' {} 0\n\
@@ -67,16 +62,15 @@ impl JobScript {
     }
 }
 
-/// Maximum number of files and directories of one workspace. A job takes the lowest free slot, so the first jobs do not use all workspaces.
+/// Maximum number of files and directories of one workspace. A job takes the lowest free slot, so the first jobs do not
+/// use all workspaces.
 const WORKSPACE_ENTRIES: usize = 10;
 
-/// Resource usage of manager and agent while they are idle.
 #[derive(Debug)]
 struct IdleUsage {
     memory_kib: u64,
-    /// Number of open files.
     files: usize,
-    /// Number of files and directories in the state directory and the workspaces.
+    /// Files and directories in the state directory and the workspaces.
     entries: usize,
 }
 
@@ -115,7 +109,6 @@ fn resident_kib(pid: i32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// Returns all files and directories below a directory.
 fn paths_below(directory: PathBuf) -> Vec<PathBuf> {
     let (mut found, mut pending) = (Vec::new(), vec![directory]);
     while let Some(directory) = pending.pop() {
@@ -147,7 +140,7 @@ async fn run_jobs(harness: &Harness, first_seed: u64, first: i64, last: i64) -> 
 async fn sustained_load_runs_each_job_once_without_resource_growth() {
     let seeds = checks::seeds(8);
     let runs = i64::try_from(seeds.end - seeds.start).unwrap().max(2);
-    // The first jobs, at most two runs, fill all caches.
+    // The first jobs fill all caches.
     let (warm_up_jobs, all_jobs) = (JOBS * (runs / 4).clamp(1, 2), JOBS * runs);
     let harness = Harness::start(CONCURRENT).await;
     let before = run_jobs(&harness, seeds.start, 1, warm_up_jobs).await;

@@ -1,4 +1,4 @@
-//! Tests of jobs that suspend their environment: the instance is suspended, and resumed for a later job that requests it.
+//! Jobs that suspend their environment: the instance is suspended, and resumed for a later job that requests it.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const PROJECT: i64 = 5;
 
-/// Starts a test environment whose runner allows suspended environments. `suspendable` sets whether the plugin supports them.
+/// The runner allows suspended environments. `suspendable` sets whether the plugin supports them.
 async fn start_harness(suspendable: bool) -> Harness {
     let write = |harness: &Harness| {
         let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
@@ -26,15 +26,13 @@ async fn start_harness(suspendable: bool) -> Harness {
              suspendable = {suspendable}\n"
         )
     };
-    Harness::configured(3, write).await
+    Harness::with_config(3, write).await
 }
 
-/// Queues a job of a project with these `suspend_options`.
 fn push(harness: &Harness, id: i64, project: i64, script: &[&str], options: &Value) {
     harness.push(id, script, &job_payload(id, project, options));
 }
 
-/// Returns the payload members of a job of this project with these `suspend_options`.
 fn job_payload(id: i64, project: i64, options: &Value) -> Value {
     json!({
         "job_info": { "name": format!("job-{id}"), "project_id": project, "project_name": "p" },
@@ -94,14 +92,13 @@ async fn suspended_environment_is_resumed_after_manager_restart() {
     assert!(text.contains(&format!("Instance {} connected", machines[0])), "{text}");
     assert!(!text.contains("Getting source from Git repository"), "{text}");
     assert_eq!(job.reports().last().unwrap().runtime_environment_key, None);
-    // Job 3 does not suspend the environment, so it is deleted, and a later request for it is rejected.
     assert!(wait_until(|| harness.machines.names().is_empty()).await, "{}", harness.log());
     let script = ["echo ran >> \"$MARKS/started-$CI_JOB_ID\""];
     push(&harness, 4, PROJECT, &script, &json!({ "runtime_environment_key": key }));
     check_rejected(&harness, 4, "no such environment").await;
 }
 
-/// Checks that the job failed because its environment cannot be resumed, with this reason.
+/// Checks that the job failed because its environment cannot be resumed.
 async fn check_rejected(harness: &Harness, id: i64, reason: &str) {
     let job = harness.coordinator.wait_for_end(JobId(id)).await;
     let text = job.text();
@@ -144,7 +141,7 @@ async fn resumed_environment_lost_before_first_command_fails_job_with_reason() {
     let harness = start_harness(true).await;
     let key = run_suspending_job(&harness).await;
     let machine = harness.machines.names().remove(0);
-    // The download of artifacts is delayed for an hour, so the preparation of job 2, which starts after the resume, does not end.
+    // The download of artifacts is delayed for an hour, so job 2 is still in preparation.
     harness
         .proxy
         .select_faults(Box::new(|kind| (kind == ApiCall::Download).then_some(Fault::Delay(Duration::from_secs(3600)))));

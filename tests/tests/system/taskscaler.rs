@@ -1,4 +1,4 @@
-//! Tests of the taskscaler's driver with real plugin processes.
+//! The taskscaler's driver with real plugin processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,15 +16,12 @@ use serde_json::{Value, json};
 /// Maximum time that a test waits for one event.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the wall-clock time in Unix seconds.
 fn unix_seconds() -> i64 {
     let duration = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     i64::try_from(duration.unwrap().as_secs()).unwrap()
 }
 
-/// Returns a configuration with up to `max_instances` instances. 0 uses the plugin's limit.
-///
-/// Idle instances are deleted immediately.
+/// 0 instances means the plugin's limit. Idle instances are deleted immediately.
 fn config(max_instances: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max_instances));
     config.capacity = capacity.try_into().unwrap();
@@ -33,14 +30,14 @@ fn config(max_instances: u32, capacity: u32) -> Config {
     config
 }
 
-/// Starts a plugin of the workspace.
 async fn start_plugin(name: &str, settings: Value) -> Arc<dyn InstanceGroupPort> {
     let mut spec = PluginSpec::new(workspace_executable(name));
     spec.config = settings;
     PluginGroup::new(Group::start(spec).await.unwrap())
 }
 
-/// Starts `fleeting-plugin-script` with a shell script whose instances are files in `directory`. They outlive the plugin.
+/// Starts `fleeting-plugin-script` with a shell script. Its instances are files in `directory`, which outlive the
+/// plugin.
 async fn start_script_plugin(directory: &std::path::Path, cases: &str) -> Arc<dyn InstanceGroupPort> {
     let path = directory.join("group");
     std::fs::write(
@@ -58,12 +55,10 @@ async fn start_scaler(config: Config, group: Arc<dyn InstanceGroupPort>, ledger:
         .unwrap()
 }
 
-/// Requests a slot for a task, and waits until it is assigned.
 async fn acquire_slot(scaler: &Scaler, name: &str) -> LeaseHandle {
     scaler.admit(TaskKey::new(name)).acquire(SlotRequest::default(), TIMEOUT).await.unwrap()
 }
 
-/// Waits until the scaler knows `n` instances.
 async fn wait_for_instances(scaler: &Scaler, n: usize) {
     // The scaler emits no event for a deleted instance.
     let reached = async {
@@ -119,7 +114,7 @@ async fn lost_instance_is_reported_and_next_job_gets_a_new_one() {
     let first = acquire_slot(&scaler, "one").await;
     let id: InstanceId = first.instance().clone();
     group.decrease(std::slice::from_ref(&id)).await.unwrap();
-    first.connection_lost();
+    first.report_connection_lost();
     let loss = tokio::time::timeout(TIMEOUT, first.lost()).await.expect("the loss was not reported");
     assert!(loss.to_string().starts_with("instance unexpectedly removed"), "{loss}");
     let second = acquire_slot(&scaler, "two").await;
@@ -174,7 +169,6 @@ async fn plugin_cleans_up_at_shutdown_while_a_call_is_in_progress() {
     scaler.shutdown(TIMEOUT).await;
     assert!(path("cleaned").exists(), "the plugin was killed before it handled the shutdown call");
     std::fs::write(path("finish"), "").unwrap();
-    // The result of the call does not matter.
     let _ = heartbeat.await.unwrap();
 }
 
@@ -194,8 +188,7 @@ async fn canceled_request_releases_its_reservation() {
             tokio::task::yield_now().await;
         }
     };
-    // R014 requires one second. The test allows ten on a busy machine. The code has no timeout of one to ten seconds that could hide a
-    // missing release.
+    // R014 requires one second. The test allows ten, for busy machines.
     tokio::time::timeout(Duration::from_secs(10), released).await.expect("R014: the reservation was not released");
     let error = scaler
         .admit(TaskKey::new("late"))
@@ -245,9 +238,7 @@ async fn two_scalers_with_separate_groups_are_independent() {
     }
 }
 
-/// Requirement R057: a plugin of five lines of shell has no code for scaling.
-///
-/// The scaler creates the idle instances of the policy and one instance per job, and deletes them when the policy changes.
+/// Requirement R057: the plugin has no code for scaling.
 #[tokio::test(flavor = "multi_thread")]
 async fn plugin_without_scaling_code_follows_the_policies() {
     let directory = tempfile::tempdir().unwrap();

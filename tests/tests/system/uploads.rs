@@ -1,4 +1,4 @@
-//! Tests that logs and reports are stored on disk until the coordinator accepts them, even if processes are restarted.
+//! Logs and reports are stored on disk until the coordinator accepts them, even if processes are restarted.
 
 use muster_job::JobId;
 use muster_runner_api::test_support::{self, Call};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::checks::{self, Lines};
 
-/// 40 jobs with 30 failed log uploads and 10 failed reports.
+/// Runs 40 jobs with 30 failed log uploads and 10 failed reports.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_complete_after_failed_log_uploads_and_reports() {
     use test_support::Fault::{FailAfter, FailBefore};
@@ -29,7 +29,8 @@ async fn jobs_complete_after_failed_log_uploads_and_reports() {
     checks::check_all_jobs(&harness, 8, jobs.iter().map(|(id, _)| *id)).await;
 }
 
-/// The coordinator is unreachable when the jobs end. Then the manager and the agent are killed, as in a crash of the machine.
+/// The coordinator is unreachable when the jobs end. Then the manager and the agent are killed, as in a crash of the
+/// machine.
 #[tokio::test(flavor = "multi_thread")]
 async fn logs_and_reports_are_stored_until_coordinator_returns() {
     let mut harness = Harness::start(4).await;
@@ -44,7 +45,7 @@ async fn logs_and_reports_are_stored_until_coordinator_returns() {
     harness.proxy.select_faults(Box::new(|_| Some(Fault::DropBefore)));
     std::fs::write(harness.path("gate"), "").unwrap();
     // A job has ended when its result is in the spool.
-    wait_until(&harness, || harness.stored_results() == jobs.len()).await;
+    wait_until(&harness, || harness.stored_result_count() == jobs.len()).await;
     harness.kill_manager();
     assert!(harness.kill_agent());
     harness.start_manager();
@@ -56,7 +57,6 @@ async fn logs_and_reports_are_stored_until_coordinator_returns() {
     checks::check_all_jobs(&harness, 4, jobs.iter().map(|(id, _)| *id)).await;
 }
 
-/// Waits until the condition holds.
 async fn wait_until(harness: &Harness, condition: impl Fn() -> bool) {
     assert!(
         muster_tests::process::wait_until(condition).await,

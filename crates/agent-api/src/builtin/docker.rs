@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 
 use super::{Inputs, record};
 
-/// Creates the containers of a job, with their network and volumes. The steps inside run at an agent in the build container.
+/// Creates a job's containers, network and volumes. The steps inside run at an agent in the build container.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerContainer {
-    /// Lines for the log, printed before anything else.
+    /// Lines that are printed first.
     pub lines: Vec<LogLine>,
     /// Engine that runs the containers.
     pub engine: DockerEngine,
@@ -20,33 +20,35 @@ pub struct DockerContainer {
     pub labels: BTreeMap<String, String>,
     /// Container in which the steps run.
     pub build: ContainerSpec,
-    /// Names of the containers that other steps start ([`ServiceContainer`]). They are removed with the build container.
+    /// Names of the containers of [`ServiceContainer`] steps, which are removed with the build container.
     pub services: Vec<String>,
     /// Network of the containers.
     pub network: DockerNetwork,
     /// Volumes of the build container and the services.
     pub volumes: Vec<DockerVolume>,
-    /// Registry credentials. Of several entries for one registry path, the first one has precedence.
+    /// Registry credentials. The first entry for a registry path has precedence.
     pub credentials: Vec<RegistryCredentials>,
-    /// Directories that must exist in the build container and be writable for every user, such as the builds directory.
+    /// Directories in the build container that must be writable for every user, such as the builds directory.
     pub directories: Vec<String>,
-    /// Directories whose owner is changed recursively to the user of the build container. Earlier jobs may have run as another user.
+    /// Directories that recursively get the build container's user as owner, because earlier jobs may have had another
+    /// user.
     pub owned: Vec<String>,
     /// Project directory of the job in the build container.
     pub project_dir: String,
-    /// Maximum time to wait until the services accept connections, in milliseconds. 0 means that nothing is checked.
+    /// Maximum time until the services accept connections, in milliseconds. 0 means no check.
     pub service_timeout_ms: u64,
     /// Whether anonymous volumes of removed containers are kept.
     pub keep_volumes: bool,
     /// Whether the output of the services is copied to the log (CI_DEBUG_SERVICES).
     pub log_services: bool,
-    /// Address `host:port` of a coordinator on a loopback address. The agent forwards connections of the build container to this address.
-    /// Empty means that no connections are forwarded.
+    /// Loopback address `host:port` of a coordinator to which the agent forwards connections of the build container.
+    /// Empty means none.
     pub relay: String,
-    /// Addresses that no container of the job can reach. No container may have a capability with which it could remove the block.
+    /// Addresses that the job's containers cannot reach. Containers must not have a capability to remove the block.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blocked_addresses: Vec<IpAddr>,
-    /// Policy for build containers that are prepared before a job needs them. `None` means that the job uses no prepared container.
+    /// Policy for containers that are prepared before jobs need them. `None` means that the job uses no prepared
+    /// container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prepared: Option<PreparedPolicy>,
 }
@@ -59,21 +61,22 @@ impl Inputs for DockerContainer {
     }
 }
 
-/// How many build containers are prepared, and for which jobs.
+/// Number of prepared build containers, and the jobs that they are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreparedPolicy {
-    /// Maximum number of prepared containers of the runner at the engine that no job uses yet.
+    /// Maximum number of unused prepared containers of the runner at the engine.
     pub max_containers: u32,
-    /// Number of jobs within the window for which one container is prepared.
+    /// Number of jobs within the window for each prepared container.
     pub min_uses: u32,
     /// Time for which a job counts, in milliseconds.
     pub window_ms: u64,
-    /// Maximum time for which a container waits, in milliseconds. If no job needed such a container for this time, none is prepared.
+    /// Maximum waiting time of a prepared container, in milliseconds. After this time without use, no container is
+    /// prepared.
     pub max_idle_ms: u64,
 }
 
-/// A line of the log.
+/// Line of the log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogLine {
@@ -89,17 +92,18 @@ pub enum LogLine {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerEngine {
-    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means `DOCKER_HOST` of the agent, or else a usual socket.
+    /// URL: `unix://`, `tcp://`, `http://`, `https://` or `ssh://`. Empty means the agent's `DOCKER_HOST`, or else a
+    /// usual socket.
     pub host: String,
-    /// Directory on the agent's machine with `ca.pem`, `cert.pem` and `key.pem`.
+    /// Directory of `ca.pem`, `cert.pem` and `key.pem` on the agent's machine.
     ///
-    /// Empty means `DOCKER_CERT_PATH` of the agent or `~/.docker` if `tls_verify` is set, and no files otherwise.
+    /// Empty means the agent's `DOCKER_CERT_PATH` or `~/.docker` if `tls_verify` is set, and no files otherwise.
     pub cert_path: String,
     /// Whether the engine's certificate is verified.
     pub tls_verify: bool,
 }
 
-/// One container.
+/// Container of a job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContainerSpec {
@@ -109,15 +113,15 @@ pub struct ContainerSpec {
     pub labels: BTreeMap<String, String>,
     /// Image and how to get it.
     pub image: ImageSpec,
-    /// Entrypoint that replaces the image's. `None` means the image's entrypoint.
+    /// Entrypoint. `None` means that of the image.
     pub entrypoint: Option<Vec<String>>,
-    /// Command that replaces the image's. The build container ignores it: its command is the agent.
+    /// Command instead of the image's. The build container's command is always the agent.
     pub command: Option<Vec<String>>,
     /// User and group. Empty means those of the image.
     pub user: String,
     /// Host name. Empty means the engine's default.
     pub hostname: String,
-    /// Environment variables, as `KEY=VALUE`. The build container's steps get the job's variables from the agent instead.
+    /// Environment variables as `KEY=VALUE`. The steps in the build container get the job's variables from the agent.
     pub env: Vec<String>,
     /// MAC address. Empty means that the engine chooses one.
     pub mac_address: String,
@@ -125,7 +129,7 @@ pub struct ContainerSpec {
     pub host_config: Map<String, Value>,
 }
 
-/// Starts a service: a container beside the build container. The step runs while [`DockerContainer`] creates the environment of the job.
+/// Starts a service container while [`DockerContainer`] creates the job's environment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceContainer {
@@ -133,7 +137,7 @@ pub struct ServiceContainer {
     pub title: String,
     /// Container of the service.
     pub container: ContainerSpec,
-    /// Host names of the service for the other containers of the job.
+    /// Host names of the service in the job's network.
     pub aliases: Vec<String>,
 }
 
@@ -145,13 +149,13 @@ impl Inputs for ServiceContainer {
     }
 }
 
-/// An image, and how to get it.
+/// Image, and how to get it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageSpec {
     /// Reference of the image.
     pub name: String,
-    /// Pull policies, tried in order: `always`, `if-not-present` or `never`. Empty means `always`.
+    /// Pull policies in order: `always`, `if-not-present` or `never`. Empty means `always`.
     pub pull_policies: Vec<String>,
     /// Platform, such as `linux/arm64`. Empty means the engine's default.
     pub platform: String,
@@ -166,7 +170,7 @@ pub enum DockerNetwork {
     Bridge,
     /// `network_mode` of the configuration: `host`, `none`, `container:<id>` or the name of a network.
     Mode(String),
-    /// Network that exists only for this job.
+    /// Network only for this job.
     PerJob {
         /// Name of the network.
         name: String,
@@ -177,7 +181,7 @@ pub enum DockerNetwork {
     },
 }
 
-/// A volume of a job's containers.
+/// Volume of a job's containers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DockerVolume {
@@ -189,9 +193,9 @@ pub struct DockerVolume {
     pub mode: String,
     /// Whether the volume is removed after the job.
     pub temporary: bool,
-    /// Labels of the volume if it is created, in addition to those of the job.
+    /// Labels of a new volume, in addition to those of the job.
     pub labels: BTreeMap<String, String>,
-    /// Driver of the volume if it is created. Empty means the engine's default.
+    /// Driver of a new volume. Empty means the engine's default.
     pub driver: String,
     /// Options of the driver.
     pub driver_options: BTreeMap<String, String>,
@@ -201,19 +205,20 @@ pub struct DockerVolume {
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RegistryCredentials {
-    /// Registry host with an optional path. Docker Hub is `docker.io`. The longest path that an image begins with has precedence.
+    /// Registry host with an optional path. Docker Hub is `docker.io`. The longest path that matches an image has
+    /// precedence.
     ///
-    /// If this is empty and `helper` is set, the helper is queried for the registry host of each image.
+    /// If this field is empty, `helper` is queried for the registry host of each image.
     pub registry: String,
     /// User name. Empty if `helper` is set.
     pub username: String,
     /// Password or token.
     pub password: String,
-    /// Identity token instead of a password. Empty means none.
+    /// Identity token instead of a password. Empty means no token.
     pub identity_token: String,
-    /// Name of the credential helper `docker-credential-<name>` on the agent's machine. Empty means none.
+    /// Name of the credential helper `docker-credential-<name>` on the agent's machine. Empty means no helper.
     pub helper: String,
-    /// Origin of the credentials, for the log, such as `$DOCKER_AUTH_CONFIG`.
+    /// Origin of the credentials for the log, such as `$DOCKER_AUTH_CONFIG`.
     pub source: String,
 }
 

@@ -1,18 +1,19 @@
-//! Inputs of the steps of the custom executor, whose driver runs generated scripts (`docs/spec/job-execution.md`, section 6).
+//! Inputs of the custom executor's steps (`docs/spec/job-execution.md`, section 6).
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Inputs;
 
-/// Placeholder for the builds directory in a plan, until the driver's configuration stage has reported it.
+/// Placeholder for the builds directory, until the driver's configuration stage reports it.
 pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
-/// Placeholder for the cache directory in a plan, until the driver's configuration stage has reported it.
+/// Placeholder for the cache directory, until the driver's configuration stage reports it.
 pub const CACHE_DIR: &str = "/__muster_cache_dir__";
-/// Placeholder for the part of the project directory that separates runners and slots. Empty unless the builds directory is shared.
+/// Placeholder for the part of the project directory that separates runners and slots. Empty unless the builds
+/// directory is shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
-/// Runs the configuration stage and the preparation of a driver. Must run before the other steps of the driver.
+/// Runs a driver's configuration stage and preparation, before all other steps of the driver.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverPrepare {
@@ -26,7 +27,7 @@ pub struct DriverPrepare {
     pub directories: DriverDirectories,
     /// Project directory of the job. May contain [`BUILDS_DIR`] and [`LAYOUT`].
     pub project_dir: String,
-    /// Additional lines to print to the log.
+    /// Additional lines for the log.
     pub lines: Vec<String>,
 }
 
@@ -40,9 +41,9 @@ impl Inputs for DriverPrepare {
 pub struct DriverStage {
     /// GitLab's name of the stage, such as `get_sources`.
     pub stage: String,
-    /// Name of the built-in step that does the same work in other environments.
+    /// Built-in step that does the same work in other environments.
     pub builtin: String,
-    /// Inputs of that step. Texts may contain [`BUILDS_DIR`], [`CACHE_DIR`] and [`LAYOUT`].
+    /// Inputs of that step, whose texts may contain [`BUILDS_DIR`], [`CACHE_DIR`] and [`LAYOUT`].
     pub inputs: Value,
 }
 
@@ -59,31 +60,31 @@ impl Inputs for DriverCleanup {
     const BUILTIN: &'static str = "driver/cleanup";
 }
 
-/// Programs of a driver, and the grace time for stopping them.
+/// Programs of a driver, and the grace time to stop them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Driver {
-    /// Configuration stage. `None` means that it is not set.
+    /// Configuration stage. `None` means no program.
     pub config: Option<DriverProgram>,
-    /// Preparation. `None` means that it is not set.
+    /// Preparation. `None` means no program.
     pub prepare: Option<DriverProgram>,
     /// Program that executes the scripts.
     pub run: DriverProgram,
-    /// Cleanup. `None` means that it is not set.
+    /// Cleanup. `None` means no program.
     pub cleanup: Option<DriverProgram>,
     /// Time between TERM and KILL when a program is stopped, in milliseconds.
     pub graceful_kill_ms: u64,
 }
 
-/// A program of a driver.
+/// Program of a driver.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverProgram {
     /// Path of the program.
     pub program: String,
-    /// Arguments before those that the stage adds.
+    /// Arguments before the arguments of the stage.
     pub args: Vec<String>,
-    /// Maximum run time in milliseconds. 0 means that only the timeouts of the job apply.
+    /// Maximum run time in milliseconds. 0 means only the timeouts of the job.
     pub timeout_ms: u64,
 }
 
@@ -91,13 +92,13 @@ pub struct DriverProgram {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DriverDirectories {
-    /// Parent directory of checkouts. Empty if the configuration does not set it.
+    /// Parent directory of checkouts. Empty means not configured.
     pub builds: String,
-    /// Parent directory of caches. Empty if the configuration does not set it.
+    /// Parent directory of caches. Empty means not configured.
     pub cache: String,
     /// Value of [`LAYOUT`] if the builds directory is shared.
     pub shared_layout: String,
-    /// Shell of the scripts, unless the configuration stage chooses another one.
+    /// Shell of the scripts, unless the configuration stage reports another shell.
     pub shell: String,
     /// Name of the manager's host.
     pub host_name: String,

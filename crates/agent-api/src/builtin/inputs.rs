@@ -1,4 +1,4 @@
-//! Inputs of each built-in step.
+//! Inputs of the built-in steps.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use super::{Inputs, record};
 pub struct Checkout {
     /// Strategy: `fetch`, `clone`, `none` or `empty`.
     pub strategy: String,
-    /// URL of the remote, with credentials if it needs them.
+    /// URL of the remote, with credentials.
     pub repo_url: String,
-    /// Repository on this machine that has the commit. `None` means that the commit is fetched from `repo_url`.
+    /// Repository on this machine with the commit. `None` fetches the commit from `repo_url`.
     pub local_repository: Option<String>,
-    /// View of the machine's mirror of the repository ([`super::GitMirror`]). `None` means that everything is fetched from the server.
+    /// View of the repository's mirror ([`super::GitMirror`]). `None` fetches everything from the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<String>,
     /// Hash algorithm of the repository: `sha1` or `sha256`. Empty means `sha1`.
     pub object_format: String,
-    /// Branch or tag, for the notice in the log.
+    /// Branch or tag for the log.
     pub ref_name: String,
     /// Commit to check out.
     pub sha: String,
@@ -31,9 +31,9 @@ pub struct Checkout {
     pub refspecs: Vec<String>,
     /// Number of commits to fetch. 0 means all.
     pub depth: i64,
-    /// Whether to check the commit out (GIT_CHECKOUT).
+    /// Whether the commit is checked out (GIT_CHECKOUT).
     pub checkout: bool,
-    /// GIT_CLEAN_FLAGS. `None` means that the directory is not cleaned.
+    /// GIT_CLEAN_FLAGS. `None` means no cleaning.
     pub clean_flags: Option<Vec<String>>,
     /// GIT_FETCH_EXTRA_FLAGS.
     pub fetch_flags: Vec<String>,
@@ -45,27 +45,28 @@ pub struct Checkout {
     pub submodule_depth: i64,
     /// GIT_SUBMODULE_UPDATE_FLAGS.
     pub submodule_flags: Vec<String>,
-    /// Whether files of Git LFS are not fetched (GIT_LFS_SKIP_SMUDGE).
+    /// Whether Git LFS files are not fetched (GIT_LFS_SKIP_SMUDGE).
     pub skip_lfs: bool,
-    /// Whether git treats the directory as safe, even if another user owns it.
+    /// Whether git treats the directory as safe, whoever owns it.
     pub safe_directory: bool,
-    /// Whether configuration and hooks of the repository are removed before it is used.
+    /// Whether configuration and hooks of the repository are removed first.
     pub clean_config: bool,
-    /// URLs that git replaces, for other projects of the coordinator and for its SSH addresses.
+    /// URLs that git replaces, for other projects of the coordinator and its SSH addresses.
     pub rewrites: Vec<Rewrite>,
-    /// Whether git gets the job's token from a credential helper, so that no URL contains it (FF_GIT_URLS_WITHOUT_TOKENS).
+    /// Whether a credential helper provides the job's token, so that no URL contains the token
+    /// (FF_GIT_URLS_WITHOUT_TOKENS).
     pub credential_helper: bool,
     /// Whether git sends credentials before the server requests them (FF_USE_GIT_PROACTIVE_AUTH).
     pub proactive_auth: bool,
-    /// Whether git may download bundles that the server announces (FF_USE_GIT_BUNDLE_URIS).
+    /// Whether git may download bundles of the server (FF_USE_GIT_BUNDLE_URIS).
     pub bundle_uris: bool,
     /// Certificates for the connection to the server.
     pub tls: Tls,
-    /// Shell for `pre_script` and `post_script`. The commands in it are ignored.
+    /// Shell for `pre_script` and `post_script`. Its commands are ignored.
     pub shell: Script,
-    /// Commands to run before the checkout.
+    /// Commands before the checkout.
     pub pre_script: Vec<String>,
-    /// Commands to run after the checkout.
+    /// Commands after the checkout.
     pub post_script: Vec<String>,
 }
 
@@ -77,16 +78,16 @@ impl Inputs for Checkout {
     }
 }
 
-/// A URL that git replaces by another one (`url.<to>.insteadOf = <from>`).
+/// URL that git replaces (`url.<to>.insteadOf = <from>`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
-    /// URL as written in the repository, without credentials.
+    /// URL in the repository, without credentials.
     pub from: String,
     /// URL that git uses instead.
     pub to: String,
 }
 
-/// Names of the job's file variables that contain the certificates for connections to the coordinator.
+/// Names of the job's file variables with certificates for connections to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tls {
@@ -98,19 +99,19 @@ pub struct Tls {
     pub key: Option<String>,
 }
 
-/// Starts a second agent, which runs the delegated steps, as a process on this host.
+/// Starts a second agent for the delegated steps, as a process on this host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
-    /// Program and arguments. The process serves as an agent on `socket` until the step engine stops it.
+    /// Program and arguments. Serves an agent on `socket` until the step engine stops the process.
     pub command: Vec<String>,
     /// Working directory of the process.
     pub work_dir: String,
-    /// Environment variables that override those of the job's processes.
+    /// Environment variables, which override the variables of the job's processes.
     pub env: BTreeMap<String, String>,
-    /// Path of the socket on which the process listens.
+    /// Socket of the process.
     pub socket: String,
-    /// Project directory of the job as the second agent sees it.
+    /// Project directory of the job for the second agent.
     pub project_dir: String,
 }
 
@@ -118,13 +119,13 @@ impl Inputs for AgentProcess {
     const BUILTIN: &'static str = "agent/process";
 }
 
-/// Prints which executor and which environment the job uses.
+/// Prints the executor and the environment of the job.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prepare {
-    /// Lines that the executor provides.
+    /// Lines of the executor.
     pub lines: Vec<String>,
-    /// Lines in the format in which a shell echoes commands.
+    /// Lines in the format of echoed commands.
     pub echoed: Vec<String>,
 }
 
@@ -136,10 +137,10 @@ impl Inputs for Prepare {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Cleanup {
-    /// GIT_STRATEGY, which selects how the checkout is cleaned up (FF_ENABLE_JOB_CLEANUP): `fetch` cleans it, `clone` and `empty`
-    /// delete it. `none` and an empty string keep it.
+    /// GIT_STRATEGY, which selects the cleanup (FF_ENABLE_JOB_CLEANUP): `fetch` cleans the checkout, `clone` and
+    /// `empty` delete it, and `none` and an empty string keep it.
     pub checkout: String,
-    /// GIT_CLEAN_FLAGS. `None` means that the checkout is not cleaned.
+    /// GIT_CLEAN_FLAGS. `None` means no cleaning.
     pub clean_flags: Option<Vec<String>>,
     /// Submodules: `none`, `normal` or `recursive`. Empty means `none`.
     pub submodules: String,
@@ -155,34 +156,34 @@ impl Inputs for Cleanup {
     }
 }
 
-/// Runs commands in the same way as GitLab's shell scripts (`docs/spec/job-execution.md`, section 4).
+/// Runs commands like GitLab's shell scripts (`docs/spec/job-execution.md`, section 4).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Script {
-    /// Shell: `bash` (falls back to `sh`), `sh`, `pwsh` or `powershell`. Empty means `bash`.
+    /// Shell: `bash` (or else `sh`), `sh`, `pwsh` or `powershell`. Empty means `bash`.
     pub shell: String,
     /// Whether the shell is a login shell.
     pub login: bool,
-    /// Commands from the runner's configuration that run in the same shell before the job's commands.
+    /// Commands of the runner's configuration, in the same shell before the job's commands.
     pub before: Vec<String>,
-    /// The job's commands. Each one is echoed before it runs.
+    /// Commands of the job, which are echoed.
     pub commands: Vec<String>,
-    /// Commands from the runner's configuration that run in the same shell after the job's commands.
+    /// Commands of the runner's configuration, in the same shell after the job's commands.
     pub after: Vec<String>,
-    /// Whether this is `after_script`, which is announced in the log and sees the current `CI_JOB_STATUS`.
+    /// Whether this is `after_script`, which has a notice in the log and the current `CI_JOB_STATUS`.
     pub after_script: bool,
-    /// Whether the shell prints each command that it executes (CI_DEBUG_TRACE).
+    /// Whether the shell prints executed commands (CI_DEBUG_TRACE).
     pub debug: bool,
-    /// Whether commands of several lines are printed completely, each in a separate section (FF_SCRIPT_SECTIONS).
+    /// Whether multi-line commands are printed completely, in separate sections (FF_SCRIPT_SECTIONS).
     pub sections: bool,
     /// Whether the exit status is checked after each command (FF_ENABLE_BASH_EXIT_CODE_CHECK).
     pub check_exit_codes: bool,
-    /// Whether the script is passed as a file. Only for `powershell` (FF_DISABLE_POWERSHELL_STDIN).
+    /// Whether the script is a file. Only for `powershell` (FF_DISABLE_POWERSHELL_STDIN).
     pub as_file: bool,
-    /// Variables of this script only. They replace variables of the job.
+    /// Variables of this script, which replace variables of the job.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Whether the operator wrote the script. Such a script gets no variables of the job that change which programs run.
+    /// Whether the operator wrote the script, which then gets no variables of the job that select programs.
     pub by_operator: bool,
 }
 
@@ -194,7 +195,7 @@ impl Inputs for Script {
     }
 }
 
-/// Restores caches, one after the other.
+/// Restores caches one by one.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheRestore {
@@ -210,7 +211,7 @@ impl Inputs for CacheRestore {
     }
 }
 
-/// Saves caches, one after the other.
+/// Saves caches one by one.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheSave {
@@ -226,35 +227,35 @@ impl Inputs for CacheSave {
     }
 }
 
-/// A cache (`docs/spec/job-execution.md`, section 10).
+/// Cache (`docs/spec/job-execution.md`, section 10).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheEntry {
     /// Key, expanded and sanitized.
     pub key: String,
-    /// Keys to try if there is no cache for `key`. Only for restoring.
+    /// Keys to restore if there is no cache for `key`.
     pub fallback_keys: Vec<String>,
     /// Directory that contains `<key>/cache.zip`.
     pub cache_dir: String,
-    /// Patterns, relative to the project directory.
+    /// Patterns relative to the project directory.
     pub paths: Vec<String>,
     /// Whether files that git does not track are included.
     pub untracked: bool,
     /// Policy: `pull-push`, `pull` or `push`. Empty means `pull-push`.
     pub policy: String,
-    /// Human-readable forms of the keys: `key` first, then `fallback_keys`. Empty means the keys themselves.
+    /// Human-readable keys: `key`, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
-    /// Other form of the key (hashed or plain), under which an earlier job may have saved the cache.
+    /// Other form of the key (hashed or plain) of an earlier cache.
     pub alternate: String,
-    /// Whether to delete the files of a failed extraction (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
+    /// Whether the files of a failed extraction are deleted (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
     pub clean_up_failed: bool,
-    /// Objects of `key`, `fallback_keys` and `alternate` in the store that machines share. Empty means that there is no store.
+    /// Objects of `key`, `fallback_keys` and `alternate` in the shared store. Empty means no store.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub objects: BTreeMap<String, CacheObject>,
-    /// Maximum number of bytes to upload in one save. If there are more, nothing is uploaded. 0 means no limit.
+    /// Maximum number of bytes of an upload. A larger cache is not uploaded. 0 means no limit.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_upload_bytes: u64,
-    /// Storage as chunks that caches share. `None` means that the cache is an archive.
+    /// Storage as chunks that caches share. `None` means an archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunks: Option<ChunkCache>,
 }
@@ -263,35 +264,35 @@ pub struct CacheEntry {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkCache {
-    /// Protection level. Caches of different levels share nothing.
+    /// Protection level. Different levels share nothing.
     pub level: String,
-    /// Objects in the store that machines share. `None` means that the chunks are stored only on this machine.
+    /// Objects in the shared store. `None` means only this machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<ChunkStore>,
 }
 
-/// Objects of a chunk store that a job may use, with presigned URLs.
+/// Objects of a chunk store for a job, with presigned URLs.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkStore {
-    /// Contents of the reference objects, by cache key. A reference names the index of a cache.
+    /// Contents of the references by cache key. A reference names the index of a cache.
     ///
-    /// The entry with the key `""` is the reference that was saved last at this level, for any cache key.
+    /// The key `""` has the last saved reference of this level, for any cache key.
     pub references: BTreeMap<String, String>,
-    /// URLs for GET of the objects that the references name.
+    /// GET URLs of the objects in the references.
     pub downloads: BTreeMap<String, Secret>,
-    /// Names of objects that will be deleted, so that no save may use them.
+    /// Objects that will be deleted, and must not be used by saves.
     pub marked: Vec<String>,
-    /// Objects to create. `None` means that the cache is not uploaded.
+    /// Objects to create. `None` means no upload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upload: Option<ChunkUpload>,
 }
 
-/// Presigned URLs for PUT of the objects of one save.
+/// Presigned PUT URLs for one save.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChunkUpload {
-    /// Prefix of the names of the objects: `<id>-index`, and `<id>-0`, `<id>-1`, ... for the packs.
+    /// Prefix of the object names: `<id>-index`, and `<id>-0`, `<id>-1`, ... for the packs.
     pub id: String,
     /// URLs of the packs.
     pub packs: Vec<Secret>,
@@ -299,9 +300,9 @@ pub struct ChunkUpload {
     pub index: Secret,
     /// URL of the key's reference.
     pub reference: Secret,
-    /// URL for a second copy of the reference, which later saves at this level find as the last one.
+    /// URL to store the reference as the last saved reference of this level.
     pub last: Secret,
-    /// Names and values of the headers of each upload.
+    /// Headers of each upload.
     pub headers: Vec<(String, String)>,
 }
 
@@ -310,17 +311,17 @@ pub(crate) fn is_zero(value: &u64) -> bool {
     *value == 0
 }
 
-/// Presigned URLs of an object in a store. Anyone who has such a URL can use it, so it is a secret.
+/// Presigned URLs of an object, which are secrets.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CacheObject {
-    /// URL for GET. Empty if the job must not download the object.
+    /// URL for GET. Empty means no permission.
     pub download: Secret,
     /// URL for HEAD.
     pub head: Secret,
-    /// URL for PUT. Empty if the job must not upload the object.
+    /// URL for PUT. Empty means no permission.
     pub upload: Secret,
-    /// Names and values of the headers of an upload.
+    /// Headers of an upload.
     pub upload_headers: Vec<(String, String)>,
 }
 
@@ -328,7 +329,7 @@ pub struct CacheObject {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsDownload {
-    /// Jobs that produced the archives, in order. Later ones overwrite files of earlier ones.
+    /// Jobs with the archives. Later archives overwrite files of earlier archives.
     pub from: Vec<ArtifactSource>,
 }
 
@@ -340,7 +341,7 @@ impl Inputs for ArtifactsDownload {
     }
 }
 
-/// A job that produced an archive.
+/// Job with an archive.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactSource {
@@ -352,7 +353,7 @@ pub struct ArtifactSource {
     pub token: String,
 }
 
-/// Uploads artifacts one after the other, until one fails.
+/// Uploads artifacts one by one, until one fails.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUploadList {
@@ -368,9 +369,9 @@ impl Inputs for ArtifactsUploadList {
     }
 }
 
-/// Lists the files of artifacts for steps of the operator that check or sign them.
+/// Lists the files of artifacts for the operator's steps that check or sign them.
 ///
-/// The variable `MUSTER_ARTIFACT_FILES` gets the path of a file with one path per line, relative to the project directory.
+/// `MUSTER_ARTIFACT_FILES` is the path of a file with one path per line, relative to the project directory.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsList {
@@ -386,11 +387,11 @@ impl Inputs for ArtifactsList {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArtifactsUpload {
-    /// Base name of the file, before variables are expanded. Empty means `artifacts`.
+    /// Base name of the file, before expansion. Empty means `artifacts`.
     pub name: String,
     /// Patterns of files to upload.
     pub paths: Vec<String>,
-    /// Patterns of files to leave out.
+    /// Patterns of excluded files.
     pub exclude: Vec<String>,
     /// Whether files that git does not track are included.
     pub untracked: bool,
@@ -398,9 +399,9 @@ pub struct ArtifactsUpload {
     pub artifact_type: String,
     /// Format, such as `zip`, `gzip` or `raw`. Empty means `zip`.
     pub artifact_format: String,
-    /// Retention time of the artifact, as written in the pipeline configuration.
+    /// Retention time, as in the pipeline configuration.
     pub expire_in: String,
-    /// Provenance statement to pack with the files. `None` means no statement.
+    /// Facts for the provenance statement in the archive. `None` means no statement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provenance: Option<ProvenanceInfo>,
 }
@@ -423,6 +424,6 @@ pub struct ProvenanceInfo {
     pub runner_name: String,
     /// Names of the job's variables.
     pub parameters: Vec<String>,
-    /// Version or revision of the program that creates the statement.
+    /// Version of the program that creates the statement.
     pub version: String,
 }

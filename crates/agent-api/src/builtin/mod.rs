@@ -32,8 +32,7 @@ pub use resource_share::{ResourceShare, StickyContext};
 pub use service::HostService;
 pub use unpack::UnpackLimits;
 
-/// File in the job's temporary directory with git's global configuration, for jobs with a credential helper
-/// ([`Checkout::credential_helper`]).
+/// Global git configuration in the job's temporary directory, for jobs with [`Checkout::credential_helper`].
 pub const GLOBAL_GIT_CONFIG: &str = ".glr.gconf";
 
 /// Inputs of one built-in step.
@@ -41,9 +40,9 @@ pub trait Inputs: Serialize + DeserializeOwned {
     /// Name of the step without `builtin://`.
     const BUILTIN: &'static str;
 
-    /// Returns the inputs of the step that are recorded in the result of the job.
+    /// Returns the inputs for the result of the job.
     ///
-    /// Inputs contain signed URLs, tokens and texts of the operator, so each step lists what may be recorded. The default is nothing.
+    /// Defaults to nothing, because inputs may contain signed URLs, tokens and texts of the operator.
     fn record(&self) -> Map<String, Value> {
         Map::new()
     }

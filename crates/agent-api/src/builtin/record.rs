@@ -1,7 +1,5 @@
-//! Selects the inputs of built-in steps that the result of a job contains.
-//!
-//! Each function lists what is recorded. Everything else is omitted: signed URLs, tokens, credentials, and texts from the operator's
-//! configuration.
+//! Selects the inputs of built-in steps for the result of the job. Unlisted inputs are omitted, such as signed URLs,
+//! tokens, credentials, and texts of the operator.
 
 use muster_job::without_user_info_and_query;
 use serde_json::{Map, Value, json};
@@ -11,7 +9,6 @@ use super::{
     DockerNetwork, HostService, Script, ServiceContainer,
 };
 
-/// Keys of `HostConfig` that limit the resources of a container.
 const LIMITS: [&str; 6] = ["Memory", "MemorySwap", "NanoCpus", "CpuQuota", "CpusetCpus", "PidsLimit"];
 
 pub(super) fn checkout(step: &Checkout) -> Map<String, Value> {
@@ -30,7 +27,7 @@ pub(super) fn checkout(step: &Checkout) -> Map<String, Value> {
 }
 
 pub(super) fn script(step: &Script) -> Map<String, Value> {
-    // Scripts and variables of the operator may contain what the author of the job must not see.
+    // The author of the job must not see these scripts and variables.
     if step.by_operator {
         return Map::new();
     }
@@ -132,7 +129,6 @@ mod tests {
     use super::*;
     use crate::builtin::{ArtifactSource, CacheObject, CacheRestore, CacheSave, Inputs, RegistryCredentials, Rewrite};
 
-    /// Every text that must not be in a record contains this.
     const HIDDEN: &str = "hidden0815";
 
     fn hidden() -> String {

@@ -1,4 +1,4 @@
-//! Inputs of the step that starts a service on the machine of the job.
+//! Inputs of the step that starts a service on the job's machine.
 
 use std::collections::BTreeMap;
 
@@ -7,21 +7,21 @@ use serde_json::{Map, Value};
 
 use super::{Inputs, record};
 
-/// Starts a process that serves the job, and waits until it accepts connections. The process is terminated with the job.
+/// Starts a process that runs until the end of the job, and waits until the process accepts connections.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HostService {
     /// Name and version of the service for the log, such as `postgres:16`.
     pub title: String,
-    /// Number of the service in its job. It is part of the name of the service's working directory, which is empty at the start.
+    /// Number of the service in its job, for the name of its initially empty working directory.
     pub index: u32,
     /// Program with its arguments.
     pub command: Vec<String>,
-    /// Variables of the service in addition to those of the job.
+    /// Variables in addition to those of the job.
     pub env: BTreeMap<String, String>,
-    /// TCP port on the loopback address that the service must accept connections on. 0 means that nothing is checked.
+    /// TCP port on the loopback address that must accept connections. 0 means no check.
     pub port: u16,
-    /// Maximum time until the service accepts connections, in milliseconds.
+    /// Maximum time until connections are accepted, in milliseconds.
     pub timeout_ms: u64,
 }
 

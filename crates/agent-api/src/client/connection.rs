@@ -1,4 +1,4 @@
-//! A connection to an agent, or to another step-runner: its services over one channel.
+//! Connection to an agent or another step-runner, with its services.
 
 use std::io;
 use std::sync::Arc;
@@ -21,34 +21,30 @@ use crate::step_runner::step_runner_client::StepRunnerClient;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const INFO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Keep-alive for agents on this machine. It closes connections to frozen agents.
+/// Keep-alive that closes connections to frozen agents on this machine.
 const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
-/// Keep-alive for agents on other machines.
-///
-/// If no answer arrives in time, the connection is closed, and the executor checks whether the machine is lost. The agent answers
-/// even if its jobs use the whole machine.
+/// Keep-alive for agents on other machines, which answer even if jobs use the whole machine.
 pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(2), timeout: Duration::from_secs(4) };
-/// Maximum size of an HTTP/2 frame of an agent on this machine, so that each chunk of a log is one frame.
+/// Maximum HTTP/2 frame of an agent on this machine, large enough for a chunk of a log.
 ///
-/// Agents on other machines send smaller frames, because the answer to a ping waits for the frame that is being sent.
+/// On other machines, smaller frames let pings be answered sooner.
 const LOCAL_FRAME_BYTES: u32 = 1024 * 1024;
-/// Maximum size of a message. A result tree can be large.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024 * 1024;
 
-/// HTTP/2 keep-alive, which distinguishes an idle agent from one that no longer responds.
+/// HTTP/2 keep-alive, which detects an agent that no longer responds.
 #[derive(Debug, Clone, Copy)]
 pub struct KeepAlive {
     /// Time between two pings.
     pub interval: Duration,
-    /// Time without an answer to a ping after which the connection is closed.
+    /// Time without an answer after which the connection is closed.
     pub timeout: Duration,
 }
 
-/// Error of a connection to an agent that could not be opened, or that broke. A retry may succeed.
+/// Connection to an agent that could not be opened, or that broke. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("no agent answers on {location}: {message}")]
 pub struct Unreachable {
-    /// Socket or instance on which the agent should listen.
+    /// Socket or instance of the agent.
     pub location: String,
     /// Reason for the failure.
     pub message: String,
@@ -63,27 +59,27 @@ pub struct Identity {
     pub pid: i64,
     /// Whether the agent supports start approval (`JobPlan::require_start_approval`).
     pub supports_start_approval: bool,
-    /// Whether the agent has Muster's extension. If false, it is another step-runner, whose version and process ID are unknown.
+    /// Whether the agent has Muster's extension. If false, the agent is another step-runner, whose version and process
+    /// ID are unknown.
     pub has_extension: bool,
 }
 
-/// A connection to an agent. Clones share the channel.
+/// Connection to an agent. Clones share the channel.
 #[derive(Debug, Clone)]
 pub struct AgentConnection {
     channel: Channel,
     location: String,
     identity: Identity,
-    /// Whether a call has failed since the last check of the connection.
+    /// Whether a call has failed since the last check.
     suspect: Arc<AtomicBool>,
 }
 
 impl AgentConnection {
-    /// Connects to an agent on this machine, and queries its identity.
-    ///
-    /// `dial` opens each connection to `location`, and decides whether the process at the other end can be trusted.
+    /// Connects to an agent on this machine. `dial` opens connections to `location`, and decides which processes are
+    /// trusted.
     ///
     /// # Errors
-    /// [`Unreachable`] if no agent answers. A step-runner without Muster's extension is not an agent.
+    /// [`Unreachable`] if no agent with Muster's extension answers.
     pub async fn open<D, F>(location: String, dial: D) -> Result<Self, Unreachable>
     where
         D: FnMut() -> F + Send + 'static,
@@ -106,7 +102,7 @@ impl AgentConnection {
         if opened.identity.has_extension {
             return Ok(opened);
         }
-        // GitLab's step-runner closes a connection on which pings arrive more often than every 5 minutes.
+        // GitLab's step-runner closes a connection with more than one ping per 5 minutes.
         Self::open_local(location, &dial, None).await
     }
 
@@ -127,10 +123,10 @@ impl AgentConnection {
         Self::connect_with(location, connector, keep_alive, Some(LOCAL_FRAME_BYTES)).await
     }
 
-    /// Connects over a stream that leads to an agent at `location`, and queries its identity. The connection ends with the stream.
+    /// Connects over a stream to an agent at `location`. The connection ends with the stream.
     ///
     /// # Errors
-    /// [`Unreachable`] if no agent answers. A step-runner without Muster's extension is not an agent.
+    /// [`Unreachable`] if no agent with Muster's extension answers.
     pub async fn from_stream<S>(location: String, stream: S) -> Result<Self, Unreachable>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -138,9 +134,8 @@ impl AgentConnection {
         Self::step_runner_from_stream(location, stream).await?.require_extension()
     }
 
-    /// Connects like [`AgentConnection::from_stream`], but also to GitLab's step-runner.
-    ///
-    /// The connection is pinged as often as one to an agent, so GitLab's step-runner closes it while a job prints nothing.
+    /// Connects like [`AgentConnection::from_stream`], but also to GitLab's step-runner, which closes the connection
+    /// because of the pings if a job prints nothing.
     ///
     /// # Errors
     /// [`Unreachable`] if neither an agent nor a step-runner answers.
@@ -156,7 +151,6 @@ impl AgentConnection {
         Self::connect_with(location, connector, Some(REMOTE_KEEPALIVE), None).await
     }
 
-    /// Returns the connection if it is to an agent. Another step-runner has neither result trees nor start approval.
     fn require_extension(self) -> Result<Self, Unreachable> {
         if self.identity.has_extension {
             return Ok(self);
@@ -165,7 +159,7 @@ impl AgentConnection {
         Err(Unreachable { location: self.location, message })
     }
 
-    /// Without `keep_alive`, no pings are sent. `max_frame_size` is in bytes. `None` means the default of HTTP/2, 16 KiB.
+    /// `None` for `keep_alive` means no pings. `None` for `max_frame_size` means 16 KiB, the default of HTTP/2.
     async fn connect_with<C>(
         location: String,
         connector: C,
@@ -177,7 +171,7 @@ impl AgentConnection {
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
         C::Future: Send,
     {
-        // The address is not used, because the connector has its own.
+        // Unused, because the connector has its own address.
         let mut endpoint = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_TIMEOUT)
             .max_frame_size(max_frame_size);
@@ -195,13 +189,13 @@ impl AgentConnection {
         }
     }
 
-    /// Returns the identity that the agent had when the connection was opened.
+    /// Returns the agent's identity when the connection was opened.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// Marks the connection as suspect after a failed call, so that it is checked before it is used again.
+    /// Marks the connection for a check before its next use.
     pub fn mark_suspect(&self) {
         self.suspect.store(true, Ordering::Relaxed);
     }
@@ -212,10 +206,10 @@ impl AgentConnection {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// Checks whether the same agent still answers. If so, the connection is no longer suspect.
+    /// Checks whether the same agent still answers.
     ///
     /// # Errors
-    /// [`Unreachable`] if no agent answers, or if another agent has replaced this one.
+    /// [`Unreachable`] if no agent or another agent answers.
     pub async fn check(&self) -> Result<(), Unreachable> {
         let message = match get_info(&self.channel).await {
             Ok(identity) if identity == self.identity => {
@@ -275,7 +269,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a stream to a server without any service, which answers each call as `UNIMPLEMENTED`.
+    /// Answers each call with `UNIMPLEMENTED`.
     fn server_without_services() -> tokio::io::DuplexStream {
         let (client, server) = tokio::io::duplex(64 * 1024);
         let incoming = tokio_stream::once(Ok::<_, io::Error>(server)).chain(tokio_stream::pending());

@@ -1,16 +1,17 @@
-//! Follows a job until it ends, over several connections if necessary.
+//! Follows a job until it ends, even over several connections.
 
 use std::time::Duration;
 
 use super::{AgentError, Reach, Silence};
 use crate::result::JobResult;
 
-/// Passes each byte of a job's log to `log` once, and returns the job's result.
+/// Passes each byte of a job's log to `log` once, and returns the job's result of at most `max_result_bytes`.
 ///
-/// A result of more than `max_result_bytes` is an error. A broken connection is reopened until the agent has been silent for `max_silence`.
+/// Reconnects until the agent has been silent for `max_silence`.
 ///
 /// # Errors
-/// [`AgentError::Unknown`], [`AgentError::Refused`] and [`AgentError::InvalidResult`] immediately, any other error once the silence exceeds `max_silence`.
+/// [`AgentError::Unknown`], [`AgentError::Refused`] and [`AgentError::InvalidResult`] immediately, any other error
+/// after `max_silence`.
 pub async fn follow_to_end(
     agent: &(impl Reach + ?Sized),
     id: &str,

@@ -1,9 +1,9 @@
 //! Client of an agent: runs a job, follows its log, waits for its result, cancels it and closes it.
 //!
-//! The manager uses this client, and so does an agent that delegates steps to another agent. Each call names the job by its ID and is
-//! idempotent: a caller that got no answer repeats the call over a new connection.
+//! Each call has the ID of its job and is idempotent: a caller without an answer repeats the call over a new
+//! connection.
 //!
-//! The agent may also be GitLab's step-runner, which does not have Muster's extension ([`Identity::has_extension`]). See [`stock`].
+//! The agent may also be GitLab's step-runner, without Muster's extension ([`Identity::has_extension`], [`stock`]).
 
 mod connection;
 mod follow;
@@ -26,11 +26,10 @@ pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unr
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
-/// Maximum size of the response of `WaitForResult` in addition to the result in it, in bytes.
+/// Maximum size of a `WaitForResult` response beside the result, in bytes.
 const MESSAGE_HEADER_BYTES: usize = 16;
-/// Maximum size of the message about a result that cannot be parsed, in bytes.
 const MAX_PARSE_ERROR_BYTES: usize = 1024;
-/// Initial and maximum pause before a call that got no answer is repeated.
+/// Initial and maximum pause.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Reason why a call to the agent failed.
@@ -48,7 +47,7 @@ pub enum AgentError {
     /// The agent rejects the request.
     #[error("the agent rejected the request: {0}")]
     Refused(String),
-    /// The agent's result is too large, or is not a result.
+    /// The result is too large or invalid.
     #[error("the agent returned an invalid result of the job: {0}")]
     InvalidResult(String),
 }
@@ -70,7 +69,7 @@ impl From<Status> for AgentError {
     }
 }
 
-/// Opens connections to one agent. Can be used again after a connection was lost.
+/// Opens connections to one agent, also after a lost connection.
 #[async_trait]
 pub trait Reach: Send + Sync {
     /// Returns a connection to the agent.
@@ -85,23 +84,24 @@ pub trait Reach: Send + Sync {
 pub enum RunOutcome {
     /// The agent has the job.
     Accepted {
-        /// Whether the job waits before the user's first command until [`AgentConnection::approve_start`].
+        /// Whether the job waits for [`AgentConnection::approve_start`] before the user's first command.
         awaits_approval: bool,
     },
-    /// Nothing was sent: the agent does not support start approval, which [`RunOptions::only_with_start_approval`] requires.
+    /// Nothing was sent, because the agent lacks start approval, which [`RunOptions::only_with_start_approval`]
+    /// requires.
     StartApprovalUnsupported,
 }
 
 /// Options of [`run_until_accepted`].
 #[derive(Debug, Clone, Copy)]
 pub struct RunOptions<'a> {
-    /// Whether the agent is on another machine: the connection is checked before `Run` is sent, because it may have broken unnoticed.
+    /// Whether the agent is on another machine, so that the connection is checked before `Run`.
     pub is_remote: bool,
     /// Whether the job requires start approval (`JobPlan::require_start_approval`).
     pub require_start_approval: bool,
-    /// Whether nothing is sent to an agent that does not support start approval. The result is then [`RunOutcome::StartApprovalUnsupported`].
+    /// Whether nothing is sent to an agent without start approval ([`RunOutcome::StartApprovalUnsupported`]).
     pub only_with_start_approval: bool,
-    /// Set to true before `Run` is sent for the first time.
+    /// Set to true before the first `Run`.
     pub was_sent: &'a AtomicBool,
 }
 
@@ -143,9 +143,9 @@ pub async fn run_until_accepted(
     }
 }
 
-/// Ends a job if it runs, and deletes it from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
+/// Ends a running job, and deletes the job from the spool. Idempotent (R6 in `docs/spec/life-of-a-job.md`).
 ///
-/// If the agent cannot be reached or the connection breaks, retries until `timeout` expires, because no other caller closes the job (J5).
+/// Without an answer, retries until `timeout` expires, because no other caller closes the job (J5).
 ///
 /// # Errors
 /// [`AgentError`], but never [`AgentError::Unknown`].
@@ -167,17 +167,15 @@ pub async fn close(agent: &(impl Reach + ?Sized), id: &str, timeout: Duration) -
     }
 }
 
-/// Calls about one job, by its ID. Each of them can fail with an [`AgentError`].
 #[expect(clippy::missing_errors_doc, reason = "the comment on this block describes the errors")]
 impl AgentConnection {
-    /// Marks the connection as suspect if `answer` is the error of a broken connection.
+    /// Marks the connection as suspect after the error of a broken connection.
     pub fn mark_suspect_if_broken<T>(&self, answer: &Result<T, AgentError>) {
         if matches!(answer, Err(AgentError::Broken(_))) {
             self.mark_suspect();
         }
     }
 
-    /// Returns the error that a status of this agent means.
     fn error(&self, status: Status) -> AgentError {
         if self.identity().has_extension { status.into() } else { stock::error(status) }
     }
@@ -193,20 +191,20 @@ impl AgentConnection {
         self.convert_answer(self.step_runner().run(request).await).map(drop)
     }
 
-    /// Returns the job's log from `offset` in bytes. The stream ends with the job.
+    /// Returns the job's log from `offset` in bytes, until the job ends.
     pub async fn follow(&self, id: &str, offset: u64) -> Result<Streaming<FollowLogsResponse>, AgentError> {
         let offset = i64::try_from(offset).unwrap_or(i64::MAX);
         self.convert_answer(self.step_runner().follow_logs(FollowLogsRequest { id: id.to_owned(), offset }).await)
     }
 
-    /// Waits until the job has a result, and returns it. A result of more than `max_bytes` from Muster's agent is an error.
+    /// Waits for the job's result. A result of more than `max_bytes` from Muster's agent is an error.
     pub async fn wait(&self, id: &str, max_bytes: usize) -> Result<JobResult, AgentError> {
         if !self.identity().has_extension {
             return self.wait_for_status(id).await;
         }
         let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(MESSAGE_HEADER_BYTES));
         let answer = match agent.wait_for_result(WaitForResultRequest { id: id.to_owned() }).await {
-            // Agents do not return this code for this call. The client itself returns it for a message above the limit.
+            // The client returns this code for a message above the limit. Agents do not return it here.
             Err(status) if status.code() == Code::OutOfRange => {
                 return Err(AgentError::InvalidResult(format!(
                     "it has more than {} MiB, the maximum; agents shorten results, so update the agent, or check whether the job replaced the agent",
@@ -216,26 +214,26 @@ impl AgentConnection {
             answer => answer?.into_inner(),
         };
         serde_json::from_str(&answer.result).map_err(|error| {
-            // The message can quote a text of any length.
+            // The message may quote a long text.
             let mut message = error.to_string();
             cut(&mut message, MAX_PARSE_ERROR_BYTES);
             AgentError::InvalidResult(message)
         })
     }
 
-    /// Waits until the job has reached its first user command or has ended. Returns whether the job waits for the approval of its start.
+    /// Waits until the job reaches its first user command or ends. Returns whether the job waits for approval.
     pub async fn wait_for_start_approval(&self, id: &str) -> Result<bool, AgentError> {
         let request = WaitForStartApprovalRequest { id: id.to_owned() };
         Ok(self.agent().wait_for_start_approval(request).await?.into_inner().is_waiting)
     }
 
-    /// Approves the start of the job's first user command. Idempotent.
+    /// Approves the job's first user command. Idempotent.
     pub async fn approve_start(&self, id: &str) -> Result<(), AgentError> {
         self.agent().approve_start(ApproveStartRequest { id: id.to_owned() }).await?;
         Ok(())
     }
 
-    /// Cancels the job, and lets it clean up. A step-runner without `Cancel` ends and deletes the job instead.
+    /// Cancels the job, which then cleans up. A step-runner without `Cancel` closes the job instead.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         match self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await {
             Err(status) if stock::has_no_cancel(self.identity(), &status) => self.close(id).await,
@@ -243,9 +241,8 @@ impl AgentConnection {
         }
     }
 
-    /// Stops the job immediately, for the given cause. Afterwards, only its cleanup steps run. Idempotent.
-    ///
-    /// GitLab's step-runner cannot do this, so the job is canceled there.
+    /// Stops the job for this cause. Only its cleanup steps still run. Idempotent. GitLab's step-runner cancels the job
+    /// instead.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         if !self.identity().has_extension {
             return self.cancel(id).await;
@@ -256,7 +253,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Ends the job if it runs, and deletes it from the spool. Idempotent.
+    /// Ends a running job, and deletes the job from the spool. Idempotent.
     pub async fn close(&self, id: &str) -> Result<(), AgentError> {
         match self.convert_answer(self.step_runner().close(CloseRequest { id: id.to_owned() }).await) {
             Ok(_) | Err(AgentError::Unknown) => Ok(()),

@@ -1,24 +1,21 @@
-//! Measures how long an agent has been silent, counting only the time in which this process was awake.
-//!
-//! While this process or its machine was stopped, no answer could arrive. This time says nothing about the agent.
+//! Measures how long an agent has been silent, without the time in which this process or its machine was stopped.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// Length of the intervals in which time is counted.
 const TICK: Duration = Duration::from_millis(250);
-/// Maximum length of an interval that counts. During a longer interval, this process was not awake.
+/// Maximum length of a counted interval. In a longer interval, this process was stopped.
 const MAX_TICK: Duration = Duration::from_secs(1);
 
-/// Initial and maximum pause between two attempts to reach an agent.
+/// Initial and maximum pause between two attempts.
 const PAUSE_RANGE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Approximate minimum number of attempts, even if the limit of the silence is short.
+/// Approximate minimum number of attempts, even for a short limit.
 const MIN_ATTEMPTS: u32 = 12;
-/// Timeout of the first attempt. The timeout doubles with each further attempt.
+/// Timeout of the first attempt. Each further attempt doubles the timeout.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Silence of one agent, measured from the creation of this value.
+/// Silence of one agent since the creation of this value.
 #[derive(Debug)]
 pub struct Silence {
     remaining: Duration,
@@ -29,7 +26,7 @@ pub struct Silence {
 }
 
 impl Silence {
-    /// Starts to measure a silence that may last for `limit`.
+    /// Starts to measure a silence of at most `limit`.
     pub fn new(limit: Duration) -> Self {
         let max_pause = PAUSE_RANGE.1.min(limit / MIN_ATTEMPTS);
         Self {
@@ -41,12 +38,12 @@ impl Silence {
         }
     }
 
-    /// Waits until the silence exceeds its limit. Cancel-safe: the next call continues to count.
+    /// Waits until the silence exceeds its limit. Cancel-safe: the next call continues.
     pub async fn exceeded(&mut self) {
         self.count(true).await;
     }
 
-    /// Counts the silence. Returns when the silence exceeds its limit, but only if `return_when_exceeded` is set.
+    /// Counts the silence. Returns only if `return_when_exceeded` is set, after the limit.
     pub async fn count(&mut self, return_when_exceeded: bool) {
         loop {
             let now = Instant::now();
@@ -68,7 +65,7 @@ impl Silence {
         std::mem::replace(&mut self.timeout, longer)
     }
 
-    /// Returns the pause before the next attempt. Each pause is twice as long as the one before, up to a maximum.
+    /// Returns the pause before the next attempt, doubled each time up to a maximum.
     pub fn next_pause(&mut self) -> Duration {
         let longer = (self.pause * 2).min(self.max_pause);
         std::mem::replace(&mut self.pause, longer)
@@ -85,7 +82,7 @@ mod tests {
         let mut silence = Silence::new(Duration::from_secs(7));
         let result = tokio::time::timeout(Duration::from_secs(3), silence.exceeded()).await;
         assert!(result.is_err());
-        // The process is stopped for an hour.
+        // The process stops for an hour.
         tokio::time::advance(Duration::from_secs(3600)).await;
         silence.exceeded().await;
         let awake = start.elapsed().checked_sub(Duration::from_secs(3600)).unwrap();

@@ -1,11 +1,9 @@
-//! GitLab's own step-runner at the other end of a connection.
-//!
-//! GitLab's step-runner differs from Muster's agent in what the client must know:
-//! - It has neither Muster's extension nor result trees: the result is the status of the job.
-//! - Its errors, such as a rejected request or an unknown job, have the code `UNKNOWN`.
-//! - Version 0.11.0 has no `Cancel`. `Close` ends the job instead, and deletes it with its result.
-//! - Version 0.11.0 leaves out some bytes of its log file, such as blank lines, but counts them in offsets. A client that continues at the
-//!   number of bytes that it received may receive some bytes twice.
+//! GitLab's own step-runner, which differs from Muster's agent:
+//! - Without Muster's extension and result trees, the result is the status of the job.
+//! - Errors such as a rejected request or an unknown job have the code `UNKNOWN`.
+//! - Version 0.11.0 has no `Cancel`. `Close` ends the job, and deletes it with its result.
+//! - Version 0.11.0 omits some bytes of its log, such as blank lines, but counts them in offsets. A client that
+//!   continues may get bytes twice.
 
 use std::error::Error as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,16 +17,13 @@ use crate::step_runner::status_error::Kind;
 use crate::step_runner::step_result::Status as State;
 use crate::step_runner::{Status as JobStatus, StatusRequest};
 
-/// Pause before the status is requested again, if the log has ended before the job.
+/// Pause before the status is requested again, if the log ended before the job.
 const STATUS_INTERVAL: Duration = Duration::from_millis(50);
-/// Text in the message for a job that does not exist.
 const UNKNOWN_JOB: &str = "no job with id";
-/// Text before the exit status at the end of a message.
 const EXIT_STATUS: &str = "exit status ";
 
-/// Returns the error that a status of GitLab's step-runner means.
 pub(super) fn error(status: Status) -> AgentError {
-    // A status with a source was created on this side, because the connection broke.
+    // A broken connection gives the status a source.
     if status.code() != Code::Unknown || status.source().is_some() {
         status.into()
     } else if status.message().contains(UNKNOWN_JOB) {
@@ -38,13 +33,11 @@ pub(super) fn error(status: Status) -> AgentError {
     }
 }
 
-/// Returns whether a call failed because the step-runner has no `Cancel`.
 pub(super) fn has_no_cancel(identity: &Identity, status: &Status) -> bool {
     !identity.has_extension && status.code() == Code::Unimplemented
 }
 
 impl AgentConnection {
-    /// Waits until the job has ended, and returns the result that its status describes.
     pub(super) async fn wait_for_status(&self, id: &str) -> Result<JobResult, AgentError> {
         let mut must_follow = true;
         loop {
@@ -55,7 +48,7 @@ impl AgentConnection {
                 return Ok(result);
             }
             if must_follow {
-                // The end of the log is the only event that announces the end of the job.
+                // Only the end of the log announces the end of the job.
                 let mut log = self.follow(id, 0).await?;
                 while log.message().await.map_err(|status| self.error(status))?.is_some() {}
                 must_follow = false;
@@ -66,7 +59,7 @@ impl AgentConnection {
     }
 }
 
-/// Returns the result that the status of a job describes. `None` means that the job has not ended.
+/// Returns the result in the status of a job. `None` means that the job has not ended.
 fn result(status: &JobStatus) -> Option<JobResult> {
     let error = [&status.error, &status.error_at_4, &status.error_at_8].into_iter().flatten().next();
     let exit_code = exit_code(&status.message);

@@ -1,15 +1,14 @@
-//! Journal of a job: its request, the processes that were started for it, and its result, in this order.
+//! Journal of a job: its request, started processes and result, in this order.
 //!
 //! ```text
 //! muster job 1 <length>            the request's length in bytes
-//! <request>                        the `Run` request as it was received
-//! {"boot":".."}                    one JSON object per line; this is the boot ID that the following lines belong to
+//! <request>                        the `Run` request as received
+//! {"boot":".."}                    one JSON object per line; here the boot ID of the following lines
 //! {"started":{..}}
 //! "user_code"
 //! {"result":{..}}
 //! ```
-//! An incomplete request counts as not written. An incomplete line counts as the start of user code, because it may be the
-//! beginning of `"user_code"`.
+//! An incomplete request counts as not written. An incomplete line counts as the start of user code.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -25,31 +24,26 @@ use serde::{Deserialize, Serialize};
 
 use super::JOURNAL;
 
-/// Prefix of the first line, with the version of the format. The length of the request follows.
+/// Prefix of the first line, with the version of the format, before the length of the request.
 const HEADER_PREFIX: &str = "muster job 1 ";
-/// Maximum length of the first line.
 const MAX_HEAD_BYTES: u64 = 64;
-/// Maximum size of a journal that is read.
 const LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "remove the job's directory from the spool" };
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum JournalRecord {
-    /// Boot ID that the following lines belong to.
     Boot(String),
-    /// A process that was started for the job.
     Started(ProcessRecord),
-    /// The user's own commands may have run after this record.
+    /// The user's commands may have run after this record.
     UserCode,
     Result(Box<JobResult>),
 }
 
-/// Journal of a job, open for appending.
 #[derive(Debug)]
 pub(crate) struct Journal(File);
 
 impl Journal {
-    /// Creates the journal of a request, or fills an empty one.
+    /// Creates the journal of a request, or fills an empty journal.
     pub(super) fn create(path: &Path, request: &RunRequest) -> io::Result<Self> {
         let journal = Self::open(path)?;
         let body = request.encode_to_vec();
@@ -77,9 +71,9 @@ impl Journal {
         self.append(&JournalRecord::UserCode)
     }
 
-    /// Records the result. Can be repeated after an error, such as a full disk.
+    /// Records the result. May be repeated after an error, such as a full disk.
     pub(crate) fn record_result(&self, result: &JobResult) -> io::Result<()> {
-        // Ends an incomplete line of an earlier attempt.
+        // Ends an incomplete line.
         (&self.0).write_all(b"\n")?;
         self.append(&JournalRecord::Result(Box::new(result.clone())))
     }
@@ -91,23 +85,20 @@ impl Journal {
     }
 }
 
-/// Contents of a journal.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct JournalContents {
-    /// The `Run` request. `None` means that it is incomplete, so it was never answered.
+    /// The `Run` request. `None` means incomplete, and never answered.
     pub(crate) request: Option<RunRequest>,
-    /// Boot ID that the process records belong to. `None` means that nothing was started.
+    /// Boot ID of the process records. `None` means that nothing started.
     pub(crate) boot: Option<String>,
-    /// Processes that were started since that boot.
+    /// Processes since that boot.
     pub(crate) process_records: Vec<ProcessRecord>,
-    /// Whether the user's own commands may have run.
     pub(crate) user_code: bool,
-    /// Result of the job. `None` means that none was recorded.
     pub(crate) result: Option<JobResult>,
 }
 
 impl JournalContents {
-    /// Reads the journal in the directory of a job. A missing journal has no contents.
+    /// Reads the journal of a job's directory. A missing journal is empty.
     pub(super) fn read(dir: &Path) -> io::Result<Self> {
         read_if_exists(&dir.join(JOURNAL))?.map_or_else(|| Ok(Self::default()), |journal| Self::parse(&journal))
     }
@@ -147,14 +138,11 @@ impl JournalContents {
     }
 }
 
-/// Returns the length of the request that a journal's first line states.
 fn request_length(head: &[u8]) -> Option<usize> {
     std::str::from_utf8(head).ok()?.strip_prefix(HEADER_PREFIX)?.parse().ok()
 }
 
-/// Returns the size of the request in the journal of a job. The other records do not count against the quota.
-///
-/// For a journal without a valid first line, returns the size of the file.
+/// Returns the size of the request in a journal. Without a valid first line, returns the size of the file.
 pub(super) fn request_bytes(path: &Path) -> io::Result<u64> {
     let file = muster_files::open(path)?;
     let size = file.metadata()?.len();

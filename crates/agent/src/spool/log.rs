@@ -15,40 +15,34 @@ use tokio::sync::watch;
 
 use super::quota::JobQuota;
 
-/// Maximum number of bytes of a chunk for a reader.
 const CHUNK_BYTES: usize = 512 * 1024;
 
 thread_local! {
-    /// Memory for the chunks of this thread's readers. Sent chunks release their memory for later ones.
+    /// Memory for this thread's chunks, reused after they were sent.
     static CHUNKS: RefCell<BytesMut> = RefCell::default();
 }
 
-/// State of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     bytes: u64,
-    /// Whether the log is complete.
     closed: bool,
 }
 
-/// Log in the spool.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     file: File,
     progress: watch::Sender<Progress>,
     crc: Mutex<crc32fast::Hasher>,
-    /// Part of the spool's quota that the job uses.
     quota: JobQuota,
 }
 
 impl LogFile {
-    /// Opens a log for reading and appending. Creates it if it does not exist.
     pub(super) fn open(path: &Path, quota: JobQuota) -> io::Result<Self> {
         let mut options = File::options();
         let mut file = muster_files::open_with(options.read(true).append(true).create(true).mode(0o600), path)?;
         let mut crc = crc32fast::Hasher::new();
         let mut bytes = 0;
-        // A new log is empty and needs only a small buffer.
+        // A new log needs only a small buffer.
         let mut buffer = vec![0; if file.metadata()?.len() == 0 { 1 } else { CHUNK_BYTES }];
         loop {
             let length = file.read(&mut buffer)?;
@@ -62,17 +56,14 @@ impl LogFile {
         Ok(Self { file, progress, crc: Mutex::new(crc), quota })
     }
 
-    /// Returns the length in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.progress.borrow().bytes
     }
 
-    /// Returns the CRC-32 (IEEE) of all bytes.
     pub(crate) fn crc32(&self) -> u32 {
         self.crc.lock().clone().finalize()
     }
 
-    /// Returns whether the log is empty or ends with a line break.
     pub(crate) fn ends_with_line_break(&self) -> bool {
         let mut last = [b'\n'];
         match self.bytes() {
@@ -81,12 +72,11 @@ impl LogFile {
         }
     }
 
-    /// Marks the log as complete, which ends its readers.
     pub(crate) fn close(&self) {
         self.progress.send_modify(|progress| progress.closed = true);
     }
 
-    /// Appends bytes and wakes the readers. If only a part could be written, that part is in the log despite the error.
+    /// Appends bytes and wakes the readers. After an error, a part may be in the log.
     pub(crate) fn append(&self, bytes: &[u8]) -> io::Result<()> {
         self.quota.reserve(bytes.len() as u64)?;
         let mut rest = bytes;
@@ -111,7 +101,6 @@ impl LogFile {
         result
     }
 
-    /// Returns the bytes from `offset` to the end of the log. Waits for bytes that have not been written yet.
     pub(crate) fn follow(self: Arc<Self>, offset: u64) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
         let progress = self.progress.subscribe();
         stream::try_unfold((self, progress, offset), |(log, mut progress, offset)| async move {
@@ -139,7 +128,6 @@ impl LogFile {
     }
 }
 
-/// Sink of a job's trace, which appends to its log.
 pub(crate) struct LogSink(pub(crate) Arc<LogFile>);
 
 impl Sink for LogSink {

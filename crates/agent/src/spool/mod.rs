@@ -1,11 +1,10 @@
-//! The agent's files about its jobs, so that no job is lost if the connection is lost or the agent is killed.
+//! Files of the agent about its jobs, which survive a lost connection and a killed agent.
 //!
 //! ```text
 //! spool/
-//!   agent.lock          locked by the agent that owns the spool; contains its process ID, and whether it is shutting down
-//!   reserve             space that is freed when the disk is full, for final messages and results
-//!   <job>/journal       the `Run` request, written before anything starts (mode 0600, because it contains the job's secrets);
-//!                       then the started processes, and the result, written before it is reported
+//!   agent.lock          locked by the owner of the spool; contains its process ID, and whether it is shutting down
+//!   reserve             space for final messages and results on a full disk
+//!   <job>/journal       the `Run` request with the job's secrets (mode 0600), then started processes, then the result
 //!   <job>/log           the trace, byte for byte
 //!   <job>/tmp/          file variables, outputs and exports of a step file
 //!   .free/              emptied directories of finished jobs
@@ -13,8 +12,7 @@
 //!   .steps/             cache of remote steps
 //!   .prepared-containers  engines that have prepared containers
 //! ```
-//! The journal begins with the version of its format. Nothing is synced to disk: after a power failure, the last seconds of data may be missing,
-//! and an incomplete record counts as in [`journal`].
+//! Nothing is synced to disk: a power failure may lose the last seconds. An incomplete record counts as in [`journal`].
 
 mod journal;
 mod log;
@@ -38,19 +36,14 @@ use quota::{JobQuota, Quota};
 use recycle::Recycler;
 
 const LOCK: &str = "agent.lock";
-/// Maximum number of bytes of the lock file that are read.
 const MAX_LOCK_BYTES: u64 = 64;
 const JOURNAL: &str = "journal";
 const LOG: &str = "log";
-/// Directory in the entry of a job with a step file, for its temporary files.
 const TEMP_DIR: &str = "tmp";
-/// Files in the entry of a job.
 const FILES: [&str; 2] = [JOURNAL, LOG];
-/// Size of the space that is reserved for results of running jobs when the disk becomes full.
+/// Reserve for results on a full disk.
 const RESERVE_BYTES: usize = 128 * 1024;
-/// Second line of an agent's lock file if the agent is shutting down.
 const SHUTTING_DOWN: &str = "shutting down";
-/// Maximum length of a job's ID in bytes.
 const MAX_ID_BYTES: usize = 128;
 
 /// Reason why a spool cannot be used.
@@ -63,7 +56,7 @@ pub enum SpoolError {
         pid: String,
         /// Path of the spool.
         path: PathBuf,
-        /// Whether the other agent is shutting down and accepts no more calls.
+        /// Whether the other agent is shutting down.
         is_shutting_down: bool,
     },
     /// A file or directory of the spool cannot be used.
@@ -77,18 +70,17 @@ pub enum SpoolError {
     },
 }
 
-/// Spool of an agent.
 #[derive(Debug)]
 pub(crate) struct Spool {
     root: PathBuf,
     recycler: Arc<Recycler>,
     quota: Arc<Quota>,
-    /// Lock file, locked as long as the agent runs.
+    /// Locked while the agent runs.
     lock: File,
 }
 
 impl Spool {
-    /// Opens a spool, and creates it if it does not exist. All jobs together may use `limit` bytes.
+    /// Opens or creates a spool, in which all jobs may use `limit` bytes.
     pub(crate) fn open(root: &Path, limit: u64) -> Result<Self, SpoolError> {
         let failed = |source| SpoolError::Io { path: root.to_owned(), source };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(failed)?;
@@ -116,21 +108,19 @@ impl Spool {
         Ok(spool)
     }
 
-    /// Marks the agent as shutting down, so that the next agent of this spool waits for its end.
     pub(crate) fn mark_shutting_down(&self) {
         if let Err(error) = writeln!(&self.lock, "{SHUTTING_DOWN}") {
             tracing::debug!(%error, "failed to mark the agent as shutting down");
         }
     }
 
-    /// Returns whether the spool still exists at its path. Its directory may have been deleted or replaced by another agent's spool.
     pub(crate) fn exists(&self) -> bool {
         let id = |metadata: io::Result<fs::Metadata>| metadata.ok().map(|file| (file.dev(), file.ino()));
         let locked = id(self.lock.metadata());
         locked.is_some() && locked == id(fs::metadata(self.root.join(LOCK)))
     }
 
-    /// Returns whether the spool has no jobs in any state. A deleted spool has no jobs.
+    /// Returns whether the spool has no jobs, or was deleted.
     pub(crate) fn is_empty(&self) -> bool {
         match self.entries() {
             Ok(entries) => entries.is_empty(),
@@ -138,22 +128,19 @@ impl Spool {
         }
     }
 
-    /// Returns the directory of the templates for checkouts.
     pub(crate) fn templates(&self) -> PathBuf {
         self.root.join(".templates")
     }
 
-    /// Returns the path of the record of the engines that have prepared containers.
     pub(crate) fn prepared_containers(&self) -> PathBuf {
         self.root.join(".prepared-containers")
     }
 
-    /// Returns the directory of the cache of remote steps.
     pub(crate) fn step_cache(&self) -> PathBuf {
         self.root.join(".steps")
     }
 
-    /// Returns the entry of a job, even if it does not exist yet. `None` means that the ID is not valid as a directory name.
+    /// Returns the entry of a job, which may not exist yet. `None` means that the ID is not a valid directory name.
     pub(crate) fn entry(&self, id: &str) -> Option<Entry> {
         let is_valid_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         let is_valid = !id.is_empty()
@@ -170,7 +157,6 @@ impl Spool {
         })
     }
 
-    /// Returns all entries, ordered by name.
     pub(crate) fn entries(&self) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.root)? {
@@ -185,12 +171,12 @@ impl Spool {
         Ok(entries)
     }
 
-    /// Frees the reserved space, so that results can be written.
+    /// Frees the reserve, so that results can be written.
     pub(crate) fn release_reserve(&self) {
         let _ = fs::remove_file(self.root.join("reserve"));
     }
 
-    /// Reserves the space again if the disk has enough.
+    /// Restores the reserve if the disk has enough space.
     pub(crate) fn make_reserve(&self) {
         let path = self.root.join("reserve");
         if fs::symlink_metadata(&path).is_ok_and(|found| found.is_file() && found.len() == RESERVE_BYTES as u64) {
@@ -206,7 +192,6 @@ impl Spool {
     }
 }
 
-/// Entry of a job in the spool.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) id: String,
@@ -217,7 +202,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Writes the request, completely or not at all. Keeps the log of an earlier attempt.
+    /// Writes the whole request or nothing. Keeps the log of an earlier attempt.
     pub(crate) fn create(&self, request: &RunRequest) -> io::Result<Journal> {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
@@ -232,23 +217,20 @@ impl Entry {
             .reserve(request.encoded_len() as u64)
             .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
         if journal.is_err() {
-            // `Run` is refused, so no manager will close the job.
+            // The refused `Run` has no manager that closes the job.
             let _ = self.remove();
         }
         journal
     }
 
-    /// Returns the directory of the entry.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns the directory for temporary files of a step file. It is deleted with the entry.
     pub(crate) fn temp_dir(&self) -> PathBuf {
         self.dir.join(TEMP_DIR)
     }
 
-    /// Opens the journal for appending.
     pub(crate) fn journal(&self) -> io::Result<Journal> {
         Journal::open(&self.dir.join(JOURNAL))
     }
@@ -261,9 +243,8 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
-    /// Returns the time since the last write to the journal. For a finished job, this is the time since its end.
-    ///
-    /// Without a journal, returns the time since the last change of the directory.
+    /// Returns the time since the last write to the journal, which is the end of a finished job. Without a journal,
+    /// uses the directory.
     pub(crate) fn age(&self) -> Duration {
         let paths = [self.dir.join(JOURNAL), self.dir.clone()];
         let metadata = paths.iter().find_map(|path| fs::metadata(path).ok());
@@ -271,20 +252,19 @@ impl Entry {
         SystemTime::now().duration_since(modified).unwrap_or_default()
     }
 
-    /// Deletes the entry on a thread for blocking calls, because it may contain many files. Succeeds if it does not exist.
+    /// Uses a blocking thread, because the entry may contain many files.
     pub(crate) async fn remove_on_blocking_thread(&self) -> io::Result<()> {
         let entry = self.clone();
         tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
-    /// Deletes the entry. Succeeds if it does not exist. Blocks.
+    /// Deletes the entry, if it exists. Blocks.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.recycler.put(&self.dir)?;
         self.quota.release(&self.id);
         Ok(())
     }
 
-    /// Returns the number of bytes that count against the quota.
     fn bytes(&self) -> u64 {
         let request = journal::request_bytes(&self.dir.join(JOURNAL)).unwrap_or_default();
         request + fs::metadata(self.dir.join(LOG)).map_or(0, |log| log.len())

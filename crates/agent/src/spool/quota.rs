@@ -1,6 +1,4 @@
-//! Quota of the spool: the maximum size of the requests and logs of all jobs.
-//!
-//! A result is written even if the quota is used up.
+//! Quota of the spool: maximum size of all jobs' requests and logs. Results may exceed it.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,10 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Number of bytes that a job may write after it exceeds the quota, so that its log shows why it failed.
+/// Bytes that a job may write beyond the quota, to log why it failed.
 const FINAL_MESSAGE_BYTES: u64 = 4096;
 
-/// Maximum and current size of the files of all jobs.
 #[derive(Debug)]
 pub(super) struct Quota {
     limit: u64,
@@ -20,15 +17,13 @@ pub(super) struct Quota {
     jobs: Mutex<HashMap<String, Arc<JobBytes>>>,
 }
 
-/// Size of the files of one job.
 #[derive(Debug, Default)]
 struct JobBytes {
     bytes: AtomicU64,
-    /// Remaining bytes of [`FINAL_MESSAGE_BYTES`]. `None` means that the job has not exceeded the quota.
+    /// Rest of [`FINAL_MESSAGE_BYTES`]. `None` means that the job has not exceeded the quota.
     final_message_remaining: Mutex<Option<u64>>,
 }
 
-/// One job's use of the spool's quota.
 #[derive(Debug, Clone)]
 pub(super) struct JobQuota {
     quota: Arc<Quota>,
@@ -40,13 +35,12 @@ impl Quota {
         Arc::new(Self { limit, used: AtomicU64::new(0), jobs: Mutex::default() })
     }
 
-    /// Returns the quota of a job. From [`JobQuota::count_existing`] to [`Self::release`], all calls for the same job share one counter.
+    /// Returns the quota of a job. Calls between [`JobQuota::count_existing`] and [`Self::release`] share one counter.
     pub(super) fn job(self: &Arc<Self>, id: &str) -> JobQuota {
         let job = self.jobs.lock().get(id).cloned().unwrap_or_default();
         JobQuota { quota: Arc::clone(self), job }
     }
 
-    /// Releases all bytes of a deleted job.
     pub(super) fn release(&self, id: &str) {
         if let Some(job) = self.jobs.lock().remove(id) {
             self.used.fetch_sub(job.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
@@ -55,7 +49,7 @@ impl Quota {
 }
 
 impl JobQuota {
-    /// Counts the existing files of a job, even beyond the limit, and registers the job under its ID.
+    /// Counts a job's existing files, even beyond the limit, and registers the job.
     pub(super) fn count_existing(&self, id: &str, bytes: u64) {
         self.quota.jobs.lock().insert(id.to_owned(), Arc::clone(&self.job));
         let before = self.job.bytes.swap(bytes, Ordering::Relaxed);
@@ -63,10 +57,7 @@ impl JobQuota {
         self.quota.used.fetch_sub(before, Ordering::Relaxed);
     }
 
-    /// Reserves bytes for the job.
-    ///
-    /// # Errors
-    /// `QuotaExceeded` if the quota is used up.
+    /// Reserves bytes for the job. Returns `QuotaExceeded` if the quota is used up.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         let used = self.quota.used.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if used > self.quota.limit && !self.take_final_message_bytes(bytes) {
@@ -83,7 +74,7 @@ impl JobQuota {
 
     /// Takes bytes for final messages. Returns false if too few remain.
     ///
-    /// The first call for a job returns false, and makes [`FINAL_MESSAGE_BYTES`] available for the next calls.
+    /// The first call for a job returns false, and makes [`FINAL_MESSAGE_BYTES`] available.
     fn take_final_message_bytes(&self, bytes: u64) -> bool {
         let mut remaining = self.job.final_message_remaining.lock();
         let available = remaining.unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Emptied directories of finished jobs, which later jobs reuse.
 //!
-//! Creating and deleting files would be most of the cost of a small job. On ext4, recent deletions also slow down the creation of files.
+//! Creating and deleting files would be most of the cost of a small job, and on ext4, deletions slow down creations.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,10 +11,8 @@ use parking_lot::Mutex;
 
 use super::{FILES, TEMP_DIR};
 
-/// Maximum number of cached directories.
 const MAX_CACHED_DIRS: usize = 64;
 
-/// Cached directories, which are stored in a separate directory.
 #[derive(Debug)]
 pub(super) struct Recycler {
     root: PathBuf,
@@ -24,12 +22,12 @@ pub(super) struct Recycler {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<PathBuf>,
-    /// Number of directories that were moved to `root`, including failed moves. The name of each directory is its number.
+    /// Number of attempts to move a directory to `root`, which is also the directory's name.
     moved: u64,
 }
 
 impl Recycler {
-    /// Opens the recycler without directories. Directories of an earlier agent may not be empty, so they are deleted.
+    /// Opens the recycler, and deletes directories of an earlier agent, which may not be empty.
     pub(super) fn open(root: PathBuf) -> io::Result<Self> {
         match muster_files::remove_tree(&root) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -39,7 +37,7 @@ impl Recycler {
         Ok(Self { root, state: Mutex::default() })
     }
 
-    /// Moves a cached directory with empty files to `dir`. Returns false if no directory is cached or the move fails.
+    /// Moves a cached directory with empty files to `dir`. Returns false if none is cached or the move fails.
     pub(super) fn take(&self, dir: &Path) -> bool {
         let Some(free) = self.state.lock().free.pop() else { return false };
         if fs::rename(&free, dir).is_ok() {
@@ -49,7 +47,7 @@ impl Recycler {
         false
     }
 
-    /// Removes the directory of a finished job: empties and caches it, or deletes it. Succeeds if it does not exist.
+    /// Empties and caches a finished job's directory, or deletes the directory. Succeeds if it does not exist.
     pub(super) fn put(&self, dir: &Path) -> io::Result<()> {
         let target = {
             let mut state = self.state.lock();
@@ -60,8 +58,8 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Empty the files now, so that secrets do not remain until the next job. If the job replaced a file with anything but a regular
-        // file with one name, delete the directory.
+        // Emptied now, so that secrets do not remain. A directory with anything but regular files without hard links is
+        // deleted.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
         let has_temp_dir = fs::symlink_metadata(target.join(TEMP_DIR)).is_ok();
@@ -74,7 +72,7 @@ impl Recycler {
     }
 }
 
-/// Empties a regular file without other hard links. Returns an error for anything else, without blocking.
+/// Empties a regular file without other hard links. Fails for anything else, without blocking.
 fn empty(path: &Path) -> io::Result<()> {
     let file = muster_files::open_with(File::options().write(true), path)?;
     if file.metadata()?.nlink() != 1 {

@@ -1,5 +1,3 @@
-//! Tests of the spool.
-
 use std::sync::Arc;
 
 use futures::TryStreamExt;
@@ -79,7 +77,6 @@ fn recycled_directory_is_empty_and_reused() {
     assert_eq!(seen[0], seen[2]);
 }
 
-/// Function that creates something at a path.
 type Create<'a> = &'a dyn Fn(&Path);
 
 #[test]
@@ -123,7 +120,6 @@ fn replaced_files_are_not_emptied_or_waited_for() {
     }
 }
 
-/// Returns all paths below `dir`.
 fn walkdir(dir: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -174,7 +170,6 @@ fn spool_has_only_one_owner() {
     Spool::open(dir.path(), u64::MAX).unwrap();
 }
 
-/// A journal in version 1 of the format.
 const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"started\":{\"job\":{\"tag\":\"7-1/ab\",\"cgroup\":null}}}\n\
     {\"started\":{\"leader\":{\"pid\":12,\"start_ticks\":34}}}\n\"user_code\"\n\n\
@@ -229,7 +224,7 @@ fn truncated_journal_has_no_result_and_counts_as_run() {
         let contents = sample(&SAMPLE[..length]).unwrap();
         let request_end = "muster job 1 5\n".len() + 5;
         assert_eq!(contents.request.is_some(), length > request_end, "{length}");
-        // The last byte of a line is the line break, which may be missing.
+        // The final line break of a line may be missing.
         let is_complete = lines.contains(&length) || lines.contains(&(length + 1));
         assert!(
             is_complete || length <= request_end || contents.user_code,
@@ -262,11 +257,11 @@ fn quota_covers_all_jobs_except_final_messages() {
     one.log().unwrap().append(&[b'x'; 6000]).unwrap();
     let log = two.log().unwrap();
     log.append(&[b'x'; 3900]).unwrap();
-    // The two logs have 9900 of the 10000 bytes.
+    // The logs have 9900 of the 10000 bytes.
     let error = log.append(&[b'x'; 200]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::QuotaExceeded);
     assert!(error.to_string().contains("10000 bytes together") && error.to_string().contains("MUSTER_SPOOL_LIMIT"));
-    // After that error, the job may write 4096 more bytes.
+    // After that error, the job may write 4096 bytes.
     log.append(&[b'x'; 200]).unwrap();
     log.append(&[b'x'; 4000]).unwrap_err();
     let three = spool.entry("3-1").unwrap();
@@ -275,7 +270,6 @@ fn quota_covers_all_jobs_except_final_messages() {
     one.remove().unwrap();
     three.create(&request("3-1")).unwrap();
     drop(spool);
-    // A new start counts the files that it finds.
     let spool = Spool::open(dir.path(), 4_000).unwrap();
     assert!(spool.entry("4-1").unwrap().create(&request("4-1")).is_err());
     spool.entry("2-1").unwrap().remove().unwrap();

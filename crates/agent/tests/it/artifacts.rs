@@ -1,4 +1,4 @@
-//! Artifacts that a job uploads to a coordinator and another job downloads.
+//! Artifacts that a job uploads and another job downloads.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -34,7 +34,6 @@ fn upload(artifacts: ArtifactsUpload) -> Step {
     )
 }
 
-/// Returns the plan with the coordinator as the endpoint for artifacts.
 fn with_coordinator(served: &Served, plan: JobPlan) -> JobPlan {
     let coordinator = ArtifactEndpoint {
         url: served.url.to_string(),
@@ -140,7 +139,7 @@ async fn report_is_uploaded_as_gzip_and_a_failed_upload_fails_the_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
-/// Otherwise, the archive would contain an entry with another name, or one entry for two files.
+/// The archive would have an entry with another name, or one entry for two files.
 #[tokio::test]
 async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let (coordinator, served) = coordinator().await;
@@ -200,7 +199,7 @@ async fn untracked_files_are_listed_despite_git_warnings() {
     assert!(log.contains("trace: built-in: git ls-files -o -z"), "{log}");
 }
 
-/// Common links: one to a directory of the project, and one that leads out of it. Neither is followed.
+/// One link leads to a directory of the project, the other link out of the project.
 #[tokio::test]
 async fn links_are_uploaded_as_links_without_their_targets() {
     let (coordinator, served) = coordinator().await;

@@ -1,4 +1,4 @@
-//! Caches of jobs, in a directory on this machine.
+//! Caches in a directory on this machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,6 @@ fn save(entry: CacheEntry) -> Step {
     step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: vec![entry] }))
 }
 
-/// Runs a job that saves a cache with `content` under `key`.
 async fn run_job_with_cache(agent: &mut Agent, key: &str, content: &str) {
     let create = format!("mkdir -p vendor; echo {content} > vendor/lib");
     let plan = agent.plan(vec![script(&[&create]), save(entry(agent, key))]);

@@ -16,30 +16,27 @@ use crate::harness::*;
 
 const JOB: JobId = JobId(7);
 
-/// Returns the step with the `run:` list of a job.
 fn list(entries: Value) -> Step {
     step("step_run", When::OnSuccess, Call::Run(entries))
 }
 
-/// Returns a list that calls one step.
 fn call(step: &str, inputs: Value) -> Value {
     json!([{ "name": "it", "func": format!("builtin://{step}"), "inputs": inputs }])
 }
 
-/// Runs a job with this list. Returns its log and its result. `declared` are the steps for the job's other keywords, such as `cache`.
+/// Runs a job with this list. `declared` are the steps for other keywords of the job, such as `cache`.
 async fn run(agent: &mut Agent, declared: Vec<Step>, entries: Value) -> (String, JobResult) {
     let plan = agent.plan([declared, vec![list(entries)]].concat());
     agent.complete(&plan).await
 }
 
-/// Asserts that a job with this list fails with the reason `script_failure`, and that its log contains `text`.
 async fn assert_refused(declared: Vec<Step>, entries: Value, text: &str) {
     let (log, result) = run(&mut Agent::start().await, declared, entries).await;
     assert_eq!(failure(&result).0, "script_failure", "{log}");
     assert!(log.contains(text), "{text:?} is not in {log}");
 }
 
-/// Creates a repository with two commits beside the project. Returns the checkout that a job with `GIT_STRATEGY: none` declares.
+/// Creates a repository with two commits, and returns the checkout of a job with `GIT_STRATEGY: none`.
 fn repository(agent: &Agent) -> Checkout {
     let dir = agent.dir.path().join("repository");
     let commit = "git -c user.name=a -c user.email=a@example.com commit -q -m";
@@ -99,7 +96,7 @@ async fn list_saves_and_restores_only_caches_of_its_job() {
     let mut agent = Agent::start().await;
     let caches = vec![cache(&agent, "deps", "vendor/"), cache(&agent, "other", "other/")];
     let save = |when| step("archive_cache", when, Call::builtin(&CacheSave { caches: caches.clone() }));
-    // None of these steps runs, because nothing fails. They declare the caches that the list may use.
+    // Without a failure, these steps do not run, but declare the caches for the list.
     let mut never = vec![save(When::OnFailure), save(When::OnFailure)];
     let restore = step("restore_cache", When::OnFailure, Call::builtin(&CacheRestore { caches: caches.clone() }));
     never.push(restore);
@@ -182,10 +179,8 @@ async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
     assert_refused(Vec::new(), call("artifacts/upload", json!({ "paths": ["out"] })), bare).await;
 }
 
-/// Python program that serves HTTP on the port in its argument.
 const SERVER: &str = "import http.server, sys; http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()";
 
-/// Returns a port that no program listens on.
 fn free_port() -> u16 {
     std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
@@ -231,7 +226,7 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     let limits = StepLimits { file_bytes: Some(1 << 30), ..StepLimits::default() };
     let cases = [
         (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
-        // A service runs commands of the author, like a script. It therefore needs a rule wherever a script needs one.
+        // A service runs commands of the author, so it needs a rule like a script.
         (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
         (
             vec![],
@@ -293,7 +288,7 @@ async fn step_without_network_cannot_upload_files() {
         let file = json!({ "run": [{ "name": "upload", "func": step, "inputs": inputs }] });
         std::fs::write(dir.join("step.yml"), format!("{{}}\n---\n{file}\n")).unwrap();
         let mut plan = agent.plan(vec![declared, list(json!([{ "name": "it", "step": "./ci" }]))]);
-        // The step that uploads has the limit of its caller, also with a rule that allows it.
+        // The uploading step has the limit of its caller, even with its own rule.
         let rule = |pattern: &str, limits| PolicyRule {
             pattern: pattern.to_owned(),
             is_allowed: true,
@@ -317,7 +312,7 @@ async fn step_without_network_cannot_upload_files() {
 async fn services_of_a_list_end_at_the_same_time() {
     let mut agent = Agent::start().await;
     let dir = agent.dir.path().to_owned();
-    // Each service ends only when the other one has been terminated, too.
+    // Each service waits until the other service is terminated, too.
     let program = |own: &str, other: &str| {
         let dir = dir.display();
         let end = format!(
@@ -364,7 +359,7 @@ async fn service_of_a_list_ends_when_the_job_is_canceled() {
 async fn service_that_is_not_ready_ends_before_the_next_attempt() {
     let mut agent = Agent::start().await;
     let port = free_port();
-    // The first process does not listen. A later process fails if the first one still runs.
+    // The first process does not listen. A later process fails if the first process still runs.
     let program = "if [ -e \"$0\" ]; then kill -0 \"$(cat \"$0\")\" && exit 3; exec python3 -c \"$1\" \"$2\"; fi; echo $$ >\"$0\"; exec sleep 600";
     let tried = agent.dir.path().join("tried");
     let command = json!(["sh", "-c", program, tried, SERVER, port.to_string()]);

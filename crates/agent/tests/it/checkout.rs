@@ -1,4 +1,4 @@
-//! Checkouts by copying a commit of a local repository, and by git over a URL.
+//! Checkouts from a local repository, and over a URL.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,7 +21,6 @@ pub(crate) fn git(dir: &Path, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// Returns a bare repository with one commit, and the commit.
 pub(crate) fn repository(dir: &Path) -> (PathBuf, String) {
     let work = dir.join("upstream");
     std::fs::create_dir_all(work.join("sub")).unwrap();

@@ -1,4 +1,4 @@
-//! Caches that are stored as chunks, in a directory on this machine.
+//! Caches stored as chunks on this machine.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,6 @@ use muster_agent_api::result::Outcome;
 
 use crate::harness::*;
 
-/// Script that creates a megabyte of text in 40 files.
 const CREATE: &str =
     "mkdir -p vendor; for i in $(seq 40); do seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done";
 
@@ -31,7 +30,6 @@ fn save(entry: CacheEntry) -> Step {
     step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: vec![entry] }))
 }
 
-/// Runs a job with these steps, which must succeed. Returns its log.
 async fn run(agent: &mut Agent, steps: Vec<Step>) -> String {
     let plan = agent.plan(steps);
     let (log, result) = agent.complete(&plan).await;
@@ -39,7 +37,7 @@ async fn run(agent: &mut Agent, steps: Vec<Step>) -> String {
     log
 }
 
-/// Returns the files with objects of the caches, the largest first.
+/// Returns the object files, largest first.
 fn objects(agent: &Agent, level: &str) -> Vec<PathBuf> {
     let directory = agent.dir.path().join("cache/.chunks").join(level).join("objects");
     let mut found: Vec<_> = fs::read_dir(directory).into_iter().flatten().map(|entry| entry.unwrap().path()).collect();
@@ -67,7 +65,7 @@ async fn only_changes_are_stored_and_restored() {
     let all: u64 = first.iter().map(|path| path.metadata().unwrap().len()).sum();
     assert!(new * 10 < all, "less than a tenth of the {all} bytes must be stored again, not {new}");
 
-    // The files in the project already have the content of the cache.
+    // The project's files already have the cache's content.
     let check = script(&["cat vendor/file7"]);
     let log = run(&mut agent, vec![restore(cache.clone()), check, save(cache.clone())]).await;
     assert!(log.contains(": 0.0 MB were restored") && log.contains("\nchanged\n"), "{log}");

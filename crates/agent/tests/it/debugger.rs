@@ -1,4 +1,4 @@
-//! The debugger of jobs, over its service.
+//! Debugger of jobs, over its service.
 
 use muster_agent_api::agent::debugger_client::DebuggerClient;
 use muster_agent_api::agent::execute_response::Event;
@@ -16,7 +16,6 @@ use tonic::{Code, Streaming};
 
 use crate::harness::*;
 
-/// Client of the debugger of one job.
 struct Client {
     service: DebuggerClient<Channel>,
     states: Streaming<DebugState>,
@@ -30,7 +29,6 @@ impl Client {
         Self { service, states, id: id.to_owned() }
     }
 
-    /// Waits for the first pause after the pause `number`.
     async fn pause_after(&mut self, number: u64) -> Pause {
         let pausing = async {
             loop {
@@ -53,7 +51,6 @@ impl Client {
         serde_json::from_str(&self.service.inspect(request).await.unwrap().into_inner().call).unwrap()
     }
 
-    /// Runs a shell command in the paused step, and returns its output and exit code.
     async fn shell(&mut self, pause: &Pause, command: &str) -> (String, i32) {
         let command = ["sh", "-c", command].map(str::to_owned).to_vec();
         let request = ExecuteRequest { id: self.id.clone(), pause: pause.number, command };
@@ -69,8 +66,7 @@ impl Client {
     }
 }
 
-/// Returns a plan that pauses at these breakpoints.
-fn debugged(agent: &Agent, steps: Vec<muster_agent_api::plan::Step>, breakpoints: &[&str]) -> JobPlan {
+fn debugged_plan(agent: &Agent, steps: Vec<muster_agent_api::plan::Step>, breakpoints: &[&str]) -> JobPlan {
     let mut plan = agent.plan(steps);
     let breakpoints = breakpoints.iter().map(|text| text.parse().unwrap()).collect();
     plan.development.debug = Some(DebugOptions { breakpoints, ..DebugOptions::default() });
@@ -108,7 +104,7 @@ async fn job_without_debugger_cannot_be_paused() {
 #[tokio::test]
 async fn paused_step_shows_its_state_without_masked_values() {
     let mut agent = Agent::start().await;
-    let plan = debugged(&agent, vec![run_list()], &["before:second"]);
+    let plan = debugged_plan(&agent, vec![run_list()], &["before:second"]);
     let secret = Variable { masked: true, ..variable("KEY", "masked-value") };
     agent.run("1-1", &plan, &[secret]).await;
     let mut client = Client::attach(&agent, "1-1").await;
@@ -126,13 +122,13 @@ async fn paused_step_shows_its_state_without_masked_values() {
     assert_eq!(agent.wait("1-1").await.outcome, Outcome::Success);
 }
 
-/// Time for which a job stays paused without a debugger: more than a client needs to attach, on a busy machine.
+/// Time for which a job stays paused without a debugger, enough to attach on a busy machine.
 const ATTACH_TIMEOUT_MS: u64 = 3000;
 
 #[tokio::test]
 async fn command_of_a_lost_client_is_ended_and_the_job_continues() {
     let mut agent = Agent::start().await;
-    let mut plan = debugged(&agent, vec![run_list()], &["before:first"]);
+    let mut plan = debugged_plan(&agent, vec![run_list()], &["before:first"]);
     plan.development.debug.as_mut().unwrap().attach_timeout_ms = ATTACH_TIMEOUT_MS;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
@@ -149,7 +145,7 @@ async fn command_of_a_lost_client_is_ended_and_the_job_continues() {
 #[tokio::test]
 async fn job_continues_when_its_last_debugger_is_lost() {
     let mut agent = Agent::start().await;
-    let mut plan = debugged(&agent, vec![run_list()], &["before:first", "before:second"]);
+    let mut plan = debugged_plan(&agent, vec![run_list()], &["before:first", "before:second"]);
     plan.development.debug.as_mut().unwrap().attach_timeout_ms = ATTACH_TIMEOUT_MS;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
@@ -167,7 +163,7 @@ async fn job_continues_when_its_last_debugger_is_lost() {
 async fn cancel_ends_a_pause_and_after_script_runs() {
     let mut agent = Agent::start().await;
     let steps = vec![run_list(), after_script(&["echo after"])];
-    let plan = debugged(&agent, steps, &["before:second"]);
+    let plan = debugged_plan(&agent, steps, &["before:second"]);
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
     client.pause_after(0).await;
@@ -182,7 +178,7 @@ async fn cancel_ends_a_pause_and_after_script_runs() {
 #[tokio::test]
 async fn time_of_a_pause_does_not_count_toward_the_timeout() {
     let mut agent = Agent::start().await;
-    let mut plan = debugged(&agent, vec![script(&["echo quick"])], &["before:step_script"]);
+    let mut plan = debugged_plan(&agent, vec![script(&["echo quick"])], &["before:step_script"]);
     plan.timeout_ms = 3000;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
@@ -195,11 +191,10 @@ async fn time_of_a_pause_does_not_count_toward_the_timeout() {
 #[tokio::test]
 async fn steps_are_listed_with_their_states() {
     let mut agent = Agent::start().await;
-    let plan = debugged(&agent, vec![run_list()], &["before:second"]);
+    let plan = debugged_plan(&agent, vec![run_list()], &["before:second"]);
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
     let pause = client.pause_after(0).await;
-    // Attaching again returns the current state.
     let states = Client::attach(&agent, "1-1").await.states.message().await.unwrap().unwrap();
     let states: Vec<_> = states.steps.iter().map(|step| (step.path.as_str(), step.state.as_str())).collect();
     assert_eq!(
@@ -224,7 +219,7 @@ async fn parallel_steps_are_paused_one_after_the_other() {
     let mut agent = Agent::start().await;
     let keys = json!({"parallel": true, "matrix": {"n": [1, 2, 3]}});
     let list = json!([{"name": "m", "script": "echo number ${{ matrix.n }}", "muster": keys}]);
-    let plan = debugged(&agent, vec![step("run", When::OnSuccess, Call::Run(list))], &["before:m"]);
+    let plan = debugged_plan(&agent, vec![step("run", When::OnSuccess, Call::Run(list))], &["before:m"]);
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
     let (mut number, mut paths) = (0, Vec::new());

@@ -1,4 +1,4 @@
-//! Steps that run at a second agent, and what happens if the connection or one of the agents fails.
+//! Steps at a second agent, and failures of the connection or an agent.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,6 @@ use tokio::sync::watch;
 use crate::harness::*;
 use crate::killed_agent::{AGENT_DIR_ENV, AGENT_TEST, spawn_agent_with};
 
-/// Directory and socket of the second agent of a test.
 struct SecondAgent {
     dir: PathBuf,
     socket: PathBuf,
@@ -27,7 +26,7 @@ impl SecondAgent {
         Self { socket: dir.join("s/agent.sock"), dir }
     }
 
-    /// Returns a step whose steps run at the second agent, which is this test program, started again.
+    /// Delegates steps to the second agent, which is this test program again.
     fn step(&self, steps: Vec<Step>) -> Step {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let program = text(&std::env::current_exe().unwrap());
@@ -49,7 +48,6 @@ fn system_failure(result: &JobResult) -> &str {
     &result.message
 }
 
-/// Reads the log until the script has printed the process IDs of itself and of its agent.
 async fn pids(agent: &mut Agent) -> (i32, i32) {
     let log = agent.log_until("1-1", "ready\n").await;
     let line = log.lines().find(|line| line.starts_with("pids ")).unwrap();
@@ -235,8 +233,8 @@ async fn timeout_and_close_end_delegated_steps() {
 
 #[tokio::test]
 async fn killed_second_agent_fails_its_step() {
-    // The first agent runs in a separate process. In the process of the tests, it could not distinguish the remaining processes of the
-    // second agent from the processes of other tests.
+    // A separate process, because in the test process, the first agent could not distinguish the second agent's
+    // processes from processes of other tests.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

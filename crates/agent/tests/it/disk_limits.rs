@@ -13,7 +13,6 @@ fn disk(megabytes: u64) -> StepLimits {
     StepLimits { disk_bytes: Some(megabytes << 20), ..StepLimits::default() }
 }
 
-/// Returns a command that writes a file without holes.
 fn write(file: &str, megabytes: u64) -> String {
     format!("dd if=/dev/zero of={file} bs=1M count={megabytes} 2>/dev/null")
 }
@@ -42,7 +41,7 @@ async fn step_cannot_succeed_with_more_than_its_limit() {
     let (log, result) = run(disk(16), vec![script(&[&write("large", 40)]), script(&["echo never"])]).await;
     assert_eq!(failure(&result).0, "script_failure", "{log}");
     assert!(log.contains(EXCEEDED) && !log.contains("\nnever\n"), "{log}");
-    // Temporary files count, too.
+    // Temporary files count.
     let (log, result) = run(disk(16), vec![script(&[&write("\"$PWD.tmp/large\"", 40)])]).await;
     assert!(matches!(result.outcome, Outcome::Failed { .. }) && log.contains(EXCEEDED), "{log}");
     let fits = [write("one", 8), "truncate -s 1T sparse".to_owned(), "ln one two; echo fits".to_owned()];

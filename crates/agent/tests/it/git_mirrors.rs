@@ -1,4 +1,4 @@
-//! Mirrors of repositories that the jobs of a machine share, with a real git server that counts its requests.
+//! Mirrors of repositories that jobs of a machine share, with a git server that counts requests.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,6 @@ use crate::harness::*;
 const USED: &str = "The git mirror of this machine has the commit: nothing is fetched from the server.";
 const UPDATED: &str = "Updated the git mirror of this machine.";
 
-/// Agent, server and an upstream repository with one commit.
 pub(crate) struct Fixture {
     pub(crate) agent: Agent,
     pub(crate) server: GitServer,
@@ -34,7 +33,6 @@ impl Fixture {
         self.agent.dir.path().join("mirrors/5-bare")
     }
 
-    /// Commits to the upstream repository.
     pub(crate) fn publish(&mut self, content: &str) {
         let upstream = self.agent.dir.path().join("upstream");
         fs::write(upstream.join("new"), content).unwrap();
@@ -58,7 +56,6 @@ impl Fixture {
         }
     }
 
-    /// Returns the plan of a job with a mirror, in a separate project directory.
     pub(crate) fn plan(&self, job: &str, strategy: &str, depth: i64, commands: &[&str]) -> JobPlan {
         let mirror = self.mirror(job);
         let checkout = Checkout {
@@ -82,7 +79,6 @@ impl Fixture {
         plan
     }
 
-    /// Runs a job, which must succeed. Returns its log.
     pub(crate) async fn pass(&mut self, plan: &JobPlan) -> String {
         let (log, result) = self.agent.complete(plan).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -96,7 +92,6 @@ impl Fixture {
     }
 }
 
-/// Commands that show whether a checkout is as the server has it.
 const INSPECT: &str = "git status --porcelain; ./run.sh; cat new 2>/dev/null || true; git config remote.origin.url; git rev-list --count HEAD; \
                        git describe --tags --always";
 
@@ -157,11 +152,11 @@ async fn jobs_of_one_commit_that_start_together_fetch_it_once() {
     }
     assert_eq!(updates, 1);
     let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
-    // Requests for `info/refs` are not counted: the first of them may have no credentials, and is then repeated.
+    // `info/refs` is not counted, because it may be repeated with credentials.
     assert_eq!(paths.iter().filter(|path| path.ends_with("git-upload-pack")).count(), 1, "{paths:?}");
 }
 
-/// Without containers, a job can write to the mirror, because it runs as the user of the agent.
+/// Without containers, a job runs as the agent's user, and can write to the mirror.
 #[tokio::test]
 async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     let mut fixture = Fixture::new().await;
@@ -183,7 +178,6 @@ async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     assert!(log.contains("\nran\n") && !log.contains("evil"), "{log}");
     assert!(log.contains("The sources cannot be read from the git mirror, fetching from the server"), "{log}");
     assert!(!executed.exists(), "no command of another job may be executed");
-    // The mirror is replaced.
     assert!(fixture.pass(&fixture.plan("three", "clone", 1, &[INSPECT])).await.contains(UPDATED));
     fixture.server.requests();
     let log = fixture.pass(&fixture.plan("four", "clone", 1, &[INSPECT])).await;
@@ -245,7 +239,7 @@ async fn unusable_mirror_causes_only_a_warning() {
 async fn mirror_that_is_not_ready_in_time_causes_only_a_warning() {
     let mut fixture = Fixture::new().await;
     let mut plan = fixture.plan("one", "clone", 1, &[INSPECT]);
-    // This server never answers.
+    // Never answers.
     let mirror = GitMirror { repo_url: fixture.server.url(TOKEN, "slow.git"), ..fixture.mirror("one") };
     plan.steps[0].call = Call::builtin(&mirror);
     plan.steps[0].policy.timeout_ms = 500;
@@ -260,7 +254,7 @@ async fn mirror_that_is_not_ready_in_time_causes_only_a_warning() {
 async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
     let mut fixture = Fixture::new().await;
     let mut plan = fixture.plan("one", "clone", 1, &["echo runs"]);
-    // This server never answers.
+    // Never answers.
     let repo_url = fixture.server.url(TOKEN, "slow.git");
     let mirror = GitMirror { repo_url: repo_url.clone(), ..fixture.mirror("one") };
     let checkout = Checkout { repo_url, ..plan.steps[1].call.inputs().unwrap() };
@@ -287,7 +281,7 @@ async fn unused_mirrors_are_removed() {
     assert!(fixture.mirror_dir().exists());
 }
 
-/// The job's `PATH` has no git, as in most images. The commands for the mirror use the machine's `PATH`, which has git.
+/// Most images have no git, but the commands for the mirror use the machine's `PATH`.
 #[tokio::test]
 async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     let mut fixture = Fixture::new().await;
@@ -298,7 +292,6 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
             let _ = std::os::unix::fs::symlink(Path::new(directory).join(name), bin.join(name));
         }
     }
-    // A variable of the job must not affect the commands for the mirror.
     let variables = [variable("PATH", &bin.to_string_lossy()), variable("GIT_EXEC_PATH", "/nowhere")];
     let commands = ["./run.sh; ls -A; cat new 2>/dev/null || true"];
     fixture.publish("two");
@@ -323,7 +316,7 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     assert_eq!(fixture.agent.wait("1-1").await.outcome, Outcome::Success, "{log}");
 }
 
-/// Replaces the object `name` in a mirror: the index of a new pack gives `content` this name.
+/// Replaces an object in a mirror: the index of a new pack gives `content` the ID `name`.
 pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &[u8]) {
     let work = dir.join("wrong");
     fs::create_dir(&work).unwrap();
@@ -338,14 +331,13 @@ pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &
         .unwrap();
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     let mut index = fs::read(work.join(format!("wrong-{id}.idx"))).unwrap();
-    // Version 2: magic and version, 256 counters, then the names.
+    // Version 2: magic and version, 256 counters, then the IDs.
     let bytes: Vec<u8> = (0..20).map(|at| u8::from_str_radix(&name[2 * at..2 * at + 2], 16).unwrap()).collect();
     for byte in 0..256 {
         let count = u32::from(byte >= usize::from(bytes[0])).to_be_bytes();
         index[8 + 4 * byte..12 + 4 * byte].copy_from_slice(&count);
     }
     index[8 + 1024..8 + 1044].copy_from_slice(&bytes);
-    // The mirror keeps its other objects.
     let packs = mirror.join("objects/pack");
     fs::remove_dir_all(&packs).unwrap();
     fs::create_dir(&packs).unwrap();

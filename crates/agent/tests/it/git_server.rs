@@ -1,4 +1,4 @@
-//! Git server: a real `git upload-pack` over HTTP.
+//! Real `git upload-pack` over HTTP.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,10 +12,8 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use tokio::io::AsyncWriteExt;
 
-/// Password of the user `gitlab-ci-token`.
 pub(crate) const TOKEN: &str = "s3cret-t0ken";
 
-/// Git server for the repositories in a directory.
 pub(crate) struct GitServer {
     pub(crate) address: String,
     requests: RequestLog,
@@ -25,7 +23,7 @@ pub(crate) struct GitServer {
 type RequestLog = Arc<Mutex<Vec<(String, Option<String>)>>>;
 
 impl GitServer {
-    /// Starts a server. Only requests for paths below `/public/` need no token.
+    /// Starts a server for repositories in `root`. Paths below `/public/` need no token.
     pub(crate) async fn start(root: &Path) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -35,7 +33,6 @@ impl GitServer {
         Self { address, requests }
     }
 
-    /// Returns path and `Authorization` of each request since the last call.
     pub(crate) fn requests(&self) -> Vec<(String, Option<String>)> {
         std::mem::take(&mut self.requests.lock().unwrap())
     }
@@ -60,7 +57,7 @@ async fn serve(State((root, requests)): State<(PathBuf, RequestLog)>, request: R
     let path = match path.strip_prefix("public/") {
         Some(path) => path.to_owned(),
         None if authorization == Some(&format!("Basic {expected}")) => path,
-        // Without the header, the git command sends no credentials.
+        // git sends credentials only after this header.
         None => return (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Basic realm=\"git\"")]).into_response(),
     };
     let (repository, arguments, kind) = if let Some(repository) = path.strip_suffix("/info/refs") {

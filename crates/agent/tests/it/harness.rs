@@ -1,5 +1,3 @@
-//! Runs an agent in a separate directory, and calls it.
-
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,10 +17,9 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
-/// Timeout that is longer than any operation of these tests on a busy machine.
+/// Longer than any operation of these tests on a busy machine.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running agent, and a client of it.
 pub(crate) struct Agent {
     pub(crate) dir: TempDir,
     shutdown: CancellationToken,
@@ -78,7 +75,7 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Starts an agent on a separate thread and runtime, so that blocking it does not block the test.
+    /// Starts an agent on its own thread and runtime, so that it may block.
     pub(crate) async fn start_on_thread(dir: TempDir) -> Self {
         let (ready, is_ready) = oneshot::channel();
         let options = Options { ready: Some(ready), ..options(dir.path()) };
@@ -98,12 +95,10 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Waits until the agent exits without being stopped.
     pub(crate) async fn wait_exit(self) {
         tokio::time::timeout(TIMEOUT, self.task).await.unwrap().unwrap().unwrap();
     }
 
-    /// Connects to an agent in `dir` that accepts calls already.
     pub(crate) async fn attach(dir: TempDir) -> Self {
         let channel = connect(options(dir.path()).socket).await;
         let steps = StepRunnerClient::new(channel.clone());
@@ -111,12 +106,11 @@ impl Agent {
         Self { dir, shutdown: CancellationToken::new(), task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Drops the agent's only client. Returns the task that runs the agent, and its directory.
+    /// Drops the agent's only client. Returns the agent's task and directory.
     pub(crate) fn disconnect(self) -> (JoinHandle<Result<(), ServeError>>, TempDir) {
         (self.task, self.dir)
     }
 
-    /// Shuts the agent down, and returns its directory.
     pub(crate) async fn stop(self) -> TempDir {
         self.shutdown.cancel();
         drop((self.steps, self.extension));
@@ -124,7 +118,6 @@ impl Agent {
         self.dir
     }
 
-    /// Returns the names of the job's temporary files. Their directory remains for the next job.
     pub(crate) fn temporary_files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.dir.path().join("builds/p.tmp")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -138,7 +131,6 @@ impl Agent {
         self.steps.run(request(id, plan, variables)).await.unwrap();
     }
 
-    /// Returns the log from `offset` to its end.
     pub(crate) async fn log_from(&mut self, id: &str, offset: i64) -> Vec<u8> {
         let mut log = Vec::new();
         tokio::time::timeout(TIMEOUT, async {
@@ -157,7 +149,6 @@ impl Agent {
         String::from_utf8(self.log_from(id, 0).await).unwrap()
     }
 
-    /// Reads the log until it contains `text`.
     pub(crate) async fn log_until(&mut self, id: &str, text: &str) -> String {
         let request = FollowLogsRequest { id: id.to_owned(), offset: 0 };
         let mut stream = self.steps.follow_logs(request).await.unwrap().into_inner();
@@ -200,7 +191,6 @@ impl Agent {
             .collect()
     }
 
-    /// Runs a plan to its end, and returns its log and result.
     pub(crate) async fn complete(&mut self, plan: &JobPlan) -> (String, JobResult) {
         self.run("1-1", plan, &[]).await;
         let log = self.log("1-1").await;
@@ -210,7 +200,6 @@ impl Agent {
         (log, result)
     }
 
-    /// Returns a plan with these steps.
     pub(crate) fn plan(&self, steps: Vec<Step>) -> JobPlan {
         JobPlan {
             project_dir: self.project().to_string_lossy().into_owned(),
@@ -260,12 +249,10 @@ pub(crate) fn variable(key: &str, value: &str) -> Variable {
     Variable { key: key.to_owned(), value: value.to_owned(), file: false, masked: false }
 }
 
-/// Returns the steps of a result with their states.
 pub(crate) fn states(result: &JobResult) -> Vec<(&str, StepStatus)> {
     result.tree.steps.iter().map(|step| (step.name.as_str(), step.status)).collect()
 }
 
-/// Returns the failure reason of a job and its exit code.
 pub(crate) fn failure(result: &JobResult) -> (String, Option<i32>) {
     match &result.outcome {
         Outcome::Success => panic!("the job succeeded"),
@@ -273,7 +260,7 @@ pub(crate) fn failure(result: &JobResult) -> (String, Option<i32>) {
     }
 }
 
-/// Runs a test in a separate process, and panics if it fails there. Returns true in that process, and false otherwise.
+/// Runs a test in a separate process, and panics if it fails. Returns true in that process.
 pub(crate) fn runs_in_separate_process(test: &str) -> bool {
     const SEPARATE_PROCESS: &str = "TEST_IN_SEPARATE_PROCESS";
     if std::env::var_os(SEPARATE_PROCESS).is_some_and(|value| value == test) {

@@ -1,4 +1,4 @@
-//! Services that are processes on the machine of the job.
+//! Services that are processes on the job's machine.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
@@ -11,7 +11,6 @@ use muster_steps::process::Containment;
 use crate::harness::*;
 use crate::killed_agent::spawn_agent_with;
 
-/// Python program that prints its environment, and sends one answer on each connection.
 const SERVER: &str = "import os,socket,sys
 print('started in', os.getcwd(), os.listdir('.'), os.environ.get('DB'), os.environ.get('OF_JOB'), flush=True)
 s=socket.create_server(('127.0.0.1', int(sys.argv[1])))

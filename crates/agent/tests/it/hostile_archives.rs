@@ -1,4 +1,4 @@
-//! Archives and links that a hostile job prepared: no artifact, cache or checkout changes a file outside the project.
+//! Hostile archives and links: no artifact, cache or checkout changes a file outside the project.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -21,7 +21,6 @@ use crate::harness::*;
 const JOB: JobId = JobId(7);
 const SECRET: &str = "ssh-ed25519 the owner's key\n";
 
-/// Creates a directory beside the project with the file `keys`.
 fn create_outside_dir(agent: &Agent) -> PathBuf {
     let outside = agent.dir.path().join("outside");
     fs::create_dir(&outside).unwrap();
@@ -29,7 +28,6 @@ fn create_outside_dir(agent: &Agent) -> PathBuf {
     outside
 }
 
-/// Asserts that the directory is as [`create_outside_dir`] created it.
 fn assert_untouched(outside: &Path, log: &str) {
     let keys = outside.join("keys");
     assert!(!keys.is_symlink(), "`keys` must not be a link, but its target is {:?}; {log}", fs::read_link(&keys));
@@ -38,7 +36,8 @@ fn assert_untouched(outside: &Path, log: &str) {
     assert_eq!(names, ["keys"], "{log}");
 }
 
-/// Writes an archive with one harmless file and links to `outside`, directly and through a chain. Below each link are entries.
+/// Writes an archive with a harmless file and links to `outside`, one of them through a chain. Each link has entries
+/// below it.
 fn hostile_zip(file: &Path, outside: &Path) {
     let mut zip = ZipWriter::new(File::create(file).unwrap());
     let options = SimpleFileOptions::default();
@@ -54,7 +53,6 @@ fn hostile_zip(file: &Path, outside: &Path) {
     zip.finish().unwrap();
 }
 
-/// Returns the plan with the coordinator as the endpoint for artifacts.
 fn with_coordinator(served: &Served, plan: JobPlan) -> JobPlan {
     let coordinator = ArtifactEndpoint {
         url: served.url.to_string(),
@@ -112,7 +110,7 @@ async fn cache_links_cannot_lead_outside_the_project() {
     };
     fs::create_dir_all(cache_dir.join("main")).unwrap();
     hostile_zip(&cache_dir.join("main/cache.zip"), &outside);
-    // The previous job created links at the paths of the archive's links.
+    // An earlier job created links at these paths.
     fs::create_dir_all(agent.project()).unwrap();
     symlink(&outside, agent.project().join("a")).unwrap();
     symlink("..", agent.project().join("b")).unwrap();
@@ -123,7 +121,7 @@ async fn cache_links_cannot_lead_outside_the_project() {
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nhonest\n"), "{log}");
 
-    // The previous job replaced the project's directory with a link.
+    // An earlier job replaced the project's directory with a link.
     fs::remove_dir_all(agent.project()).unwrap();
     symlink(&outside, agent.project()).unwrap();
     let (log, _) = agent.complete(&agent.plan(vec![restore])).await;
@@ -145,7 +143,7 @@ async fn link_above_the_project_is_not_followed() {
     hostile_zip(&cache_dir.join("main/cache.zip"), &outside);
     let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
     let plan = agent.plan(vec![step("restore_cache", When::OnSuccess, restore)]);
-    // The project is in a group whose directory a job of the same group replaced by a link.
+    // A job of the same group replaced the group's directory with a link.
     let group = agent.dir.path().join("group");
     symlink(&outside, &group).unwrap();
     let plan = JobPlan { project_dir: group.join("app").to_string_lossy().into_owned(), ..plan };
@@ -155,7 +153,7 @@ async fn link_above_the_project_is_not_followed() {
     assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
 }
 
-/// Regression test for links of an earlier job: above the project, and in place of the project's directory.
+/// Links above the project, and in place of its directory.
 #[tokio::test]
 async fn checkout_does_not_follow_links_of_earlier_jobs() {
     let mut agent = Agent::start().await;
@@ -166,7 +164,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
     for strategy in ["none", "empty", "clone", "fetch"] {
         for local in [None, Some(agent.dir.path().join("repository"))] {
             for (project, is_above) in [(group.join("app"), true), (link.clone(), false)] {
-                // The previous checkout may have replaced the link with a directory.
+                // A checkout may have replaced the link with a directory.
                 let _ = fs::remove_file(&link).or_else(|_| fs::remove_dir_all(&link));
                 symlink(&outside, &link).unwrap();
                 let checkout = Checkout {
@@ -182,7 +180,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
                 let plan = JobPlan { project_dir, steps, ..agent.plan(vec![]) };
                 let (log, result) = agent.complete(&plan).await;
                 assert_untouched(&outside, &log);
-                // A checkout that starts with an empty directory removes the link itself.
+                // A checkout into an empty directory removes the link.
                 let is_refused = is_above || matches!((strategy, &local), ("none", _) | ("fetch", None));
                 if is_refused {
                     assert_ne!(result.outcome, Outcome::Success, "{log}");

@@ -1,4 +1,4 @@
-//! Exit of an idle agent, and what keeps an agent running.
+//! Exit of an idle agent.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,20 +16,18 @@ use tonic::transport::Endpoint;
 
 use crate::harness::{Agent, TIMEOUT, is_running, options, script};
 
-/// Idle timeout of the agents. Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
+/// Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Starts an agent that exits after it was idle for [`IDLE_TIMEOUT`].
 async fn agent() -> Agent {
     let dir = tempfile::tempdir().unwrap();
     let options = Options { idle_timeout: Some(IDLE_TIMEOUT), ..options(dir.path()) };
     Agent::start_with(options, dir).await
 }
 
-/// Advances the time, and lets the agent react.
 async fn advance_time(time: Duration) {
     tokio::time::pause();
-    // Advance in steps, so that each timer of the agent fires.
+    // In steps, so that each timer of the agent fires.
     for _ in 0..10 {
         tokio::time::advance(time / 10).await;
         for _ in 0..10 {
@@ -70,7 +68,7 @@ async fn idle_agent_ends_and_a_new_one_can_start() {
     advance_time(3 * IDLE_TIMEOUT).await;
     assert!(agent.ids().await.is_empty(), "a connection must keep the agent running");
     let (task, dir) = agent.disconnect();
-    // From now on the clock advances automatically whenever all tasks wait.
+    // The paused clock advances whenever all tasks wait.
     tokio::time::pause();
     wait_exit(task).await;
     tokio::time::resume();
@@ -110,7 +108,7 @@ async fn agent_without_its_directory_ends_despite_results() {
     let (socket, path) = (options(agent.dir.path()).socket, agent.dir.path().to_owned());
     let (task, dir) = agent.disconnect();
     std::fs::remove_dir_all(&path).unwrap();
-    // The next agent has a new socket at the same path. The first agent must not delete this socket.
+    // The next agent has a new socket at this path, which the first agent must not delete.
     std::fs::create_dir_all(&path).unwrap();
     let next = Agent::start_in(dir).await;
     tokio::time::pause();
@@ -143,7 +141,6 @@ async fn agent_with_a_tcp_address_keeps_results_without_its_socket_file() {
     wait_exit(task).await;
 }
 
-/// Returns whether an agent answers.
 async fn is_served(socket: &Path) -> bool {
     let socket = socket.to_owned();
     let connector = tower::service_fn(move |_| {
@@ -166,7 +163,7 @@ async fn wait_all_exit(agents: &mut JoinSet<Result<(), ServeError>>) {
     }
 }
 
-/// A client that connects while the agent exits is either served or refused immediately. The next agent then accepts calls.
+/// A client that connects while the agent exits is served or refused immediately. The next agent then accepts calls.
 #[tokio::test]
 async fn connection_during_shutdown_is_served_or_refused() {
     let seed = std::env::var("MUSTER_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
@@ -184,11 +181,11 @@ async fn connection_during_shutdown_is_served_or_refused() {
             .await
             .unwrap()
             .expect("the next agent must become ready while the previous one shuts down");
-        // This sleep does not synchronize anything: it makes the client connect at a random moment around the exit of the agent.
+        // The client connects at a random moment around the agent's exit.
         tokio::time::sleep(Duration::from_micros(random.random_range(0..5000))).await;
         if is_served(&socket).await {
             served += 1;
-            // The client has disconnected, so the agent that served it exits, too.
+            // The client has disconnected, so the agent exits.
             wait_all_exit(&mut agents).await;
         }
     }

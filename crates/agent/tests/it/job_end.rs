@@ -1,4 +1,4 @@
-//! Jobs that end early, and their processes, which must end with them.
+//! Jobs that end early, and their processes.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::StepStatus;
@@ -150,7 +150,7 @@ async fn agent_exits_with_the_process_to_exit_with() {
     agent.wait_exit().await;
 }
 
-/// An agent in a separate process without jobs of other tests, with jobs that wait until they are released.
+/// Agent in a separate process, without jobs of other tests.
 struct SeparateAgent {
     process: std::process::Child,
     agent: Agent,
@@ -163,7 +163,6 @@ impl SeparateAgent {
         Self { process, agent: Agent::attach(dir).await }
     }
 
-    /// Starts a job that runs until [`SeparateAgent::release_job`].
     async fn start_waiting_job(&mut self, id: &str) {
         let gate = self.agent.dir.path().join(format!("gate-{id}"));
         let wait = format!("echo waiting; until [ -e {} ]; do sleep 0.01; done", gate.display());
@@ -178,8 +177,8 @@ impl SeparateAgent {
         self.agent.wait(id).await;
     }
 
-    /// Runs a job that leaves an orphaned process in a separate session, with a false tag. Returns the ID of that process, and the log of
-    /// the job with its cgroups.
+    /// Runs a job that leaves an orphan with its own session and a false tag. Returns the orphan's process ID, and the
+    /// job's log with its cgroups.
     async fn run_job_with_hidden_process(&mut self, id: &str) -> (String, String) {
         let pid = self.agent.dir.path().join("hidden");
         let hide = format!(
@@ -199,15 +198,13 @@ impl SeparateAgent {
     }
 }
 
-/// Returns the start time of a process, in clock ticks since boot.
 fn start_ticks(pid: &str) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // The name is in parentheses; the start time is the 20th field after it.
+    // Field 20 after the name in parentheses.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     fields.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
 }
 
-/// Starts processes until one of them has a later start time than the process `pid`.
 fn wait_for_next_tick(pid: &str) {
     let started = start_ticks(pid);
     let is_later = || {
@@ -224,7 +221,7 @@ async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
     let mut separate = SeparateAgent::start(Containment::ProcessTree).await;
     separate.start_waiting_job("before-1").await;
     let (hidden, _) = separate.run_job_with_hidden_process("2-1").await;
-    // A job that starts in the same tick as the process would count as running at that time.
+    // A job that starts in the same tick would count as older than the process.
     wait_for_next_tick(&hidden);
     separate.start_waiting_job("after-1").await;
     separate.release_job("before-1").await;

@@ -1,4 +1,4 @@
-//! Agents that are killed, and how the next agent recovers their spool.
+//! Killed agents, whose spool the next agent recovers.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -14,21 +14,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::*;
 
-/// Environment variable for an agent whose jobs have no cgroups.
 const NO_CGROUPS_ENV: &str = "AGENT_PROCESS_NO_CGROUPS";
-/// Environment variable that makes this test program an agent in the directory that it contains.
 pub(crate) const AGENT_DIR_ENV: &str = "AGENT_PROCESS_DIR";
-/// Socket in the agent's directory to which its process connects when it accepts calls.
+/// Socket in the agent's directory to which the agent connects when it accepts calls.
 const READY_SOCKET: &str = "ready";
-/// Name of the test that runs an agent if [`AGENT_DIR_ENV`] is set.
+/// Test that runs an agent if [`AGENT_DIR_ENV`] is set.
 pub(crate) const AGENT_TEST: &str = "killed_agent::next_agent_serves_a_finished_job_unchanged";
 
-/// Starts this test program again, as an agent in `dir`.
 fn spawn_agent(dir: &Path) -> Child {
     spawn_agent_with(dir, Containment::default())
 }
 
-/// Starts an agent in a separate process, and waits until it accepts calls.
 pub(crate) fn spawn_agent_with(dir: &Path, containment: Containment) -> Child {
     let socket = dir.join(READY_SOCKET);
     let _ = std::fs::remove_file(&socket);
@@ -77,7 +73,7 @@ async fn killed_agent_fails_its_running_job_and_ends_processes() {
 
 #[tokio::test]
 async fn reboot_fails_the_job_and_spares_new_processes() {
-    // In the common test process, agents of other tests would become the parent of the remaining process and end it.
+    // In the test process, agents of other tests would adopt the remaining process and end it.
     if !runs_in_separate_process("killed_agent::reboot_fails_the_job_and_spares_new_processes") {
         return;
     }
@@ -91,7 +87,7 @@ async fn reboot_fails_the_job_and_spares_new_processes() {
     process.kill().unwrap();
     process.wait().unwrap();
 
-    // After a restart of the system, the process ID in the journal may belong to any other process.
+    // After a restart, the recorded process ID may belong to another process.
     let rebooted = muster_agent::Options { boot_id: "second".to_owned(), ..options(agent.dir.path()) };
     let mut agent = Agent::start_with(rebooted, agent.dir).await;
     agent.run("1-1", &plan, &[]).await;
@@ -115,7 +111,7 @@ async fn next_agent_serves_a_finished_job_unchanged() {
         let options = Options { containment, ready: Some(ready), ..options(Path::new(&dir)) };
         let served = tokio::spawn(muster_agent::serve(options));
         is_ready.await.unwrap();
-        // Nothing listens on this socket unless `spawn_agent_with` started this process.
+        // Only `spawn_agent_with` listens on this socket.
         let _ = std::os::unix::net::UnixStream::connect(Path::new(&dir).join(READY_SOCKET));
         return served.await.unwrap().unwrap();
     }
@@ -144,7 +140,7 @@ async fn agent_waits_for_a_leftover_copy_of_the_lock() {
     let (ready, is_ready) = tokio::sync::oneshot::channel();
     options.ready = Some(ready);
     let shutdown = options.shutdown.clone();
-    // The agent is polled first, so it finds the lock held.
+    // Polled first, so that the agent finds the lock held.
     let (served, ()) = tokio::join!(muster_agent::serve(options), async {
         drop(copy);
         let _ = is_ready.await;
@@ -159,7 +155,7 @@ async fn job_before_its_first_command_can_run_again() {
     let (upstream, sha) = crate::checkout::repository(dir.path());
     let mut process = spawn_agent(dir.path());
     let mut agent = Agent::attach(dir).await;
-    // This git waits until the gate file exists, so that the job is still in its checkout.
+    // This git waits for the gate file, which keeps the job in its checkout.
     let bin = agent.dir.path().join("bin");
     let gate = agent.dir.path().join("gate");
     std::fs::create_dir(&bin).unwrap();

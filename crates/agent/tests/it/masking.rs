@@ -1,4 +1,4 @@
-//! Errors of steps do not show masked values, neither in the log nor in the result.
+//! Errors of steps hide masked values in the log and the result.
 
 use muster_agent_api::builtin::ResourceShare;
 use muster_agent_api::plan::{Call, When};
@@ -7,14 +7,12 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// Secret with characters that are escaped if the value is quoted.
+/// Secret with characters that quoting escapes.
 const SECRET: &str = "s3cret \"of\" the\\job";
-/// Secret without such characters.
 const PLAIN: &str = "s3cret-without-them";
 
-/// Runs a `run:` list, which must fail. `exec` is the definition of the local step `./exec`; `./type` has an invalid input type.
-///
-/// Returns the log, and the texts that the agent reports about the job.
+/// Runs a `run:` list, which must fail. `exec` defines the step `./exec`, and `./type` has an invalid input type.
+/// Returns the log, and the agent's reports about the job.
 async fn run_failing_steps(list: Value, exec: Value) -> (String, Value) {
     let mut agent = Agent::start().await;
     let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});

@@ -1,4 +1,4 @@
-//! Steps that the operator adds around a job, the step policy, and the resource usage of steps.
+//! Steps of the operator, the step policy, and the usage of steps.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,6 @@ use crate::harness::*;
 use muster_agent_api::builtin::{ArtifactsList, ArtifactsUpload, Script};
 use muster_agent_api::plan::{Call, Step, When};
 
-/// Returns a step of the operator.
 fn operator(name: &str, commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
     let env = BTreeMap::from([("OWN".to_owned(), "it's mine".to_owned())]);
@@ -20,8 +19,8 @@ fn operator(name: &str, commands: &[&str]) -> Step {
     step
 }
 
-/// Returns a step of the operator that runs after the job. `is_required` is whether its failure fails the job.
-fn after(name: &str, commands: &[&str], is_required: bool) -> Step {
+/// Returns an operator's step after the job. `is_required` means that its failure fails the job.
+fn step_after_job(name: &str, commands: &[&str], is_required: bool) -> Step {
     let mut step = operator(name, commands);
     step.policy.when = When::Finally;
     step.policy.allow_failure = !is_required;
@@ -36,7 +35,7 @@ async fn failed_step_before_the_job_is_a_system_failure() {
         operator("operator_before_audit", &["echo \"owned by $OWN\"; exit 3"]),
         script(&["echo never"]),
         after_script(&["echo never"]),
-        after("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false),
+        step_after_job("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false),
     ];
     let (log, result) = agent.complete(&agent.plan(steps)).await;
     assert_eq!(failure(&result), ("runner_system_failure".to_owned(), None));
@@ -58,7 +57,7 @@ async fn failed_step_before_the_job_is_a_system_failure() {
 #[tokio::test]
 async fn steps_after_the_job_run_whatever_its_result_is() {
     let mut agent = Agent::start().await;
-    let report = || after("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false);
+    let report = || step_after_job("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false);
     let (log, result) = agent.complete(&agent.plan(vec![script(&["exit 7"]), report()])).await;
     assert_eq!(failure(&result), ("script_failure".to_owned(), Some(7)));
     assert!(log.contains("\njob is failed\n"), "{log}");
@@ -80,7 +79,7 @@ async fn steps_after_the_job_run_whatever_its_result_is() {
 #[tokio::test]
 async fn failure_after_the_job_is_reported_and_fails_it_only_if_required() {
     let mut agent = Agent::start().await;
-    let failing = |required| after("operator_after_report", &["exit 4"], required);
+    let failing = |required| step_after_job("operator_after_report", &["exit 4"], required);
     let (log, result) = agent.complete(&agent.plan(vec![script(&["true"]), failing(false)])).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(log.contains("WARNING: operator_after_report failed, but the job continues: "), "{log}");
@@ -105,7 +104,7 @@ async fn job_does_not_select_the_programs_of_the_operator() {
     let path = format!("{}:/usr/bin:/bin", programs.display());
     let variables =
         [variable("PATH", &path), variable("LD_PRELOAD", "/nonexistent.so"), variable("KEPT", "of the job")];
-    let report = after("operator_after_report", &["uname; echo \"preload=$LD_PRELOAD kept=$KEPT\""], true);
+    let report = step_after_job("operator_after_report", &["uname; echo \"preload=$LD_PRELOAD kept=$KEPT\""], true);
     agent.run("1-1", &agent.plan(vec![script(&["uname"]), report]), &variables).await;
     let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
     assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -119,7 +118,7 @@ async fn variables_of_the_job_do_not_configure_steps_of_the_operator() {
     let list = json!([{ "name": "audit", "script": "echo \"audits ${{ vars.KIND }}\"" }]);
     let mut audit = step("operator_before_audit", When::OnSuccess, Call::Run(list));
     audit.policy.by_operator = true;
-    // In the legacy dialect, there is no `vars`.
+    // The legacy dialect has no `vars`.
     let variables = [
         variable("KIND", "it"),
         variable("CI_STEPS_DIALECT", "legacy"),
@@ -147,7 +146,7 @@ async fn job_cannot_replace_the_list_of_its_artifacts() {
     let text = "contains a line break; rename the file, or exclude it";
 
     (list.policy.allow_failure, sign.policy.allow_failure) = (true, true);
-    // The first list is complete. The second one fails, and must not leave the first one in its place.
+    // The second `list` fails, and `sign` must not get the files of the first `list`.
     let steps = vec![make("a"), list.clone(), sign.clone(), make("b\\nc"), list.clone(), sign.clone()];
     agent.run("1-1", &agent.plan(steps), &variables).await;
     let (result, log) = (agent.wait("1-1").await, agent.log("1-1").await);
@@ -206,7 +205,7 @@ async fn policy_is_checked_when_a_nested_step_is_loaded() {
         assert!(log.contains(message) && !log.contains("\nnever\n"), "{log}");
         agent.close("1-1").await;
 
-        // The operator's own steps need no permission.
+        // The operator's steps need no permission.
         plan.steps[1].policy.by_operator = true;
         agent.run("1-2", &plan, &[variable("DIR", ".")]).await;
         let (result, log) = (agent.wait("1-2").await, agent.log("1-2").await);
@@ -215,7 +214,7 @@ async fn policy_is_checked_when_a_nested_step_is_loaded() {
     }
 }
 
-/// Runs steps with limits. `None` means that this machine cannot enforce such limits.
+/// Runs steps with limits. `None` means that this machine cannot enforce them.
 async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(steps);
@@ -247,7 +246,7 @@ async fn processes_of_the_author_have_no_network() {
         assert!(log.contains(&format!("\n{step} lo\n")), "{step}: {log}");
     }
     assert!(log.contains("loopback works"), "{log}");
-    // The operator's step sees what this process sees.
+    // The operator's step sees the network of this process.
     let host = std::fs::read_to_string("/proc/net/dev").unwrap();
     let host: Vec<_> = host.lines().skip(2).map(|line| line.split(':').next().unwrap().trim()).collect();
     assert!(log.contains(&format!("\noperator {}\n", host.join(" "))), "{host:?} {log}");
@@ -274,8 +273,7 @@ async fn memory_of_the_author_is_limited_and_reported() {
     assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
 }
 
-/// Runs a `run:` list under these rules. Each rule allows a step, and has limits. `None` means that this machine cannot enforce such
-/// limits.
+/// Runs a `run:` list under rules that allow steps with limits. `None` means that this machine cannot enforce them.
 async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: Value) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let nested = "{}\n---\nrun:\n  - {name: outer, script: 'echo outer; ./show'}\n  - {name: inner, step: ../inner}\n";
@@ -308,7 +306,7 @@ async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: 
 }
 
 /// Returns the network interfaces and the file size that `show` printed after the line `word`.
-fn shown(log: &str, word: &str) -> (String, u64) {
+fn show_output(log: &str, word: &str) -> (String, u64) {
     let rest = log.split_once(&format!("\n{word}\n")).unwrap_or_else(|| panic!("no {word:?} in {log}")).1;
     let value = |key: &str| rest.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
     (value("net "), value("size ").parse().unwrap())
@@ -326,12 +324,12 @@ async fn limits_of_a_rule_apply_to_its_steps_and_the_steps_that_they_call() {
     ]);
     let Some((log, result)) = run_with_rules(&rules, file(3), list).await else { return };
     assert_eq!(result.outcome, Outcome::Success, "{log}");
-    let (host, size) = shown(&log, "free");
+    let (host, size) = show_output(&log, "free");
     assert_eq!(size, 3 << 20, "the limit of the policy must apply to all steps");
-    assert_eq!(shown(&log, "outer"), ("lo".to_owned(), 3 << 20));
-    assert_eq!(shown(&log, "inner"), ("lo".to_owned(), 2 << 20), "the called step must have both limits");
+    assert_eq!(show_output(&log, "outer"), ("lo".to_owned(), 3 << 20));
+    assert_eq!(show_output(&log, "inner"), ("lo".to_owned(), 2 << 20), "the called step must have both limits");
     let (_, last) = log.rsplit_once("\ninner\n").unwrap();
-    assert_eq!(shown(&format!("\ninner\n{last}"), "inner"), (host, 2 << 20));
+    assert_eq!(show_output(&format!("\ninner\n{last}"), "inner"), (host, 2 << 20));
 }
 
 #[tokio::test]
@@ -348,8 +346,8 @@ async fn memory_and_cpu_limits_of_a_rule_apply_in_addition_to_the_policy_limits(
         })
     };
     let nested = json!([allocate("large", 100), { "name": "i", "step": "./ci/inner" }]);
-    // The CPU limit of the rule (4000) is higher than that of the policy (1500). The agent must not set it, because cgroups of version 1 refuse a
-    // limit above that of their parent.
+    // The rule's CPU limit (4000) exceeds the limit of the policy (1500). The rule's limit must not be set, because
+    // version 1 cgroups refuse it.
     let rules = [("local:./ci/inner", memory(32, 4000))];
     let Some((log, result)) = run_with_rules(&rules, memory(300, 1500), nested).await else { return };
     assert_eq!(result.outcome, Outcome::Success, "{log}");

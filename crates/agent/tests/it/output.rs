@@ -1,11 +1,10 @@
-//! Output of jobs: large amounts, invalid UTF-8, and secrets in pieces.
+//! Large output, invalid UTF-8, and secrets in pieces.
 
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::Variable;
 
 use crate::harness::*;
 
-/// Length of the time and the space after it at the start of a line with a timestamp.
 const TIME_BYTES: usize = 28;
 
 #[tokio::test]
@@ -41,7 +40,7 @@ async fn invalid_utf8_becomes_replacement_characters() {
 #[tokio::test]
 async fn secret_in_pieces_is_masked() {
     let mut agent = Agent::start().await;
-    // The pauses separate the pieces, so that they arrive one by one. The echoed command does not contain the value in one piece.
+    // The pauses separate the pieces.
     let plan = agent.plan(vec![script(&["printf hunt; sleep 0.05; printf er >&2; sleep 0.05; echo 22"])]);
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22") };
     agent.run("1-1", &plan, &[secret]).await;
@@ -106,7 +105,7 @@ async fn unterminated_last_line_precedes_the_next_message() {
     assert!(at(&["01O after"]) < at(&["section_end:", ":after_script\r"]), "{log}");
 }
 
-/// A job on a full file system. The test runs itself again in a process with a separate small tmpfs.
+/// Runs itself again in a process with a small tmpfs.
 #[tokio::test]
 async fn full_disk_fails_the_job_and_keeps_its_log() {
     if let Some(disk) = std::env::var_os("SMALL_DISK") {
@@ -156,7 +155,7 @@ async fn run_on_small_disk(disk: &std::path::Path) {
     assert!(log.ends_with(last_line), "{}", &log[log.len() - 200..]);
 }
 
-/// Clients, the agent and the reader of the endless output share one thread in this test.
+/// Clients, agent and reader share a thread.
 #[tokio::test]
 async fn endless_output_does_not_block_other_jobs() {
     let mut agent = Agent::start().await;

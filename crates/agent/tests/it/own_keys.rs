@@ -1,4 +1,4 @@
-//! Steps with the key `muster`, which GitLab's steps do not have, in a job of an agent.
+//! Steps with the key `muster`, which GitLab's steps lack.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{Outcome, StepStatus};
@@ -19,7 +19,7 @@ async fn plan_sets_retry_delay_and_whether_steps_have_log_sections() {
         {"name": "b", "script": "echo b", "muster": {"parallel": true}},
     ]);
     let mut plan = agent.plan(vec![run(list)]);
-    // The default delay would make the test slow.
+    // The default delay is slow.
     plan.retry_wait_ms = (1, 1);
     plan.trace_sections = true;
     let (log, result) = agent.complete(&plan).await;

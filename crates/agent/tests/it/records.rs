@@ -1,4 +1,4 @@
-//! Parameters of the steps in the result of a job.
+//! Parameters of steps in the result of a job.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,8 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// Value that must not be in a result.
 const SECRET: &str = "s3cret-0815";
 
-/// Step that prints its inputs, returns an output and exports a variable.
 const GREET: &str = r#"spec:
   inputs: {name: {type: string}, times: {type: number, default: 1}, options: {type: struct, default: {}}}
   outputs: {text: {type: string}}
@@ -24,8 +22,7 @@ exec:
   command: [sh, -c, 'echo "{\"name\":\"text\",\"value\":\"$GREETING\"}" >"$1"; echo "{\"name\":\"SHOWN\",\"value\":\"yes\"}" >"$2"', greet, '${{ output_file }}', '${{ export_file }}']
 "#;
 
-/// Writes the step `./greet`, and returns a plan that records calls, with these steps.
-fn recording(agent: &Agent, steps: Vec<Step>) -> JobPlan {
+fn recording_plan(agent: &Agent, steps: Vec<Step>) -> JobPlan {
     let dir = agent.project().join("greet");
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("step.yml"), GREET).unwrap();
@@ -36,7 +33,6 @@ fn list(items: Value) -> Step {
     step("step_run", When::OnSuccess, Call::Run(items))
 }
 
-/// Runs a plan with the masked variable `SECRET`.
 async fn run(agent: &mut Agent, plan: &JobPlan) -> JobResult {
     let secret = Variable { masked: true, ..variable("SECRET", SECRET) };
     agent.run("1-1", plan, &[secret]).await;
@@ -45,7 +41,6 @@ async fn run(agent: &mut Agent, plan: &JobPlan) -> JobResult {
     result
 }
 
-/// Returns the record of the step at this path below the root.
 fn call<'r>(result: &'r JobResult, path: &[&str]) -> &'r CallRecord {
     let find = |node: &'r StepNode, name: &&str| node.steps.iter().find(|step| step.name == *name).unwrap();
     path.iter().fold(&result.tree, find).call.as_deref().unwrap()
@@ -58,7 +53,7 @@ async fn result_of_a_failed_job_has_the_parameters_of_each_step() {
         { "name": "greet", "step": "./greet", "inputs": { "name": "${{ vars.CI_JOB_NAME }}" }, "env": { "MORE": "1" } },
         { "name": "fails", "script": "exit 3" },
     ]);
-    let plan = recording(&agent, vec![list(items), after_script(&["echo bye"])]);
+    let plan = recording_plan(&agent, vec![list(items), after_script(&["echo bye"])]);
     agent.run("1-1", &plan, &[variable("CI_JOB_NAME", "build")]).await;
     let result = agent.wait("1-1").await;
     assert_eq!(failure(&result), ("script_failure".to_owned(), Some(3)));
@@ -81,7 +76,7 @@ async fn result_of_a_failed_job_has_the_parameters_of_each_step() {
 async fn result_has_no_records_unless_the_plan_requests_them() {
     let mut agent = Agent::start().await;
     let items = json!([{ "name": "greet", "step": "./greet", "inputs": { "name": "a" } }]);
-    let plan = JobPlan { record_calls: false, ..recording(&agent, vec![list(items), script(&["true"])]) };
+    let plan = JobPlan { record_calls: false, ..recording_plan(&agent, vec![list(items), script(&["true"])]) };
     let (_, result) = agent.complete(&plan).await;
     let text = serde_json::to_string(&result).unwrap();
     assert!(text.contains("\"greet\"") && !text.contains("\"call\""), "{text}");
@@ -120,7 +115,7 @@ async fn records_contain_no_secrets() {
         list(items),
         script(&["echo s3cret-0815"]),
     ];
-    let plan = recording(&agent, steps);
+    let plan = recording_plan(&agent, steps);
     let result = run(&mut agent, &plan).await;
     assert_eq!(result.outcome, muster_agent_api::result::Outcome::Success, "{result:?}");
     let text = serde_json::to_string(&result).unwrap();
@@ -138,7 +133,7 @@ async fn step_of_the_operator_is_recorded_without_its_values() {
     let items = json!([{ "name": "greet", "step": "./greet", "inputs": { "name": "of the operator" }, "env": { "A": "of the operator" } }]);
     let mut operator = step("operator_before_greet", When::OnSuccess, Call::Run(items));
     operator.policy.by_operator = true;
-    let plan = recording(&agent, vec![operator]);
+    let plan = recording_plan(&agent, vec![operator]);
     let result = run(&mut agent, &plan).await;
     let greet = call(&result, &["operator_before_greet", "greet"]);
     let inputs = json!({ "name": MASKED, "times": MASKED, "options": MASKED });
@@ -148,7 +143,7 @@ async fn step_of_the_operator_is_recorded_without_its_values() {
 #[tokio::test]
 async fn large_parameters_are_cut_after_masking() {
     let mut agent = Agent::start().await;
-    // The secret crosses the place where the text is cut.
+    // The cut is inside the secret.
     let long = format!("{}{SECRET}{}", "x".repeat(64 * 1024 - 4), "y".repeat(100_000));
     let texts = vec!["z".repeat(50_000); 100];
     let items = json!([
@@ -156,7 +151,7 @@ async fn large_parameters_are_cut_after_masking() {
         { "name": "many", "step": "./greet", "inputs": { "name": "a", "options": { "texts": texts } } },
         { "name": "small", "step": "./greet", "inputs": { "name": "a" } },
     ]);
-    let plan = recording(&agent, vec![list(items)]);
+    let plan = recording_plan(&agent, vec![list(items)]);
     let result = run(&mut agent, &plan).await;
     let text = serde_json::to_string(&result).unwrap();
     assert!(!text.contains("s3cr") && text.len() < 1 << 20, "{} bytes", text.len());
@@ -166,10 +161,10 @@ async fn large_parameters_are_cut_after_masking() {
     assert_eq!(serde_json::to_value(many).unwrap(), json!({ "step": "./greet", "truncated": true }));
     assert!(!call(&result, &["step_run", "small"]).truncated);
 
-    // With full records, the same text is not cut.
+    // Full records are not cut.
     let long = "x".repeat(100_000);
     let items = json!([{ "name": "long", "step": "./greet", "inputs": { "name": "a", "options": { "text": long } } }]);
-    let mut plan = recording(&agent, vec![list(items)]);
+    let mut plan = recording_plan(&agent, vec![list(items)]);
     plan.development.full_records = true;
     let result = run(&mut agent, &plan).await;
     let record = call(&result, &["step_run", "long"]);
@@ -183,7 +178,7 @@ async fn value_is_masked_in_records_that_are_older_than_its_declaration_as_sensi
         { "name": "greet", "step": "./greet", "inputs": { "name": "late-4711" } },
         { "name": "use", "step": "./use", "inputs": { "token": "${{ steps.greet.outputs.text }}" } },
     ]);
-    let plan = recording(&agent, vec![list(items)]);
+    let plan = recording_plan(&agent, vec![list(items)]);
     let dir = agent.project().join("use");
     std::fs::create_dir_all(&dir).unwrap();
     let file = "spec: {inputs: {token: {type: string, sensitive: true}}}\n---\nexec: {command: ['true']}\n";
@@ -201,7 +196,7 @@ async fn records_of_a_list_have_a_maximum_size_before_they_are_cut() {
     let names: Vec<String> = (0..7).map(|index| format!("call{index}")).collect();
     let inputs = json!({ "name": "a", "options": { "text": "${{ vars.BIG }}" } });
     let items = names.iter().map(|name| json!({ "name": name, "step": "./greet", "inputs": inputs })).collect();
-    let plan = recording(&agent, vec![list(items)]);
+    let plan = recording_plan(&agent, vec![list(items)]);
     agent.run("1-1", &plan, &[variable("BIG", &"x".repeat(3 << 20))]).await;
     let result = agent.wait("1-1").await;
     let complete = names.iter().filter(|name| !call(&result, &["step_run", name]).inputs.is_empty()).count();

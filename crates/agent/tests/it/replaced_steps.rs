@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// Writes a step file into a directory outside of the project, and returns the reference of the step.
 fn step_file(agent: &Agent, name: &str, text: &str) -> String {
     let dir = agent.dir.path().join("steps").join(name);
     std::fs::create_dir_all(&dir).unwrap();
@@ -20,8 +19,7 @@ fn step_file(agent: &Agent, name: &str, text: &str) -> String {
     dir.to_string_lossy().into_owned()
 }
 
-/// Returns the call that runs the step `reference` in place of the built-in step with these inputs.
-fn replaced<I: Inputs>(inputs: &I, reference: String, with: Value) -> Call {
+fn replacing_call<I: Inputs>(inputs: &I, reference: String, with: Value) -> Call {
     Call::Replaced {
         name: I::BUILTIN.to_owned(),
         inputs: serde_json::to_value(inputs).unwrap(),
@@ -34,7 +32,6 @@ fn checkout(call: Call) -> Step {
     step("get_sources", When::OnSuccess, call)
 }
 
-/// Returns a plan with only these steps.
 fn plan(agent: &Agent, steps: Vec<Step>) -> JobPlan {
     JobPlan { steps, retry_wait_ms: (1, 1), ..agent.plan(Vec::new()) }
 }
@@ -56,9 +53,9 @@ async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() 
         ..Checkout::default()
     };
     let with = json!({ "mirror": "for ${{ vars.OF_THE_JOB }}", "depth": 7 });
-    let call = replaced(&inputs, reference, with);
+    let call = replacing_call(&inputs, reference, with);
     let mut plan = plan(&agent, vec![checkout(call), script(&["cat sources"])]);
-    // Neither the step policy nor the lock file of a job applies to a step that its operator chose.
+    // The step policy and the lock file do not apply to steps of the operator.
     plan.step_policy = Some(StepPolicy { denied_by_default: Some(1), ..StepPolicy::default() });
     let variables =
         [variable("OF_THE_JOB", "it"), variable("CI_STEPS_DIALECT", "legacy"), variable("CI_STEPS_LOG_LEVEL", "loud")];
@@ -80,7 +77,7 @@ async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() 
 async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
     let mut agent = Agent::start().await;
     let failing = step_file(&agent, "failing", "{}\n---\nexec: {command: [sh, -c, 'echo tried >>../tried; exit 9']}\n");
-    let mut sources = checkout(replaced(&Checkout::default(), failing.clone(), json!({})));
+    let mut sources = checkout(replacing_call(&Checkout::default(), failing.clone(), json!({})));
     sources.policy.attempts = 3;
     let (log, result) = agent.complete(&plan(&agent, vec![sources, script(&["echo never"])])).await;
     assert_eq!(failure(&result), ("runner_system_failure".to_owned(), None));
@@ -93,20 +90,20 @@ async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
     assert_eq!(tried.lines().count(), 3, "{log}");
 
     let caches = CacheRestore { caches: vec![CacheEntry { key: "deps".to_owned(), ..CacheEntry::default() }] };
-    let mut restore = step("restore_cache", When::OnSuccess, replaced(&caches, failing, json!({})));
+    let mut restore = step("restore_cache", When::OnSuccess, replacing_call(&caches, failing, json!({})));
     restore.policy.allow_failure = true;
     let (log, result) = agent.complete(&agent.plan(vec![restore, script(&["echo continues"])])).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("WARNING: restore_cache failed, but the job continues: the step `/"), "{log}");
     assert!(log.contains("\ncontinues\n"), "{log}");
 
-    let missing = checkout(replaced(&Checkout::default(), "/nonexistent/step".to_owned(), json!({})));
+    let missing = checkout(replacing_call(&Checkout::default(), "/nonexistent/step".to_owned(), json!({})));
     let (log, result) = agent.complete(&plan(&agent, vec![missing])).await;
     assert_eq!(failure(&result).0, "runner_system_failure");
     assert!(log.contains("`/nonexistent/step` that the operator") && log.contains("failed to load: "), "{log}");
 
     let script = Script { commands: vec!["true".to_owned()], ..Script::default() };
-    let call = replaced(&script, "/nonexistent/step".to_owned(), json!({}));
+    let call = replacing_call(&script, "/nonexistent/step".to_owned(), json!({}));
     let missing = step("step_script", When::OnSuccess, call);
     let (log, result) = agent.complete(&plan(&agent, vec![missing])).await;
     assert_eq!(failure(&result), ("script_failure".to_owned(), Some(1)));
@@ -123,7 +120,7 @@ async fn replaced_scripts_keep_exit_code_environment_and_role() {
     let wrapper = step_file(&agent, "wrapper", text);
     let call = |commands: &[&str], after_script| {
         let commands = commands.iter().map(ToString::to_string).collect();
-        replaced(&Script { commands, after_script, ..Script::default() }, wrapper.clone(), json!({}))
+        replacing_call(&Script { commands, after_script, ..Script::default() }, wrapper.clone(), json!({}))
     };
     let mut after = step("after_script", When::Always, call(&["echo \"$CI_JOB_STATUS $NAME\""], true));
     after.policy.allow_failure = true;
@@ -144,7 +141,6 @@ async fn replaced_scripts_keep_exit_code_environment_and_role() {
     assert!(log.contains("\nafter\ncanceled z\n"), "{log}");
 }
 
-/// Runs a job with a replaced cache and a replaced upload, which print all their inputs. Returns the log and the result.
 async fn run_with_secrets(agent: &mut Agent) -> (String, JobResult) {
     let printing = |input: &str| {
         format!(
@@ -159,10 +155,10 @@ async fn run_with_secrets(agent: &mut Agent) -> (String, JobResult) {
     let cache =
         CacheEntry { key: "deps".to_owned(), objects: [("deps".to_owned(), object)].into(), ..CacheEntry::default() };
     let reference = step_file(agent, "cache", &printing("caches"));
-    let restore = replaced(&CacheRestore { caches: vec![cache] }, reference, json!({}));
+    let restore = replacing_call(&CacheRestore { caches: vec![cache] }, reference, json!({}));
     let reference = step_file(agent, "upload", &printing("token"));
     let artifacts = vec![ArtifactsUpload { paths: vec!["out".to_owned()], ..ArtifactsUpload::default() }];
-    let upload = replaced(&ArtifactsUploadList { artifacts }, reference, json!({}));
+    let upload = replacing_call(&ArtifactsUploadList { artifacts }, reference, json!({}));
     let show = script(&["cat caches token; echo; cut -d? -f2 caches | cut -c1-27; grep -c 'signature=5ecret' caches"]);
     let mut plan = agent.plan(vec![
         step("restore_cache", When::OnSuccess, restore),
@@ -189,8 +185,8 @@ async fn secrets_that_a_replacement_gets_are_masked_in_log_and_result() {
     }
 }
 
-/// Returns the inputs of a built-in step that `docs/reference/replaceable-steps.md` lists.
-fn documented(builtin: &str) -> Vec<String> {
+/// Returns the inputs of a built-in step in `docs/reference/replaceable-steps.md`.
+fn documented_inputs(builtin: &str) -> Vec<String> {
     let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/replaceable-steps.md");
     let text = std::fs::read_to_string(page).unwrap();
     let section = text.split("\n## ").find(|section| section.starts_with(&format!("`{builtin}`\n")));
@@ -207,28 +203,28 @@ async fn every_documented_input_reaches_the_replacement() {
     let caches = || vec![CacheEntry { key: "deps".to_owned(), ..CacheEntry::default() }];
     let empty = "{}".to_owned();
     let calls = [
-        replaced(&Checkout::default(), empty.clone(), json!({})),
-        replaced(&CacheRestore { caches: caches() }, empty.clone(), json!({})),
-        replaced(&muster_agent_api::builtin::CacheSave { caches: caches() }, empty.clone(), json!({})),
-        replaced(
+        replacing_call(&Checkout::default(), empty.clone(), json!({})),
+        replacing_call(&CacheRestore { caches: caches() }, empty.clone(), json!({})),
+        replacing_call(&muster_agent_api::builtin::CacheSave { caches: caches() }, empty.clone(), json!({})),
+        replacing_call(
             &muster_agent_api::builtin::ArtifactsDownload {
                 from: vec![muster_agent_api::builtin::ArtifactSource::default()],
             },
             empty.clone(),
             json!({}),
         ),
-        replaced(
+        replacing_call(
             &ArtifactsUploadList { artifacts: vec![muster_agent_api::builtin::ArtifactsUpload::default()] },
             empty.clone(),
             json!({}),
         ),
-        replaced(&Script { commands: vec!["true".to_owned()], ..Script::default() }, empty, json!({})),
+        replacing_call(&Script { commands: vec!["true".to_owned()], ..Script::default() }, empty, json!({})),
     ];
     for mut call in calls {
         let Call::Replaced { name, step: reference, .. } = &mut call else { unreachable!() };
-        let names = documented(name);
+        let names = documented_inputs(name);
         assert!(!names.is_empty(), "{name}");
-        // No input has a default, so the step cannot be loaded if one is missing.
+        // Inputs without a default must all be set.
         let inputs: Vec<_> = names.iter().map(|name| format!("{name}: {{type: string}}")).collect();
         let text = format!("spec: {{inputs: {{{}}}}}\n---\nexec: {{command: [echo, it ran]}}\n", inputs.join(", "));
         *reference = step_file(&agent, &name.replace('/', "-"), &text);

@@ -1,6 +1,4 @@
-//! Requests that contain a step file.
-//!
-//! Clients of step-runner send such requests (`docs/spec/steps.md`, section 6.4). A manager sends a whole job instead.
+//! Requests with a step file, as clients of step-runner send them (`docs/spec/steps.md`, section 6.4).
 
 use muster_agent_api::step_runner::step_result::Status;
 use muster_agent_api::step_runner::{Job, RunRequest, StatusRequest, Variable};
@@ -9,7 +7,7 @@ use muster_job::TerminationCause;
 use crate::harness::*;
 
 impl Agent {
-    /// Runs a step file in a directory that does not exist yet. Returns its log, state and message.
+    /// Runs a step file in a missing directory. Returns its log, state and message.
     async fn run_text(&mut self, id: &str, steps: &str, variables: &[Variable]) -> (String, Status, String) {
         let work_dir = self.dir.path().join("work").join(id).to_string_lossy().into_owned();
         let request = RunRequest {

@@ -1,4 +1,4 @@
-//! `builtin://script_legacy`, with requests as gitlab-runner sends them.
+//! `builtin://script_legacy`, with requests of gitlab-runner.
 
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{JobResult, Outcome};
@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-/// Runs a list of steps as the job `1`. Returns its log and result.
 async fn run(agent: &mut Agent, list: Value, variables: &[Variable]) -> (String, JobResult) {
     let work = agent.dir.path().join("work").to_string_lossy().into_owned();
     let request = RunRequest {
@@ -23,7 +22,7 @@ async fn run(agent: &mut Agent, list: Value, variables: &[Variable]) -> (String,
     ended
 }
 
-/// Returns a list with one script, with all inputs that gitlab-runner sends.
+/// Returns a list with a script and all inputs that gitlab-runner sends.
 fn user_script(commands: &[&str], more: Value) -> Value {
     let mut inputs = json!({
         "script": commands, "debug_trace": false, "check_for_errors": false, "posix_escape": true, "trace_sections": false,
@@ -36,8 +35,7 @@ async fn run_script(agent: &mut Agent, commands: &[&str]) -> (String, JobResult)
     run(agent, user_script(commands, json!({})), &[]).await
 }
 
-/// Returns the line that is printed before a command runs.
-fn echoed(command: &str) -> String {
+fn echoed_line(command: &str) -> String {
     format!("\u{1b}[1;32m$ {command}\u{1b}[0m\n")
 }
 
@@ -50,10 +48,10 @@ async fn commands_are_printed_and_get_the_variables_of_step_and_job() {
     let work = agent.dir.path().join("work");
     let expected = [
         "Running step name=user_script\n".to_owned(),
-        echoed(commands[0]) + "own a job's\n",
-        echoed("echo it\\'s # collapsed multi-line command") + "it's\ntwo\n",
+        echoed_line(commands[0]) + "own a job's\n",
+        echoed_line("echo it\\'s # collapsed multi-line command") + "it's\ntwo\n",
         "\n".to_owned(),
-        echoed("pwd") + &format!("{}\n", work.display()),
+        echoed_line("pwd") + &format!("{}\n", work.display()),
     ];
     assert_eq!(log, expected.concat());
     assert_eq!(result.message, "");
@@ -72,7 +70,7 @@ async fn first_failure_ends_the_script_with_its_exit_code() {
         assert!(result.message.ends_with(&format!("exit status {code}")), "{commands:?}: {}: {log}", result.message);
         assert!(!log.contains("\nnever"), "{log}");
     }
-    // `errexit` ignores a failure before `&&`, also in the last command.
+    // `errexit` ignores a failure before `&&`.
     let (log, result) = run_script(&mut agent, &["false && true"]).await;
     assert_eq!(result.message, "", "{log}");
 }

@@ -18,7 +18,6 @@ fn login() -> Script {
     Script { shell: "bash".to_owned(), login: true, ..Script::default() }
 }
 
-/// Creates a home directory with this profile.
 fn home(agent: &Agent, profile: &str) -> String {
     let home = agent.dir.path().join("home");
     fs::create_dir_all(&home).unwrap();
@@ -116,7 +115,7 @@ async fn hooks_and_operator_commands_run_in_order() {
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
 }
 
-/// A script may delete more than its project, for example to clean up the machine. Later steps must still find their files.
+/// Later steps must still find their files.
 #[tokio::test]
 async fn later_steps_work_after_script_deletes_the_temporary_directory() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {

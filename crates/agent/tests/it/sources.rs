@@ -1,4 +1,4 @@
-//! Fetching sources with git: credentials, submodules, cleanup, LFS and retries.
+//! Sources from git: credentials, submodules, cleanup, LFS and retries.
 
 use std::fs;
 use std::path::Path;
@@ -84,7 +84,7 @@ async fn selected_submodules_are_fetched_by_rewritten_urls() {
     };
     let inspect = script(&["cat lib/one/run.sh; ls -A lib/two | wc -l; git -C lib/one config include.path"]);
     let plan = with_sources(agent.plan(vec![inspect]), checkout);
-    // Git itself forbids this transport for submodules. The job's own settings allow it.
+    // Git forbids this transport for submodules, but the job allows it.
     let allow = [
         variable("GIT_CONFIG_COUNT", "1"),
         variable("GIT_CONFIG_KEY_0", "protocol.file.allow"),

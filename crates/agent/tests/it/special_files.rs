@@ -1,4 +1,4 @@
-//! Special files that a job creates at paths that the agent reads. They must not block other jobs of the agent.
+//! Special files at paths that the agent reads. They must not block other jobs of the agent.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::checkout::{git, repository, with_sources};
 use crate::harness::*;
 
-/// Commands that create something other than a small regular file at `$AT`, each with a part of the expected message.
+/// Commands that create something other than a small regular file at `$AT`, and parts of the expected messages.
 const SPECIAL_FILES: [(&str, &str); 4] = [
     ("mkfifo \"$AT\"", "it is a FIFO"),
     ("ln -s /dev/zero \"$AT\"", "it is a symbolic link"),
@@ -19,7 +19,6 @@ const SPECIAL_FILES: [(&str, &str); 4] = [
     ("truncate -s 1T \"$AT\"", "it is larger than"),
 ];
 
-/// An agent on a separate thread, with a job that waits until the test releases it.
 struct BusyAgent {
     agent: Agent,
     jobs: u32,
@@ -37,7 +36,6 @@ impl BusyAgent {
         Self { agent, jobs: 0 }
     }
 
-    /// Runs a job in a separate directory.
     async fn job(&mut self, mut plan: JobPlan, variables: &[Variable]) -> (String, JobResult) {
         self.jobs += 1;
         let id = format!("{}-1", self.jobs);
@@ -53,7 +51,6 @@ impl BusyAgent {
         self.agent.dir.path().join(format!("builds/{job}")).to_string_lossy().into_owned()
     }
 
-    /// Checks that the second script of the waiting job runs, and that the job succeeds.
     async fn assert_waiting_job_continues(mut self) {
         std::fs::write(self.agent.dir.path().join("gate"), "").unwrap();
         assert_eq!(self.agent.wait("waiting-job").await.outcome, Outcome::Success);
@@ -192,14 +189,13 @@ async fn special_file_instead_of_git_attributes_is_ignored() {
         ..Checkout::default()
     };
     let plan = with_sources(busy.agent.plan(vec![script(&["echo checked out"])]), checkout);
-    // Without git-lfs, the agent reads the attributes itself.
+    // Without git-lfs, the agent reads the attributes.
     let path = programs(busy.agent.dir.path(), &["git", "sh", "bash"]);
     let (log, result) = busy.job(plan, &[variable("PATH", &path)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     busy.assert_waiting_job_continues().await;
 }
 
-/// Creates a directory with links to these programs and nothing else.
 fn programs(dir: &Path, names: &[&str]) -> String {
     let bin = dir.join("bin");
     std::fs::create_dir(&bin).unwrap();

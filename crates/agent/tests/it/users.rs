@@ -1,5 +1,3 @@
-//! Connections of processes of other users.
-
 use muster_agent::{Options, serve};
 use rustix::process::geteuid;
 use tokio::io::AsyncReadExt;
@@ -18,7 +16,7 @@ async fn agent_answers_only_the_user_that_it_was_started_for() {
         let (shutdown, socket) = (options.shutdown.clone(), options.socket.clone());
         let agent = tokio::spawn(serve(options));
         tokio::time::timeout(TIMEOUT, is_ready).await.unwrap().unwrap();
-        // The server of HTTP/2 sends its settings first.
+        // An HTTP/2 server sends its settings first.
         let mut byte = [0];
         let read = UnixStream::connect(socket).await.unwrap().read(&mut byte).await;
         assert_eq!(read.is_ok_and(|length| length == 1), answers, "{only_user:?}");

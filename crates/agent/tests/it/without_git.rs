@@ -1,4 +1,4 @@
-//! Checkouts in an environment that has no `git` command, from a real `git upload-pack` over HTTP.
+//! Checkouts without the `git` command, from a real `git upload-pack` over HTTP.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,12 +12,11 @@ use crate::checkout::{git, repository, with_sources};
 use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
 
-/// Agent, server and an upstream repository with one commit.
 struct Fixture {
     agent: Agent,
     server: GitServer,
     sha: String,
-    /// Value of `PATH` for the jobs: a directory with the programs of this machine, but without git.
+    /// Directory without git.
     path: String,
 }
 
@@ -43,7 +42,6 @@ impl Fixture {
         self.agent.dir.path().join("upstream")
     }
 
-    /// Commits everything in the upstream work tree, and publishes it.
     fn publish(&self, message: &str) -> String {
         git(&self.upstream(), &["add", "-A"]);
         git(&self.upstream(), &["commit", "--quiet", "-m", message]);
@@ -81,14 +79,12 @@ impl Fixture {
         (log, result)
     }
 
-    /// Runs a job, which must succeed. Returns its log.
     async fn pass(&mut self, checkout: Checkout, commands: &[&str]) -> String {
         let (log, result) = self.run(checkout, commands).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         log
     }
 
-    /// Runs a job, which must fail. Returns its log.
     async fn fail(&mut self, checkout: Checkout) -> String {
         let (log, result) = self.run(checkout, &["echo never"]).await;
         assert_eq!(failure(&result).0, "script_failure", "{log}");

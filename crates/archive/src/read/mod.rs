@@ -17,11 +17,11 @@ use crate::name;
 pub use self::zip::read_at;
 pub(crate) use self::zip::{Header, ZipFiles, visit_zip};
 
-/// Maximum length of a symbolic link's target in bytes.
+/// Maximum length of a link's target in bytes.
 pub(crate) const MAX_LINK_TARGET: u64 = 4096;
-/// Maximum length of an entry's name in bytes: the maximum length of a path on Linux.
+/// Maximum length of an entry's name in bytes, as for paths on Linux.
 const MAX_NAME: usize = 4096;
-/// Number of bytes of a longer name that the error quotes.
+/// Number of bytes of a longer name in the error.
 const QUOTED_NAME_BYTES: usize = 100;
 
 /// Format of an archive.
@@ -38,7 +38,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format that the first bytes of an archive identify. Plain tar is not recognized.
+    /// Returns the format with these first bytes. Plain tar is not recognized.
     #[must_use]
     pub fn from_magic(head: &[u8]) -> Option<Self> {
         match head {
@@ -61,28 +61,28 @@ pub enum EntryKind {
     Link(PathBuf),
 }
 
-/// One entry of an archive without its content.
+/// Entry of an archive without its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Relative path without `.` and `..`. Empty only for the entry of the directory itself.
+    /// Relative path without `.` and `..`. Empty means the directory itself.
     pub path: PathBuf,
     /// Kind of the entry.
     pub kind: EntryKind,
-    /// Permissions, without setuid, setgid and the sticky bit. `None` if the archive does not have them.
+    /// Permissions without setuid, setgid and sticky, if the archive has them.
     pub mode: Option<u32>,
-    /// Modification time. `None` if the archive does not have it.
+    /// Modification time, if the archive has it.
     pub modified: Option<FileTime>,
-    /// Size of the content in bytes, as the header declares it. `None` if there is no header.
+    /// Declared size of the content in bytes, if there is a header.
     pub size: Option<u64>,
 }
 
-/// Called for each entry with its content.
+/// Function that gets each entry with its content.
 type Visit<'a, E> = dyn FnMut(&Entry, &mut dyn Read) -> Result<(), E> + 'a;
 
-/// Calls `visit` for each entry of the archive, in the order of the archive. `meter` must be new.
+/// Calls `visit` for each entry in order. `meter` must be new.
 ///
-/// Each visited entry is a directory, a file or a symbolic link, and its path does not leave the target directory. `visit` does not
-/// have to read the content.
+/// Entries are directories, files or symbolic links with paths in the target directory. `visit` need not read the
+/// content.
 ///
 /// # Errors
 /// [`UnpackError`], or the error that `visit` returns.
@@ -104,20 +104,17 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
             Err(error) => Err(UnpackError::Broken(error).into()),
         },
     };
-    // The libraries see a stop or an exceeded limit as a read error, and return it as their own error.
+    // Libraries return a stop or an exceeded limit as their own error.
     read.map_err(|error| meter.cause().map_or(error, E::from))
 }
 
-/// Checks that a file is a zip archive within the limits. Reads only the headers of its entries, not their contents.
-///
-/// # Errors
-/// [`UnpackError`]
+/// Checks that a file is a zip archive within the limits. Reads only headers.
 pub fn check_zip<R: Read + Seek>(archive: R, limits: &Limits) -> Result<(), UnpackError> {
     let meter = Meter::new(*limits, &|| false);
     zip::check(archive, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 
-/// Reads one file of a zip archive. Returns `None` if the archive has no such entry.
+/// Reads one file of a zip archive, if it exists.
 ///
 /// # Errors
 /// [`UnpackError`], also if the file is larger than [`Limits::bytes`].
@@ -126,7 +123,7 @@ pub fn read_zip_file<R: Read + Seek>(archive: R, name: &str, limits: &Limits) ->
     zip::find(archive, name, &meter).map_err(|error| meter.cause().unwrap_or(error))
 }
 
-/// Fails if a name is longer than any path that the system can open.
+/// Fails if a name is longer than a valid path.
 fn check_length(name: &[u8]) -> Result<(), UnpackError> {
     if name.len() <= MAX_NAME {
         return Ok(());
@@ -135,7 +132,7 @@ fn check_length(name: &[u8]) -> Result<(), UnpackError> {
     Err(UnpackError::Kind { name: format!("{start}..."), kind: "file with a name of more than 4096 bytes" })
 }
 
-/// Returns the path that an entry's name denotes. It is relative, without `.` and `..`.
+/// Returns the path of an entry's name: relative, without `.` and `..`.
 ///
 /// # Errors
 /// [`UnpackError::Outside`] if the name leaves the target directory, is empty, or is not a valid file name.

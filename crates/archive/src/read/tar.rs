@@ -17,7 +17,7 @@ pub(super) fn read<E: From<UnpackError>>(
 ) -> Result<(), E> {
     let mut archive = Archive::new(Headers { inner: archive, meter });
     let mut entries = archive.entries().map_err(broken)?;
-    // Between two entries only headers are read, because the content of the previous entry was read to its end.
+    // The previous content was read to its end, so only headers are read here.
     while let Some(file) = meter.limit_headers(|| entries.next()) {
         let mut file = file.map_err(broken)?;
         meter.count_entry()?;
@@ -31,7 +31,7 @@ pub(super) fn read<E: From<UnpackError>>(
     Ok(())
 }
 
-/// Returns the entry, or `None` if it describes the archive instead of a file.
+/// Returns the entry, or `None` for a description of the archive.
 fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
     let header = file.header();
     check_length(&file.path_bytes())?;
@@ -61,8 +61,8 @@ fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError>
     }))
 }
 
-/// Returns the kind of an entry. `Ok(None)` means that the entry describes the archive instead of a file. The error is the name of a
-/// kind that is not unpacked.
+/// Returns the kind of an entry, or `None` for a description of the archive. The error is the name of an unsupported
+/// kind.
 fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
     match kind {
         EntryType::Directory => Ok(Some(EntryKind::Directory)),

@@ -1,4 +1,4 @@
-//! Archives with names or links that lead out of the root, and directories in which an earlier job created such links.
+//! Archives with names or links that lead out of the root, and directories with such links.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::Command;
@@ -98,7 +98,7 @@ fn create_root_rejects_links_below_the_base_but_follows_links_above_it() {
     let sandbox = Sandbox::new();
     let outer = sandbox.outer.path();
     fs::create_dir(outer.join("canary/project")).unwrap();
-    // The operator's builds directory may be a link, and is missing at first.
+    // The builds directory may be below a link, and is missing at first.
     symlink(outer.join("disk"), outer.join("mounted")).unwrap();
     fs::create_dir(outer.join("disk")).unwrap();
     let base = outer.join("mounted/builds");
@@ -267,7 +267,7 @@ fn nothing_outside_changes_while_a_process_swaps_a_directory_for_a_link() {
     let (dir, trap) = (sandbox.root().join("dir"), sandbox.root().join("trap"));
     fs::create_dir(&dir).unwrap();
     symlink("../canary", &trap).unwrap();
-    // The entries alternate between two directories, so every second entry opens `dir` again.
+    // The alternation makes every second entry open `dir` again.
     let items: Vec<Item> = (0..500).flat_map(|n| [file("dir/keys", "evil"), file(&format!("other/{n}"), "")]).collect();
     let archive = tar(&items);
     let is_done = AtomicBool::new(false);

@@ -1,8 +1,8 @@
-//! Archives that are built to fill a disk or the memory.
+//! Archives that would fill a disk or memory.
 
 use super::*;
 
-/// Asserts that unpacking exceeds `limit`. Returns the error message.
+/// Asserts that unpacking exceeds `limit`. Returns the message.
 fn assert_exceeds(limit: Limit, limits: &Limits, format: Format, archive: &[u8]) -> String {
     let sandbox = Sandbox::new();
     let error = sandbox.unpack(format, archive, limits).unwrap_err();
@@ -71,7 +71,7 @@ fn entries_are_limited() {
     }
 }
 
-/// Returns the name of a directory with `depth - 1` parent directories.
+/// Returns the name of a directory at this depth.
 fn nested(depth: usize) -> String {
     (1..=depth).map(|n| n.to_string()).collect::<Vec<_>>().join("/")
 }
@@ -88,7 +88,7 @@ fn directories_that_a_name_implies_count_as_entries() {
             assert_eq!(error.to_string(), "the archive has more than 20 entries", "{format:?}");
             assert!(sandbox.inside().len() <= 20, "{format:?}: {} directories", sandbox.inside().len());
         }
-        // A directory with its own entry is counted once. So is a directory that contains many files.
+        // A directory with its own entry, or with many files, counts once.
         let shared: Vec<Item> = (0..15).map(|n| file(&format!("{}/{n}", nested(5)), "")).collect();
         let one_deep_file = vec![file(&format!("{}/f", nested(19)), "")];
         for items in [one_deep_file, vec![directory(&nested(20))], listed.clone(), shared] {
@@ -137,10 +137,10 @@ fn creating_links_and_setting_modes_after_the_files_can_be_stopped() {
     }
 }
 
-/// Such an archive has no entry, so the libraries read all of it before they return.
+/// Libraries read all of such an archive before they return.
 #[test]
 fn an_archive_without_entries_can_be_stopped() {
-    // A frame that readers skip: its magic and its length.
+    // A frame that readers skip, with its magic and length.
     let skipped = [&b"\x50\x2a\x4d\x18\0\x10\0\0"[..], &[0; 4096]].concat().repeat(1000);
     let empty = zstd::encode_all(&b""[..], 1).unwrap().repeat(200_000);
     let mut gzip = Vec::new();
@@ -153,7 +153,7 @@ fn an_archive_without_entries_can_be_stopped() {
     }
 }
 
-/// Unpacks an archive with a `stop` that returns false for the first `max_calls` calls.
+/// Unpacks with a `stop` that returns false for the first `max_calls` calls.
 fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, Result<SkippedEntries, UnpackError>) {
     let sandbox = Sandbox::new();
     let calls = std::sync::atomic::AtomicUsize::new(0);
@@ -162,7 +162,6 @@ fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, 
     (sandbox, result)
 }
 
-/// Returns the depth of nested directories.
 fn nesting(dir: &Path) -> usize {
     children(dir).first().map_or(0, |child| 1 + nesting(child))
 }
@@ -205,8 +204,7 @@ fn names_and_targets_in_memory_are_limited() {
     let names: Vec<Item> =
         (0..100).map(|n| directory(&format!("{n}/{}", format!("{}/", "n".repeat(199)).repeat(5)))).collect();
     for items in [targets, names] {
-        // Each tar header is small, so the limit is not exceeded by one header, but by all names and targets that are kept in
-        // memory.
+        // All names and targets in memory together exceed the limit, not a single header.
         for (format, archive) in &FORMATS[1..] {
             let message = assert_exceeds(Limit::HeaderBytes, &limits, *format, &archive(&items));
             assert_eq!(message, "the archive has more than 65536 bytes of headers; it may be damaged");
@@ -215,19 +213,18 @@ fn names_and_targets_in_memory_are_limited() {
     }
 }
 
-/// Returns the peak of this process's memory in bytes.
 fn peak_memory() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// Each entry implies 400 directories, whose paths have 0.8 MB together. The paths for earlier entries must not stay in memory.
+/// Each entry implies 400 directories with 0.8 MB of paths, which must not stay in memory.
 #[test]
 fn memory_does_not_grow_with_the_directories_that_names_imply() {
     const CHILD: &str = "MUSTER_TEST_DEEP_PATHS";
     const NAME: &str = "tests::bombs::memory_does_not_grow_with_the_directories_that_names_imply";
-    // The peak is that of a whole process, so the test starts a separate one.
+    // The peak is that of a whole process, so the test starts one.
     if std::env::var_os(CHILD).is_none() {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
         let output = child.args(["--exact", NAME]).env(CHILD, "1").output().unwrap();

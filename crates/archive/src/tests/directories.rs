@@ -1,4 +1,4 @@
-//! Zip archives whose central directory is built to exhaust memory or time.
+//! Zip archives whose directory would exhaust memory or time.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -6,12 +6,10 @@ use std::rc::Rc;
 
 use super::*;
 
-/// Maximum number of bytes to read from an archive that is rejected before its entries are read.
-///
-/// It is enough for the end of the file and a few headers.
+/// Maximum number of bytes to read before an archive is rejected: its end and a few headers.
 const FEW_BYTES: u64 = 256 * 1024;
 
-/// A large file of repeated parts. Each part is in memory only once. Counts the bytes that are read.
+/// A large file of repeated parts, which counts the bytes that are read.
 struct RepeatedFile {
     parts: Vec<(Vec<u8>, u64)>,
     at: u64,
@@ -59,7 +57,7 @@ impl Seek for RepeatedFile {
     }
 }
 
-/// Returns the central directory header of a stored file.
+/// Returns a header of the central directory for a stored file.
 fn central_header(name: &str, size: u32, offset: u32) -> Vec<u8> {
     let mut header = b"PK\x01\x02\x14\x03\x14\0\0\0\0\0\0\0\x21\x58".to_vec();
     header.extend([0; 4]);
@@ -72,7 +70,7 @@ fn central_header(name: &str, size: u32, offset: u32) -> Vec<u8> {
     header
 }
 
-/// Returns the local header of a stored file, which precedes its content.
+/// Returns the header before the content of a stored file.
 fn local_header(name: &str, size: u32) -> Vec<u8> {
     let mut header = b"PK\x03\x04\x14\0\0\0\0\0\0\0\x21\x58".to_vec();
     header.extend([0; 4]);
@@ -83,7 +81,6 @@ fn local_header(name: &str, size: u32) -> Vec<u8> {
     header
 }
 
-/// Returns the end record of an archive.
 fn end_record(entries: u16, directory: u32, offset: u32) -> Vec<u8> {
     let mut end = b"PK\x05\x06\0\0\0\0".to_vec();
     end.extend([entries.to_le_bytes(), entries.to_le_bytes()].concat());
@@ -92,7 +89,7 @@ fn end_record(entries: u16, directory: u32, offset: u32) -> Vec<u8> {
     end
 }
 
-/// Returns the end records of an archive with 64-bit numbers (zip64). `at` is the offset of the first record.
+/// Returns the end records of zip64. `at` is the offset of the first one.
 fn end_records_64(entries: u64, directory: u64, offset: u64, at: u64) -> Vec<u8> {
     let mut end_records_64 = b"PK\x06\x06\x2c\0\0\0\0\0\0\0\x2d\0\x2d\0\0\0\0\0\0\0\0\0".to_vec();
     end_records_64.extend([entries, entries, directory, offset].map(u64::to_le_bytes).concat());
@@ -103,7 +100,7 @@ fn end_records_64(entries: u64, directory: u64, offset: u64, at: u64) -> Vec<u8>
     end_records_64
 }
 
-/// Asserts that reading an archive fails. Returns the error and the number of bytes that were read.
+/// Asserts that an archive is rejected. Returns the error and the number of bytes that were read.
 fn unpack_error(archive: RepeatedFile, limits: &Limits) -> (UnpackError, u64) {
     let read = Rc::clone(&archive.read);
     let meter = Meter::new(*limits, &|| false);
@@ -139,7 +136,7 @@ fn a_directory_with_too_many_bytes_is_rejected_before_it_is_read() {
 
 #[test]
 fn no_memory_is_allocated_for_claimed_entries_that_do_not_exist() {
-    // A sparse file of one tebibyte uses no disk space, and is large enough for the claimed number of entries.
+    // The claimed number of entries would fit into this sparse tebibyte.
     let header = central_header("n", 0, 0);
     let (zeros, length) = (1 << 40, header.len() as u64);
     let count = (1 << 40) - 1;
@@ -178,7 +175,7 @@ fn entries_are_unpacked_before_all_headers_are_read() {
     assert!(read.get() <= FEW_BYTES, "{} bytes were read", read.get());
 }
 
-/// Returns an archive of stored files: `contents`, then the directory of `headers`, then the end record.
+/// Returns an archive: contents, directory and end record.
 fn archive(contents: &[u8], headers: &[Vec<u8>]) -> Vec<u8> {
     let (count, directory) = (u16::try_from(headers.len()).unwrap(), headers.concat());
     let offset = u32::try_from(contents.len()).unwrap();
@@ -187,7 +184,7 @@ fn archive(contents: &[u8], headers: &[Vec<u8>]) -> Vec<u8> {
 
 #[test]
 fn each_entry_that_shares_content_is_counted() {
-    // A zip bomb without nesting: many headers in the directory refer to the same bytes.
+    // A zip bomb: many headers refer to the same bytes.
     let content = [local_header("n", 50_000), vec![0; 50_000]].concat();
     let crc = crc_of(&[0; 50_000]);
     let headers: Vec<Vec<u8>> = (0..9).map(|n| with_crc(central_header(&n.to_string(), 50_000, 0), crc)).collect();
@@ -208,7 +205,7 @@ fn names_are_read_from_the_directory_and_contents_must_match_it() {
     sandbox.unpack_checked(Format::Zip, &archive(&content, std::slice::from_ref(&good))).unwrap();
     assert_eq!(sandbox.inside(), ["name: evil"]);
     let longer = with_crc(central_header("name", 5, 0), crc_of(b"evil"));
-    // In a header, the flags begin at byte 8, and the compression method at byte 10.
+    // Byte 8 of a header has the flags, and byte 10 the method.
     let mut encrypted = good.clone();
     encrypted[8] = 1;
     let mut unknown_method = good.clone();
@@ -218,7 +215,7 @@ fn names_are_read_from_the_directory_and_contents_must_match_it() {
         let error = Sandbox::new().unpack_checked(Format::Zip, &archive(&content, &[wrong])).unwrap_err();
         assert!(matches!(&error, UnpackError::Broken(_)), "{error:?}");
     }
-    // End records that claim more entries than exist, or a directory that is larger than the file.
+    // More claimed entries than exist, or a directory that is larger than the file.
     for wrong in [end_record(2, 50, 48), end_record(1, 1 << 20, 0), end_record(1, 50, 1 << 20)] {
         let bytes = [content.clone(), good.clone(), wrong].concat();
         let error = Sandbox::new().unpack_checked(Format::Zip, &bytes).unwrap_err();
@@ -277,7 +274,7 @@ fn crc_of(bytes: &[u8]) -> u32 {
 
 #[test]
 fn similar_names_denote_different_files() {
-    // On Linux, names are bytes: no case folding, Unicode normalization or decoding takes place.
+    // Names are bytes, without case folding, normalization or decoding.
     for (format, archive) in FORMATS {
         let sandbox = Sandbox::new();
         let names = ["A", "a", "e\u{301}", "\u{e9}", "\u{ff0e}\u{ff0e}", "\u{202e}txt"];

@@ -1,4 +1,4 @@
-//! Ordinary archives, as most jobs create them.
+//! Ordinary archives.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -39,7 +39,7 @@ fn files_links_modes_and_times_are_restored() {
             let times = times.map(|metadata| FileTime::from_last_modification_time(&metadata).unix_seconds());
             assert_eq!(times, [1_700_000_000; 2], "{format:?}");
         }
-        // Unpacks the same archive again, over the existing files.
+        // Unpacking again replaces the files.
         let before = sandbox.inside();
         assert_eq!(sandbox.unpack_checked(format, &build(&everyday())).unwrap(), [""; 0], "{format:?}");
         assert_eq!(sandbox.inside(), before);

@@ -1,4 +1,4 @@
-//! Tests with hostile and with ordinary archives and directories.
+//! Tests with hostile and ordinary archives and directories.
 
 mod attacks;
 mod bombs;
@@ -18,7 +18,7 @@ use zip::write::SimpleFileOptions;
 
 use super::*;
 
-/// A directory `root` to unpack into, beside `canary/keys`, which nothing may change.
+/// A directory `root` beside `canary/keys`, which nothing may change.
 struct Sandbox {
     outer: TempDir,
 }
@@ -40,7 +40,7 @@ impl Sandbox {
         self.outer.path().join("canary")
     }
 
-    /// Opens the root as a directory whose path a job can change below `outer`.
+    /// Opens the root, whose path a job can change below `outer`.
     fn open_root(&self) -> cap_std::fs::Dir {
         create_root(&self.root(), &Root::Below(self.outer.path().to_owned())).unwrap()
     }
@@ -51,7 +51,7 @@ impl Sandbox {
         Ok(skipped.lines().collect())
     }
 
-    /// Unpacks a hostile archive, and asserts that nothing outside of the root has changed.
+    /// Unpacks a hostile archive. Nothing outside of the root may change.
     fn unpack_checked(&self, format: Format, archive: &[u8]) -> Result<Vec<String>, UnpackError> {
         let before = self.outside();
         let result = self.unpack(format, archive, &Limits::default());
@@ -59,14 +59,14 @@ impl Sandbox {
         result
     }
 
-    /// Returns a description of all files outside of the root, with every attribute that an archive could change.
+    /// Describes the files outside of the root, with every attribute that an archive could change.
     fn outside(&self) -> Vec<String> {
         let mut found = Vec::new();
         describe(self.outer.path(), Some(&self.root()), &mut found);
         found
     }
 
-    /// Returns names, kinds and contents of all files below the root.
+    /// Returns names, kinds and contents of the files in the root.
     fn inside(&self) -> Vec<String> {
         let mut found = Vec::new();
         names(&self.root(), &self.root(), &mut found);
@@ -74,7 +74,6 @@ impl Sandbox {
     }
 }
 
-/// Returns a file with these bytes.
 fn temporary_file(archive: &[u8]) -> fs::File {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(archive).unwrap();
@@ -91,7 +90,7 @@ fn children(dir: &Path) -> Vec<PathBuf> {
 fn describe(path: &Path, except: Option<&Path>, found: &mut Vec<String>) {
     use std::os::unix::fs::MetadataExt;
     let metadata = fs::symlink_metadata(path).unwrap();
-    // The access time is left out, because reading changes it.
+    // Reading changes the access time, so it is left out.
     let attributes = (metadata.mode(), metadata.ino(), metadata.nlink(), metadata.mtime(), metadata.mtime_nsec());
     let content = if metadata.is_file() { fs::read(path).unwrap() } else { Vec::new() };
     found.push(format!("{} {attributes:?} {content:?}", path.display()));
@@ -115,13 +114,12 @@ fn names(root: &Path, dir: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// One entry of an archive that a test builds.
 #[derive(Debug, Clone)]
 struct Item {
     name: String,
     kind: EntryType,
     mode: u32,
-    /// Target if the entry is a link, otherwise the content.
+    /// Target of a link, or content.
     content: String,
 }
 
@@ -141,7 +139,7 @@ fn link(name: &str, target: &str) -> Item {
     item(EntryType::Symlink, name, target)
 }
 
-/// Returns a zip archive, which ends after the first FIFO or device. Items whose name the zip writer rejects are skipped.
+/// Returns a zip archive, which ends after the first FIFO or device. Skips names that the writer rejects.
 fn zip(items: &[Item]) -> Vec<u8> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     for item in items {
@@ -167,7 +165,7 @@ fn zip(items: &[Item]) -> Vec<u8> {
     zip.finish().unwrap().into_inner()
 }
 
-/// Sets the kind in the mode of the last header of a zip archive.
+/// Sets the file type in the mode of the last header of a zip archive.
 fn with_kind(mut bytes: Vec<u8>, kind: u32) -> Vec<u8> {
     let header = bytes.windows(4).rposition(|four| four == b"PK\x01\x02").unwrap();
     let mode = u32::from(u16::from_le_bytes([bytes[header + 40], bytes[header + 41]]));
@@ -176,7 +174,7 @@ fn with_kind(mut bytes: Vec<u8>, kind: u32) -> Vec<u8> {
     bytes
 }
 
-/// Returns a tar archive. Names and targets are written unchanged.
+/// Returns a tar archive with unchanged names and targets.
 fn tar(items: &[Item]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for item in items {
@@ -187,7 +185,7 @@ fn tar(items: &[Item]) -> Vec<u8> {
         let is_link = matches!(item.kind, EntryType::Symlink | EntryType::Link);
         let content: &[u8] = if is_link { b"" } else { item.content.as_bytes() };
         header.set_size(content.len() as u64);
-        // The builder rejects hostile names, so they are written into the header directly.
+        // The builder rejects hostile names, so they are written directly.
         let mut long = |kind, text: &str| {
             let mut header = Header::new_gnu();
             header.set_entry_type(kind);
@@ -222,9 +220,7 @@ fn tar_gzip(items: &[Item]) -> Vec<u8> {
     gzip.finish().unwrap()
 }
 
-/// Function that writes the items in a format.
 type WriteItems = fn(&[Item]) -> Vec<u8>;
 
-/// Every format, with the function that writes it.
 const FORMATS: [(Format, WriteItems); 4] =
     [(Format::Zip, zip), (Format::Tar, tar), (Format::TarZstd, tar_zstd), (Format::TarGzip, tar_gzip)];

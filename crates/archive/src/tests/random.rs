@@ -1,4 +1,4 @@
-//! Unpacks random archives into random directories, and asserts that nothing outside of the root changes.
+//! Unpacks random archives into random directories. Nothing outside of the root may change.
 
 use std::os::unix::fs::symlink;
 
@@ -6,8 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Generates names from a small set, so that entries collide with each other and with existing files. `CANARY` is replaced by the
-/// absolute path of the canary.
+/// Returns names from a small set, so that entries collide. `CANARY` stands for the path of the canary.
 fn name() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         8 => prop::sample::select(vec!["a", "b", "c", "canary", "keys"]),
@@ -37,11 +36,11 @@ fn any_item() -> impl Strategy<Value = Item> {
     (kind, name(), target(), 0_u32..0o10_000).prop_map(|(kind, name, content, mode)| Item { name, kind, mode, content })
 }
 
-/// Creates files in the root as a hostile job could.
+/// Creates files as a hostile job could.
 fn prepare(sandbox: &Sandbox, items: &[Item]) {
     for item in items {
         let path = sandbox.root().join(&item.name);
-        // Items that cannot be created, or would be outside of the root, are skipped.
+        // Skips items that cannot be created, or would be outside of the root.
         let inside = path.starts_with(sandbox.root()) && !item.name.contains("..");
         let parent = path.parent().filter(|_| inside).and_then(|parent| {
             fs::create_dir_all(parent).ok()?;
@@ -78,7 +77,7 @@ proptest! {
         prepare(&sandbox, &with_canary(existing, &canary));
         let (format, archive) = FORMATS[format];
         let mut items = with_canary(items, &canary);
-        // A tar header cannot store a name that has a NUL in the middle.
+        // A tar header cannot store NUL in a name.
         items.retain(|item| format == Format::Zip || !item.name.contains('\0'));
         let before = sandbox.outside();
         let result = sandbox.unpack(format, &archive(&items), &Limits { bytes: 1 << 20, ..Limits::default() });
@@ -117,7 +116,7 @@ proptest! {
     }
 }
 
-/// Generates entries without links to the outside, for many collisions between files, directories and links.
+/// Returns entries without links to the outside, which collide often.
 fn ordinary_item() -> impl Strategy<Value = Item> {
     let kind = prop_oneof![
         6 => Just(EntryType::Regular),
@@ -134,7 +133,7 @@ fn ordinary_item() -> impl Strategy<Value = Item> {
     })
 }
 
-/// Returns a zip archive in which a name may occur several times. The zip writer does not allow this.
+/// Returns a zip archive with duplicate names, which the zip writer does not allow.
 fn zip_with_duplicates(items: &[Item]) -> Vec<u8> {
     let renamed = |(index, item): (usize, &Item)| Item { name: format!("{index:04}/{}", item.name), ..item.clone() };
     let items: Vec<Item> = items.iter().enumerate().map(renamed).collect();

@@ -16,7 +16,7 @@ use crate::context::Context;
 use crate::files::extract::extract;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Downloads and unpacks the artifacts of each dependency, in order. A later archive overwrites files of an earlier one.
+/// Downloads and unpacks the artifacts of each dependency, in order. Later archives overwrite files of earlier ones.
 pub(super) async fn download(context: &Context, download: &ArtifactsDownload, stop: &StopToken) -> Result<(), Failure> {
     let client = context.client(stop).await?;
     for source in &download.from {
@@ -53,7 +53,8 @@ pub async fn fetch(
     loop {
         let result = tokio::select! {
             cause = stop.stopped() => return Err(Failure::Stopped(cause)),
-            // Only the first attempt may use the object storage, which may be what failed (docs/spec/runner-api.md, section 5.2).
+            // Only the first attempt may use the object storage, because the storage may cause the error
+            // (docs/spec/runner-api.md, section 5.2).
             result = fetch_once(context, endpoint, std::mem::take(&mut direct)) => result?,
         };
         let error = match result {
@@ -74,9 +75,7 @@ pub async fn fetch(
     }
 }
 
-/// Makes one attempt.
-///
-/// The inner error means that the request failed, and may be retried. The outer error means that the archive cannot be written to disk.
+/// Makes one attempt. The inner error is a failed request. The outer error means that the archive cannot be written.
 async fn fetch_once(
     context: &dyn TransferContext,
     endpoint: &ArtifactEndpoint,

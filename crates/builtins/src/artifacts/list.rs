@@ -21,20 +21,18 @@ use crate::private_file;
 use crate::transfer::{MessageLevel, TransferContext};
 use crate::variables::JobVariable;
 
-/// Name of the list in the temporary directory of the job.
 const LIST_FILE: &str = "artifact-files";
 
-/// Variable with the path of the list.
 const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
 
-/// Writes the list of the regular files: one path per line, relative to the project directory.
+/// Writes the paths of the regular files, one per line, relative to the project directory.
 pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
     let path = context.temp_dir.join(LIST_FILE);
     let set_variable = |value: String| {
         context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
     };
-    // The steps of the operator rely on this variable. If none of them is required, they also run after a failure of this step, and must then
-    // read neither a file that the job chose nor the list of an earlier upload.
+    // A later step of the operator may run even if this step fails. It must then read neither a file that the job chose
+    // nor an earlier list.
     set_variable(String::new());
     let (written, earlier) = (path.to_string_lossy().into_owned(), path.clone());
     blocking(&**context, "removing the earlier list of the artifacts", stop, move || {
@@ -57,7 +55,6 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     Ok(())
 }
 
-/// Returns the lines of the list.
 fn lines(root: &Path, files: &BTreeSet<PathBuf>) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
     let is_regular = |file: &&PathBuf| fs::symlink_metadata(root.join(file)).is_ok_and(|found| found.is_file());
@@ -74,8 +71,8 @@ fn lines(root: &Path, files: &BTreeSet<PathBuf>) -> Result<Vec<u8>, Failure> {
     Ok(text)
 }
 
-/// Returns the artifact with the files that steps of the operator have added. Only archives get them.
-pub(super) fn with_added<'a>(artifact: &'a ArtifactsUpload, added: &[String]) -> Cow<'a, ArtifactsUpload> {
+/// Adds the paths that steps of the operator added, if the artifact is an archive.
+pub(super) fn with_added_paths<'a>(artifact: &'a ArtifactsUpload, added: &[String]) -> Cow<'a, ArtifactsUpload> {
     if added.is_empty() || !is_archive(artifact) {
         return Cow::Borrowed(artifact);
     }
@@ -83,12 +80,12 @@ pub(super) fn with_added<'a>(artifact: &'a ArtifactsUpload, added: &[String]) ->
     Cow::Owned(ArtifactsUpload { paths, ..artifact.clone() })
 }
 
-/// Returns whether the artifact is an archive, and not a report.
+/// Returns whether the artifact is an archive instead of a report.
 pub(super) fn is_archive(artifact: &ArtifactsUpload) -> bool {
     matches!(artifact.artifact_type.as_str(), "" | "archive")
 }
 
-/// Context of the job that prints nothing. The upload prints which files it finds.
+/// Context of the job without its output, because the upload prints the same messages.
 struct Quiet<'a>(&'a Context);
 
 #[async_trait]

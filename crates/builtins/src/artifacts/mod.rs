@@ -25,14 +25,14 @@ pub use provenance::Provenance;
 pub use retry::RetryPolicy;
 pub use upload::Upload;
 
-/// Artifacts of one job at its coordinator.
+/// Artifacts of one job at the coordinator.
 #[derive(Debug, Clone)]
 pub struct ArtifactEndpoint {
     /// Client of the coordinator.
     pub client: Client,
     /// ID of the job.
     pub job: JobId,
-    /// Token that authorizes the requests.
+    /// Token for the requests.
     pub token: String,
 }
 
@@ -68,7 +68,7 @@ impl Builtin<Context> for ArtifactsUploadList {
             context.print(&style::warning(line));
         }
         for upload in &self.artifacts {
-            upload::upload(context, &list::with_added(upload, &added), stop).await?;
+            upload::upload(context, &list::with_added_paths(upload, &added), stop).await?;
         }
         Ok(())
     }
@@ -85,7 +85,7 @@ impl Builtin<Context> for ArtifactsList {
     }
 }
 
-/// Returns the text that the trace shows as the result of a failed request.
+/// Returns the result of a failed request as text for the trace.
 fn status_text(error: &ClientError) -> String {
     match error {
         ClientError::Forbidden { code: 401, .. } => "unauthorized".to_owned(),

@@ -6,13 +6,12 @@ use muster_agent_api::builtin::{ArtifactSource, ArtifactsDownload, ArtifactsUplo
 use muster_steps::builtin::Offer;
 use serde_json::json;
 
-use super::list::with_added;
+use super::list::with_added_paths;
 use super::upload::base;
 use crate::context::Context;
 use crate::files::select::expand;
 use crate::offer::{certificates, map};
 
-/// Returns the inputs for an operator's replacement of `builtin://artifacts/download`.
 pub(super) fn download(context: &Context, step: &ArtifactsDownload) -> Offer {
     let artifact = |source: &ArtifactSource| {
         let url = artifacts_url(context, source.job_id);
@@ -26,13 +25,12 @@ pub(super) fn download(context: &Context, step: &ArtifactsDownload) -> Offer {
     Offer { inputs, sensitive: step.from.iter().map(|source| source.token.clone()).collect() }
 }
 
-/// Returns the inputs for an operator's replacement of `builtin://artifacts/upload`.
 pub(super) fn upload(context: &Context, step: &ArtifactsUploadList) -> Offer {
     let env: HashMap<_, _> = context.environment().into_iter().collect();
     let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
     let added = context.added_artifacts.lock().clone();
     let artifact = |written: &ArtifactsUpload| {
-        let artifact = with_added(written, &added);
+        let artifact = with_added_paths(written, &added);
         let name = if artifact.name.is_empty() { "artifacts".to_owned() } else { expand(&artifact.name, &env) };
         json!({
             "name": base(&name),
@@ -56,7 +54,6 @@ pub(super) fn upload(context: &Context, step: &ArtifactsUploadList) -> Offer {
     Offer { inputs, sensitive: vec![coordinator.token.clone()] }
 }
 
-/// Returns the URL of a job's artifacts.
 fn artifacts_url(context: &Context, job_id: i64) -> String {
     format!("{}/api/v4/jobs/{job_id}/artifacts", context.coordinator.url.trim_end_matches('/'))
 }

@@ -14,10 +14,9 @@ use sha2::{Digest, Sha256};
 use crate::blocking::blocking;
 use crate::transfer::TransferContext;
 
-/// Number of bytes to hash at once.
 const CHUNK: usize = 256 * 1024;
 
-/// Content of the statement, except the files.
+/// Content of the statement, without the list of files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Provenance {
     /// ID of the job.
@@ -31,9 +30,9 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Writes the statement about `files` to `<name>-metadata.json` in the project directory. Returns `files` with the new file.
+    /// Writes the statement about `files` to `<name>-metadata.json`. Returns `files` with this file.
     ///
-    /// `name` is a file name without directories. An existing file is replaced; a symbolic link is not followed.
+    /// `name` is a file name without directories. An existing file or symbolic link is replaced.
     pub(super) async fn add(
         &self,
         context: &dyn TransferContext,
@@ -99,7 +98,7 @@ impl Provenance {
     }
 }
 
-/// Writes the file into the directory, and replaces an existing one atomically.
+/// Writes a file of the directory atomically.
 fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
     let readable = Permissions::from_mode(0o644);
     let mut temporary = tempfile::Builder::new().prefix(".metadata_").permissions(readable).tempfile_in(directory)?;
@@ -130,7 +129,7 @@ fn subjects(root: &Path, files: &[PathBuf], stop: &StopToken) -> Result<Vec<Valu
     }
 }
 
-/// Adds a file to the hash. Returns early if the job is stopped, so the caller must check `stop` afterwards.
+/// Adds a file to the hash. Returns early after a stop, so the caller must check `stop`.
 fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     while stop.cause().is_none() {

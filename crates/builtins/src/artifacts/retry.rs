@@ -9,17 +9,15 @@ use muster_steps::stop::StopToken;
 use tokio::time::Instant;
 
 /// Time after which a transfer fails if the coordinator is unreachable or unavailable.
-///
-/// The job's timeout may end the transfer earlier.
 const UNAVAILABLE_TIMEOUT: Duration = Duration::from_secs(3600);
 const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 
-/// When to retry a failed transfer. A transfer that the coordinator rejects permanently is never retried.
+/// When to retry a failed transfer. Permanent errors are never retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryPolicy {
-    /// Transient errors are retried for an hour, other errors twice. Used by jobs.
+    /// Retries transient errors for an hour, and makes up to three attempts after other errors. Used by jobs.
     UntilTimeout,
-    /// Every failed attempt counts, also after a transient error. Used by the commands that upload and download artifacts outside of a job.
+    /// Limits the number of attempts, also after transient errors. Used by commands outside of a job.
     FixedAttempts {
         /// Maximum number of attempts.
         attempts: u32,
@@ -30,13 +28,12 @@ pub enum RetryPolicy {
     },
 }
 
-/// Attempts of one transfer.
 pub(super) struct RetryState {
     retry_policy: RetryPolicy,
     backoff: Backoff,
-    /// Time from which transient errors are no longer retried. Used only with [`RetryPolicy::UntilTimeout`].
+    /// Time from which [`RetryPolicy::UntilTimeout`] no longer retries transient errors.
     deadline: Instant,
-    /// Number of failed attempts. Attempts that may be retried until `deadline` are not counted.
+    /// Number of failed attempts, without those that may be retried until `deadline`.
     attempts: u32,
 }
 
@@ -54,9 +51,9 @@ impl RetryState {
         }
     }
 
-    /// Returns the delay before the next attempt, after an error. `None` means that the transfer must not be retried.
+    /// Returns the delay before the next attempt. `None` means that the transfer must not be retried.
     pub(super) fn next_delay(&mut self, error: &ClientError) -> Option<Duration> {
-        /// Maximum number of attempts if the coordinator rejects the transfer with an error that can be temporary.
+        /// Maximum number of attempts after an error that is not transient.
         const MAX_REJECTED_ATTEMPTS: u32 = 3;
         if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_closed() {
             return None;
@@ -78,7 +75,6 @@ impl RetryState {
     }
 }
 
-/// Waits for `time`, unless the job is stopped.
 pub(super) async fn pause(time: Duration, stop: &StopToken) -> Result<(), Failure> {
     tokio::select! {
         cause = stop.stopped() => Err(Failure::Stopped(cause)),
@@ -104,7 +100,7 @@ mod tests {
         ClientError::Rejected { call: "test", code, message: String::new() }
     }
 
-    /// Returns the number of attempts of a transfer that always fails with this error.
+    /// Returns the number of attempts if each fails with this error.
     fn count(retry_policy: RetryPolicy, error: &ClientError) -> usize {
         let mut retries = RetryState::new(retry_policy);
         1 + std::iter::from_fn(|| retries.next_delay(error)).take(100).count()

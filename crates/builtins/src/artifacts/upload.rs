@@ -25,7 +25,6 @@ use crate::files::pack::pack;
 use crate::files::select::{FileSelection, expand, select};
 use crate::transfer::{MessageLevel, Meter, TransferContext};
 
-/// Uploads one artifact of a job.
 pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &StopToken) -> Result<(), Failure> {
     context.report(MessageLevel::Notice, "Uploading artifacts...");
     let (job, token) = (JobId(context.coordinator.job_id), context.coordinator.token.clone());
@@ -50,7 +49,7 @@ fn rfc3339(time: OffsetDateTime) -> String {
     time.replace_nanosecond(0).ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }
 
-/// Returns the timeouts of `[runners.artifact]`. A timeout that the plan does not set has its default.
+/// Returns the timeouts of `[runners.artifact]`. 0 means the default.
 fn timeouts(context: &Context) -> UploadTimeouts {
     let or_default = |millis: u64, default: Duration| if millis == 0 { default } else { Duration::from_millis(millis) };
     let default = UploadTimeouts::default();
@@ -71,17 +70,18 @@ pub struct Upload<'a> {
     pub timeouts: UploadTimeouts,
     /// When to retry.
     pub retry_policy: RetryPolicy,
-    /// Statement about the origin of the files, to be packed with them. `None` means that no statement is written.
+    /// Statement to pack with the files. `None` means no statement.
     pub provenance: Option<&'a Provenance>,
 }
 
 impl Upload<'_> {
-    /// Packs the files and uploads them. If there is nothing to upload, prints a message and succeeds.
+    /// Packs the files and uploads them. Without files, prints a message and succeeds.
     ///
-    /// `endpoint` is called only if there is something to upload.
+    /// `endpoint` is called only before an upload.
     ///
     /// # Errors
-    /// [`Failure::Step`] if the upload fails, [`Failure::System`] if the archive cannot be written, or [`Failure::Stopped`].
+    /// [`Failure::Step`] if the upload fails, [`Failure::System`] if the archive cannot be written, or
+    /// [`Failure::Stopped`].
     pub async fn run(
         &self,
         context: &dyn TransferContext,
@@ -205,12 +205,11 @@ async fn open(context: &dyn TransferContext, path: &Path) -> Result<(ByteStream,
     Ok((body.boxed(), length))
 }
 
-/// Returns the name of the file at the coordinator (docs/spec/job-execution.md, section 9.3).
 fn filename(name: &str, format: Format) -> String {
     format!("{}{}", base(name), format.suffix())
 }
 
-/// Returns the last component of an artifact's name, or `default` if this is empty.
+/// Returns the last component of an artifact's name, or `default` if the name has none.
 pub(super) fn base(name: &str) -> &str {
     match Path::new(name).file_name().and_then(|name| name.to_str()).unwrap_or_default() {
         "" | "." => "default",

@@ -19,22 +19,22 @@ pub const UP_TO_DATE: &str = "Archive is up to date!";
 /// Message if the patterns match no files.
 pub const NO_FILES: &str = "No files to cache.";
 
-/// Archive of a cache, to be written.
+/// Archive to write.
 #[derive(Debug, Clone, Copy)]
 pub struct Archive<'a> {
     /// Files to pack.
     pub files: FileSelection<'a>,
     /// Path of the archive.
     pub file: &'a Path,
-    /// Path at which an earlier job may have stored the archive. If `file` does not exist, the archive is moved from there.
+    /// Path from which an archive is moved to `file`, if `file` does not exist.
     pub alternate: Option<&'a Path>,
     /// Format of the archive.
     pub format: Format,
     /// Compression level.
     pub level: Level,
-    /// When the files were last known to be equal to the archive.
+    /// Time at which the files were last known to be equal to the archive.
     pub baseline: Baseline,
-    /// Content of `metadata.json` in the directory of the archive. `None` means that the file is not written.
+    /// Content of `metadata.json` beside the archive. `None` means that the file is not written.
     pub metadata: Option<&'a str>,
 }
 
@@ -43,7 +43,7 @@ pub struct Archive<'a> {
 pub enum ArchiveOutcome {
     /// The patterns match no files.
     NoFiles,
-    /// The existing archive contains exactly these files.
+    /// The archive already contains exactly these files.
     UpToDate,
     /// A new archive was written.
     Written {
@@ -53,7 +53,7 @@ pub enum ArchiveOutcome {
 }
 
 impl Archive<'_> {
-    /// Packs the files, unless the archive already contains exactly these files. The archive is replaced atomically.
+    /// Packs the files, unless the archive already contains exactly these files. Replaces the archive atomically.
     ///
     /// # Errors
     /// [`Failure`] if a file or the directory cannot be used, or the job was stopped.
@@ -81,7 +81,8 @@ impl Archive<'_> {
             let size = temporary.as_file().metadata().map_err(write_failed())?.len();
             temporary.persist(&archive).map_err(|error| write_failed()(error.error))?;
             if let Some(metadata) = metadata {
-                // An existing file is replaced and never opened: another job may have put a FIFO or a symbolic link there.
+                // The existing file must not be opened, because another job may have put a FIFO or a symbolic link
+                // there.
                 let path = directory.join("metadata.json");
                 let write_failed = || Failure::io(format!("failed to write `{}`", path.display()));
                 let mut temporary =
@@ -95,7 +96,7 @@ impl Archive<'_> {
     }
 }
 
-/// Moves an archive that an earlier job stored under the other form of the cache key to the path of the key.
+/// Moves the archive of the other form of the cache key to the path of the key.
 fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));

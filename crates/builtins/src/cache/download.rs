@@ -1,12 +1,12 @@
-//! Downloads one object of a store into a file. A large object is transferred in several ranges at the same time. After a broken
-//! connection, a range continues at the byte at which it broke. A single stream starts again.
+//! Downloads one object of a store into a file, a large object in concurrent ranges. A broken range continues at its
+//! next byte. A broken single stream starts again.
 //!
 //! ```text
 //! response --strong ETag, `Accept-Ranges: bytes`--> ranges --> temporary file --checksum--> done
 //!     `--otherwise--> one stream -----------------------^
 //! ```
 //!
-//! Every request for a range requires the entity tag of the first response, so a file is never composed of two versions of an object.
+//! Each request for a range requires the entity tag of the first response, so the file never mixes two versions.
 
 use std::fs::File;
 use std::io;
@@ -24,10 +24,9 @@ use crate::transfer::{MessageLevel, Meter, TransferContext};
 
 /// Maximum number of ranges that are transferred at the same time.
 const MAX_CONCURRENT: usize = 4;
-/// Number of bytes to read at once for the checksum.
+/// Number of bytes that are read at once for the checksum.
 const CHUNK: usize = 256 * 1024;
 
-/// Download of one object into a file.
 pub(super) struct Download<'a> {
     remote: &'a Remote,
     context: &'a dyn TransferContext,
@@ -36,7 +35,7 @@ pub(super) struct Download<'a> {
     meter: Mutex<Meter>,
 }
 
-/// Range of bytes that one request transfers. After a broken connection, further requests transfer the rest.
+/// Bytes that are still to be transferred by requests for one range.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     /// Position of the next byte.
@@ -56,10 +55,10 @@ impl<'a> Download<'a> {
         Self { remote, context, url, file, meter: Mutex::new(meter) }
     }
 
-    /// Writes the object to the file. `response` is the response for the whole object.
+    /// Writes the object to the file. `response` must be for the whole object.
     ///
     /// # Errors
-    /// [`RemoteError`] if the transfer fails, or if the length or the checksum of the content is wrong.
+    /// If the transfer fails, or if the length or the checksum of the content is wrong.
     pub(super) async fn run(&self, response: Response) -> Result<(), RemoteError> {
         let checksum = declared_checksum(response.headers());
         match (resumable_tag(response.headers()), response.content_length()) {
@@ -130,7 +129,7 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// Requests a range of the version of the object with this entity tag.
+    /// Requests a range of the object version with this entity tag.
     async fn request(&self, range: Range, tag: &HeaderValue, length: u64) -> Result<Response, RemoteError> {
         let last = range.end.saturating_sub(1);
         let call = self.remote.http.get(self.url.clone());
@@ -154,7 +153,6 @@ impl<'a> Download<'a> {
         Ok(response)
     }
 
-    /// Writes the body of a response, up to the end of the range.
     async fn write_body(&self, response: Response, range: &mut Range) -> Result<(), RemoteError> {
         let mut body = response.bytes_stream();
         while range.at < range.end {
@@ -169,7 +167,6 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Checks that the content of the file has the MD5 that the store declared.
     async fn check_md5(&self, expected: [u8; 16]) -> Result<(), RemoteError> {
         let file = self.file.try_clone().map_err(|error| file_error("read", error))?;
         let found = tokio::task::spawn_blocking(move || md5_of(&file)).await;
@@ -201,13 +198,13 @@ fn md5_of(file: &File) -> io::Result<[u8; 16]> {
     }
 }
 
-/// Returns the entity tag if the object can be requested in ranges. A weak tag does not identify the bytes.
+/// Returns the entity tag if ranges can be requested. A weak tag does not identify the bytes.
 fn resumable_tag(headers: &HeaderMap) -> Option<HeaderValue> {
     let has_ranges = headers.get(header::ACCEPT_RANGES).is_some_and(|units| units == "bytes");
     headers.get(header::ETAG).filter(|tag| has_ranges && tag.as_bytes().starts_with(b"\"")).cloned()
 }
 
-/// Returns the MD5 of the object, which Azure and Google Cloud Storage declare.
+/// Returns the MD5 that the store declares. Only Azure and Google Cloud Storage do this.
 fn declared_checksum(headers: &HeaderMap) -> Option<[u8; 16]> {
     const GOOGLE_HASH: HeaderName = HeaderName::from_static("x-goog-hash");
     const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
@@ -233,11 +230,10 @@ mod tests {
     const CONTENT: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
     const TAGGED: &str = "ETag: \"one\"\r\nAccept-Ranges: bytes\r\n";
 
-    /// A store with one object, which closes the connection in the middle of each of the first `broken` responses.
+    /// A store with one object. It closes the connection in the middle of the first `broken` responses.
     #[derive(Clone)]
     struct Store {
         headers: &'static str,
-        /// Headers of responses to requests for ranges.
         range_headers: &'static str,
         broken: usize,
         responses: Arc<AtomicUsize>,
@@ -284,12 +280,10 @@ mod tests {
             let head = format!("HTTP/1.1 {status}Connection: close\r\nContent-Length: {}\r\n\r\n", body.len());
             let is_broken = self.responses.fetch_add(1, Ordering::Relaxed) < self.broken;
             let sent = if is_broken { &body[..body.len() / 2] } else { body };
-            // The client may close the connection once it has what it needs.
             let _ = stream.write_all(&[head.as_bytes(), sent].concat()).await;
         }
     }
 
-    /// Downloads the object in ranges of `range_bytes`. Returns the content of the file, and the messages.
     async fn download(store: &Store, range_bytes: u64) -> (Result<Vec<u8>, RemoteError>, Vec<String>) {
         let directory = tempfile::tempdir().unwrap();
         let context = RecordingContext::new(directory.path().to_owned());
@@ -353,7 +347,6 @@ mod tests {
 
     #[tokio::test]
     async fn content_with_another_checksum_is_an_error() {
-        // The MD5 of the content, and of an empty object.
         let right = STANDARD.encode(md5::compute(CONTENT).0);
         for (value, is_right) in [(right.as_str(), true), ("1B2M2Y8AsgTpgAmY7PhCfg==", false)] {
             for headers in

@@ -1,7 +1,7 @@
-//! `builtin://cache/restore` and `builtin://cache/save`: caches in a directory of this machine (docs/spec/job-execution.md, section 10).
+//! `builtin://cache/restore` and `builtin://cache/save` (docs/spec/job-execution.md, section 10).
 //!
-//! If the plan has signed URLs of an object store, [`store`] transfers the archives to and from it, so that other machines can use them.
-//! Archives are replaced atomically, so that a reader never sees an incomplete archive.
+//! Caches are in a directory of this machine. With signed URLs, [`store`] also transfers the archives to and from an
+//! object store.
 
 mod archive;
 mod chunks;
@@ -35,10 +35,10 @@ use remote::RemoteError;
 pub use archive::{Archive, ArchiveOutcome, NO_FILES, UP_TO_DATE};
 pub use unchanged::Baseline;
 
-/// Message on restore if caches are stored only on this machine.
+/// Message of a restore without an object store.
 pub const NO_DOWNLOAD: &str = "No URL provided, cache will not be downloaded from shared cache server. \
                                Instead a local version of cache will be extracted.";
-/// Message on save if caches are stored only on this machine.
+/// Message of a save without an object store.
 pub const NO_UPLOAD: &str =
     "No URL provided, cache will not be uploaded to shared cache server. Cache will be stored only locally.";
 
@@ -78,7 +78,7 @@ impl Builtin<Context> for CacheSave {
     }
 }
 
-/// Restores the cache of the key, or of the first fallback key whose cache can be restored.
+/// Restores the first cache that can be restored: of the key, or of a fallback key in order.
 async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.report(MessageLevel::Notice, "Skipping cache extraction due to empty cache key");
@@ -139,7 +139,7 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
     Ok(())
 }
 
-/// Records the end of a restore, so that the save of unchanged files need not compare their contents.
+/// Records the end of a restore, so that the save need not compare the contents of unchanged files.
 async fn record_restore(
     context: &Context,
     path: &Path,
@@ -157,7 +157,7 @@ async fn record_restore(
     Ok(())
 }
 
-/// Restores the chunks of a key. Returns whether the cache was restored.
+/// Restores a cache from chunks. Returns whether it was restored.
 async fn restore_chunks(
     context: &Context,
     cache: &CacheEntry,
@@ -188,7 +188,7 @@ async fn restore_chunks(
     Ok(false)
 }
 
-/// Downloads the archive of a key to `path` if there is an object store. Returns false if the download failed.
+/// Downloads the archive of a key to `path`, if there is an object store. Returns false if the download failed.
 async fn fetch(
     context: &Context,
     cache: &CacheEntry,
@@ -211,7 +211,7 @@ async fn fetch(
     }
 }
 
-/// Removes the files that match the paths of a cache whose extraction failed (`FF_CLEAN_UP_FAILED_CACHE_EXTRACT`).
+/// Removes the files that match the paths of the cache (`FF_CLEAN_UP_FAILED_CACHE_EXTRACT`).
 async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let found = select(context, FileSelection { paths: &cache.paths, ..FileSelection::default() }, stop).await?;
     let extraction = context.extraction();
@@ -230,7 +230,6 @@ async fn remove_extracted(context: &Context, cache: &CacheEntry, stop: &StopToke
     .await
 }
 
-/// Saves a cache, unless it already contains exactly these files.
 async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     let Some(path) = archive_path(cache, &cache.key) else {
         match cache.key.as_str() {
@@ -257,7 +256,6 @@ async fn save(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result
     Ok(())
 }
 
-/// Packs the files of a cache into the archive at `path`, and uploads it.
 async fn save_archive(context: &Context, cache: &CacheEntry, path: &Path, stop: &StopToken) -> Result<(), Failure> {
     let format = context.variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let known = Format::of_cache(format);
@@ -293,13 +291,12 @@ async fn save_archive(context: &Context, cache: &CacheEntry, path: &Path, stop: 
     }
 }
 
-/// Returns the human-readable key with this index: 0 for the cache key, then the fallback keys.
+/// Returns the human-readable cache key (index 0) or fallback key (index 1 and later).
 fn name(cache: &CacheEntry, index: usize) -> &str {
     let key = if index == 0 { Some(&cache.key) } else { cache.fallback_keys.get(index - 1) };
     cache.names.get(index).or(key).map(String::as_str).unwrap_or_default()
 }
 
-/// Returns whether the policy of the cache allows `action`. An unknown policy allows nothing.
 fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
     match cache.policy.as_str() {
         "" | "pull-push" => true,
@@ -311,7 +308,7 @@ fn policy_allows(context: &Context, cache: &CacheEntry, action: &str) -> bool {
     }
 }
 
-/// Returns the path of the archive of a key. `None` means that the key is empty or points outside the cache directory.
+/// Returns the path of the archive. `None` means that the key is empty or points outside the cache directory.
 fn archive_path(cache: &CacheEntry, key: &str) -> Option<PathBuf> {
     let inside = Path::new(key).components().all(|part| matches!(part, Component::Normal(_)));
     (inside && !key.is_empty()).then(|| Path::new(&cache.cache_dir).join(key).join("cache.zip"))

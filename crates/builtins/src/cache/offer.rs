@@ -9,7 +9,6 @@ use serde_json::{Map, Value, json};
 use super::archive_path;
 use crate::offer::map;
 
-/// Returns the inputs for an operator's replacement of `builtin://cache/restore`.
 pub(super) fn restore(step: &CacheRestore) -> Offer {
     let mut sensitive = Vec::new();
     let cache = |entry: &CacheEntry| {
@@ -31,7 +30,6 @@ pub(super) fn restore(step: &CacheRestore) -> Offer {
     Offer { inputs: map([("caches", caches)]), sensitive }
 }
 
-/// Returns the inputs for an operator's replacement of `builtin://cache/save`.
 pub(super) fn save(step: &CacheSave) -> Offer {
     let mut sensitive = Vec::new();
     let cache = |entry: &CacheEntry| {
@@ -51,13 +49,12 @@ pub(super) fn save(step: &CacheSave) -> Offer {
     Offer { inputs: map([("caches", caches)]), sensitive }
 }
 
-/// Returns the texts of a signed URL to mask: the URL and its query, which programs may print alone. Empty for an empty URL.
+/// Returns the texts to mask: a signed URL and its query, which programs may print alone.
 fn secrets_of(url: &str) -> Vec<String> {
     let query = url.split_once('?').map(|(_, query)| query);
     [Some(url), query].into_iter().flatten().filter(|text| !text.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the fields of a cache that both steps get.
 fn cache_fields(entry: &CacheEntry) -> Map<String, Value> {
     let file = archive_path(entry, &entry.key).unwrap_or_default();
     map([

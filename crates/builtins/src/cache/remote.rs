@@ -19,10 +19,9 @@ pub use super::remote_error::RemoteError;
 use crate::transfer::{MessageLevel, Meter, TransferContext};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of bytes of an error response that are read for its reason.
+/// Maximum number of bytes to read of an error response.
 const MAX_REASON_BYTES: usize = 16 * 1024;
 
-/// Size of the ranges in which a large object is downloaded.
 const RANGE_BYTES: u64 = 16 << 20;
 
 /// HTTP client for the transfers of one cache.
@@ -39,12 +38,12 @@ pub struct Remote {
 pub struct RemoteObject {
     /// Signed URL for GET.
     pub url: Url,
-    /// Signed URL for HEAD, with which the age of the object is queried. `None` means that the age cannot be queried.
+    /// Signed URL for HEAD, which returns the age of the object. `None` means that the age cannot be queried.
     pub head: Option<Url>,
 }
 
 impl Remote {
-    /// Returns a client. `timeout` is the timeout of one attempt, `delay` the delay before each of up to `retries` retries.
+    /// Returns a client with this timeout for each attempt and this delay before each of up to `retries` retries.
     ///
     /// # Errors
     /// [`RemoteError::Setup`] if the HTTP client cannot be created.
@@ -57,9 +56,9 @@ impl Remote {
         Ok(Self { http, retries, delay, range_bytes: RANGE_BYTES })
     }
 
-    /// Downloads the newest of several objects to `file`, unless the file is at least as new.
+    /// Downloads the newest object to `file`, unless the file is at least as new.
     ///
-    /// If an object has no URL for HEAD, the first object that exists is used instead of the newest.
+    /// If an object has no URL for HEAD, the first existing object is used.
     ///
     /// # Errors
     /// As for [`Self::download`].
@@ -92,7 +91,7 @@ impl Remote {
         result
     }
 
-    /// Returns whether the object of an unchanged archive exists, so that the archive need not be uploaded. Prints the result.
+    /// Prints and returns whether the object of an unchanged archive already exists.
     ///
     /// # Errors
     /// As for [`Self::modified`].
@@ -109,12 +108,11 @@ impl Remote {
         Ok(modified.is_some())
     }
 
-    /// Returns when the object at `url` was last modified. `None` means that it does not exist.
-    ///
-    /// If the store does not report the time, returns the Unix epoch.
+    /// Returns when the object was last modified, or the Unix epoch if the store does not report it. `None` means that
+    /// the object does not exist.
     ///
     /// # Errors
-    /// The store is unreachable or answers with an error.
+    /// If the store is unreachable or answers with an error.
     pub async fn modified(&self, url: &Url) -> Result<Option<SystemTime>, RemoteError> {
         let response = self.http.head(url.clone()).send().await.map_err(RemoteError::network)?;
         match check_status(response).await {
@@ -124,7 +122,7 @@ impl Remote {
         }
     }
 
-    /// Downloads the object at `url` to `file`, unless the file is at least as new. The file is replaced atomically.
+    /// Downloads the object to `file`, unless the file is at least as new. Replaces the file atomically.
     ///
     /// # Errors
     /// [`RemoteError`]. The file is then unchanged.
@@ -151,7 +149,7 @@ impl Remote {
         }
         let etag = response.headers().get(header::ETAG).and_then(|etag| etag.to_str().ok());
         let etag = etag.map(|etag| format!(" ETag={etag}")).unwrap_or_default();
-        // The suffix is not printed, because it is `.zip` for every format.
+        // Every format has the suffix `.zip`, so the suffix is not printed.
         context.report(
             MessageLevel::Plain,
             &format!("Downloading {} from {}{etag}", name(file.file_stem()), without_secrets(url)),
@@ -174,7 +172,7 @@ impl Remote {
     /// `headers` have the form `Name: value`. A header without a colon is ignored.
     ///
     /// # Errors
-    /// A header is invalid, the file cannot be read, or the store is unreachable or answers with an error.
+    /// If a header is invalid, the file cannot be read, or the upload fails.
     pub async fn upload(
         &self,
         context: &dyn TransferContext,
@@ -209,7 +207,7 @@ impl Remote {
         let size = fs::symlink_metadata(file).ok().map(|metadata| metadata.len());
         let meter = Arc::new(Mutex::new(context.meter("Uploading cache", size)));
         let answered = self.put(file, url, headers, meter).await?;
-        // The next download compares the times of the object and the file, so both must come from the store's clock.
+        // The next download compares the time of the file with the object's, so both must come from the store's clock.
         if let Some(time) = answered {
             filetime::set_file_mtime(file, FileTime::from_system_time(time))
                 .map_err(|error| RemoteError::File(format!("set the time of `{}`", file.display()), error))?;
@@ -217,7 +215,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Uploads `file`. Returns the time of the upload by the store's clock. `None` means that the response has no valid date.
+    /// Uploads `file`. Returns the date of the response, if it is valid.
     pub(super) async fn put(
         &self,
         file: &Path,
@@ -245,7 +243,6 @@ impl Remote {
         Ok(http_date(&response, header::DATE))
     }
 
-    /// Performs a transfer, and retries it after transient errors.
     pub(super) async fn with_retries<T, F: Future<Output = Result<T, RemoteError>>>(
         &self,
         context: &dyn TransferContext,
@@ -273,7 +270,6 @@ impl Remote {
     }
 }
 
-/// Returns the response if its status is a success.
 pub(super) async fn check_status(response: Response) -> Result<Response, RemoteError> {
     let status = response.status();
     match status {
@@ -283,7 +279,7 @@ pub(super) async fn check_status(response: Response) -> Result<Response, RemoteE
     }
 }
 
-/// Returns the reason from an error response, which is XML with `<Code>` and `<Message>`. The reason is empty without a code.
+/// Returns the code and the message of an XML error response, or an empty text.
 async fn reason(mut response: Response) -> String {
     let mut body = Vec::new();
     while let Ok(Some(chunk)) = response.chunk().await {
@@ -313,7 +309,6 @@ fn http_date(response: &Response, name: HeaderName) -> Option<SystemTime> {
     httpdate::parse_http_date(response.headers().get(name)?.to_str().ok()?).ok()
 }
 
-/// Returns the URL without parts that may be secret. The signature is in the query.
 fn without_secrets(url: &Url) -> Url {
     let mut url = url.clone();
     url.set_query(None);
@@ -340,7 +335,7 @@ mod tests {
     use super::*;
     use crate::transfer::test_support::RecordingContext;
 
-    /// Serves a store that closes the connection in the middle of the first `broken` responses, and sends later ones completely.
+    /// A store that closes the connection in the middle of the first `broken` responses.
     async fn breaking_store(broken: usize) -> Url {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = Url::parse(&format!("http://{}/object", listener.local_addr().unwrap())).unwrap();

@@ -16,13 +16,13 @@ pub enum RemoteError {
     Status {
         /// HTTP status.
         status: StatusCode,
-        /// Reason from the body of the response. It may be empty.
+        /// Reason from the body of the response, or empty.
         reason: String,
     },
     /// The store is unreachable, or the connection broke.
     #[error("{0}")]
     Network(String),
-    /// A range could not be transferred after all retries.
+    /// All retries of a range failed.
     #[error(
         "the transfer stopped at byte {position} of {length} after all retries; check the store and the network to it"
     )]
@@ -34,10 +34,10 @@ pub enum RemoteError {
         /// Last error.
         source: Box<RemoteError>,
     },
-    /// The received content is not the content of the object.
+    /// The received content is not the object's.
     #[error("the download of the cache is damaged: {0}")]
     Damaged(String),
-    /// The file on this machine cannot be read or written. The text names the operation, as in "read `cache.zip`".
+    /// A file of this machine cannot be read or written. The text names the operation, such as "read `cache.zip`".
     #[error("failed to {0}")]
     File(String, #[source] io::Error),
     /// The HTTP client cannot be created, or a parameter of the transfer is invalid.

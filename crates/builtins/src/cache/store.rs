@@ -15,21 +15,20 @@ use crate::transfer::{MessageLevel, TransferContext};
 
 /// Default of `CACHE_REQUEST_TIMEOUT` in minutes.
 const DEFAULT_MINUTES: u64 = 10;
-/// Number of retries of a transfer, and the delay before each.
+/// Number of retries, and the delay before each.
 const RETRIES: (u32, Duration) = (2, Duration::from_secs(1));
 
 /// Objects of one cache key in a store.
 pub(super) struct ObjectStore<'a> {
-    /// Object of the key.
     object: &'a CacheObject,
-    /// Object of the other form of the key (hashed or plain), under which an earlier job may have saved the cache. Used only for downloads.
+    /// Object of the other form of the key (hashed or plain), which older caches may have. Used only for downloads.
     alternate: Option<&'a CacheObject>,
     max_upload_bytes: u64,
     timeout: Duration,
 }
 
 impl<'a> ObjectStore<'a> {
-    /// Returns the objects from which a key is restored. `None` means that there is no store, or that the key has no object there.
+    /// Returns the objects from which the key is restored. `None` means that the key has no object in a store.
     pub(super) fn for_download(context: &Context, cache: &'a CacheEntry, key: &str) -> Option<Self> {
         let has_download = |object: &&CacheObject| !object.download.expose().is_empty();
         let object = cache.objects.get(key).filter(has_download)?;
@@ -37,7 +36,7 @@ impl<'a> ObjectStore<'a> {
         Some(Self { object, alternate, max_upload_bytes: 0, timeout: timeout(context) })
     }
 
-    /// Returns the object to which the cache is saved. `None` means that the cache is not uploaded.
+    /// Returns the object to which the cache is uploaded. `None` means that the cache is not uploaded.
     pub(super) fn for_upload(context: &Context, cache: &'a CacheEntry) -> Option<Self> {
         let object = cache.objects.get(&cache.key).filter(|object| !object.upload.expose().is_empty())?;
         Some(Self { object, alternate: None, max_upload_bytes: cache.max_upload_bytes, timeout: timeout(context) })
@@ -47,7 +46,6 @@ impl<'a> ObjectStore<'a> {
         remote(self.timeout)
     }
 
-    /// Downloads the newest archive of the key to `file`, unless the file is at least as new.
     pub(super) async fn download(&self, context: &Context, file: &Path, stop: &StopToken) -> Result<(), RemoteError> {
         let objects = [self.object].into_iter().chain(self.alternate);
         let objects: Result<Vec<_>, RemoteError> = objects
@@ -56,7 +54,7 @@ impl<'a> ObjectStore<'a> {
         self.remote()?.download_newest(context, &objects?, file, stop).await
     }
 
-    /// Uploads the archive in `file` if it is new, or if the store does not have it.
+    /// Uploads the archive if it is new, or if the store does not have it.
     pub(super) async fn upload(
         &self,
         context: &Context,
@@ -78,13 +76,11 @@ impl<'a> ObjectStore<'a> {
     }
 }
 
-/// Returns a client for the store.
 pub(super) fn remote(timeout: Duration) -> Result<Remote, RemoteError> {
     let (retries, delay) = RETRIES;
     Remote::new(timeout, retries, delay)
 }
 
-/// Returns the timeout of one request.
 pub(super) fn timeout(context: &Context) -> Duration {
     let text = context.variables.get("CACHE_REQUEST_TIMEOUT").unwrap_or_default().trim();
     let minutes = text.parse().ok().filter(|minutes| *minutes > 0).unwrap_or_else(|| {

@@ -1,6 +1,4 @@
-//! Compares the files of a cache with the archive from which they were restored.
-//!
-//! Archives have no fingerprint of their files, so their content is compared.
+//! Compares the files of a cache with its archive. Archives have no checksums of files, so contents are compared.
 
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
@@ -13,26 +11,25 @@ use muster_steps::stop::StopToken;
 
 use crate::restored_cache::{ChangeTime, Restored, change_time};
 
-/// Size of the parts in which contents are compared.
 const PART_BYTES: usize = 64 * 1024;
 
-/// When the files of a cache were last known to be equal to their entries in its archive.
+/// Time at which the files of a cache were last known to be equal to the archive.
 ///
-/// A changed file can still have the size and the modification time of its entry: a reproducible build gives all its files the same time.
-/// So size and time are enough only for a file that the system has not changed since it was equal to its entry.
+/// A file with the size and the modification time of its entry is unchanged only if the system has not changed it
+/// since. Reproducible builds, for example, give all files the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Baseline {
-    /// Never. All contents are compared.
+    /// Unknown. All contents are compared.
     #[default]
     Unknown,
-    /// When the archive was written. Used by the command `cache-archiver`, which does not know when the files were restored.
+    /// Time at which the archive was written. Used by the command `cache-archiver`.
     ArchiveWritten,
-    /// When this job restored them from the archive.
+    /// Time at which this job restored the files.
     Restored(Restored),
 }
 
 impl Baseline {
-    /// Returns a time at which the files were equal to their entries. `None` means that all contents are compared.
+    /// Returns the time of the baseline. `None` means that all contents are compared.
     fn time(self, archive: &Metadata) -> Option<ChangeTime> {
         match self {
             Self::Unknown => None,
@@ -44,8 +41,7 @@ impl Baseline {
 
 /// Returns whether the archive contains exactly these files, whose paths are relative to `root`.
 ///
-/// A file with the size and the modification time of its entry counts as unchanged if the system has not changed it since the time of the
-/// baseline. The contents of other files are compared. An archive that cannot be read counts as changed.
+/// An archive that cannot be read counts as changed.
 pub(super) fn is_unchanged(
     archive: &Path,
     (root, files): (&Path, &[PathBuf]),
@@ -70,7 +66,7 @@ fn compare(
     let equal_at = baseline.time(&content.metadata().map_err(UnpackError::Broken)?);
     let mut packed: HashMap<&Path, Metadata> = HashMap::new();
     for file in files {
-        // A file that was removed, and a socket or a pipe, is not packed.
+        // Only these three kinds of files are packed.
         let Ok(metadata) = fs::symlink_metadata(root.join(file)) else { continue };
         if metadata.is_file() || metadata.is_dir() || metadata.is_symlink() {
             packed.insert(file, metadata);
@@ -86,7 +82,6 @@ fn compare(
                 Some(metadata) => is_equal(entry, content, &root.join(&entry.path), &metadata, equal_at),
                 None => false,
             };
-            // An error ends the reading.
             if is_same { Ok(()) } else { Err(UnpackError::Stopped) }
         },
     );
@@ -97,7 +92,7 @@ fn compare(
     }
 }
 
-/// Returns whether a file is equal to its entry. `equal_at` is a time at which the file was equal to its entry, if such a time is known.
+/// `equal_at` is a time at which the file was equal to the entry, if known.
 fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, equal_at: Option<ChangeTime>) -> bool {
     let has_mode = || entry.mode.is_none_or(|mode| mode == file.permissions().mode() & 0o777);
     match &entry.kind {
@@ -106,14 +101,13 @@ fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata,
         EntryKind::File if !file.is_file() || !has_mode() || Some(file.len()) != entry.size => false,
         EntryKind::File => {
             let has_time = entry.modified.is_some_and(|time| time.unix_seconds() == file.mtime());
-            // A change exactly at `equal_at` may have been made after the file was equal, so it does not count as old.
+            // A change exactly at `equal_at` may be later, so such a file does not count as old.
             let is_old = equal_at.is_some_and(|time| change_time(file) < time);
             (has_time && is_old) || has_content(path, content).unwrap_or(false)
         }
     }
 }
 
-/// Returns whether a file has this content.
 fn has_content(path: &Path, content: &mut dyn Read) -> io::Result<bool> {
     let mut own = BufReader::with_capacity(PART_BYTES, muster_files::open(path).map_err(io::Error::from)?);
     let mut packed = BufReader::with_capacity(PART_BYTES, content);
@@ -142,7 +136,6 @@ mod tests {
     use crate::files::format::{Format as ArchiveFormat, Level};
     use crate::files::pack::pack;
 
-    /// A restored cache.
     struct Fixture {
         directory: tempfile::TempDir,
         files: Vec<PathBuf>,
@@ -185,7 +178,7 @@ mod tests {
         }
     }
 
-    /// Changes a restored cache of each format, and checks whether it then counts as unchanged.
+    /// Checks whether a restored cache of each format counts as unchanged after `change`.
     fn check_each_format(change: impl Fn(&mut Fixture), expected: bool, description: &str) {
         for format in [ArchiveFormat::Zip, ArchiveFormat::ZipZstd, ArchiveFormat::TarZstd] {
             let mut restored = Fixture::new(format);
@@ -248,7 +241,7 @@ mod tests {
         check_each_format(
             |restored| {
                 fs::write(root(restored, "d/b"), "").unwrap();
-                // gitlab-runner does not detect that a file was added if the file is older than the archive.
+                // gitlab-runner does not detect an added file that is older than the archive.
                 set_file_mtime(root(restored, "d/b"), FileTime::from_unix_time(1, 0)).unwrap();
                 restored.files.push("d/b".into());
             },

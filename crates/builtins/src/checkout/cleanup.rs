@@ -14,10 +14,8 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::removal::remove_tree;
 
-/// Lock files of a killed git, and the hook of an earlier job, in `.git`.
 const LEFTOVERS: [&str; 5] = ["index.lock", "shallow.lock", "HEAD.lock", "hooks/post-checkout", "config.lock"];
 
-/// Cleans or removes the checkout after a job, as the plan requires.
 pub(super) async fn clean_up(context: &Arc<Context>, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     match cleanup.checkout.as_str() {
@@ -62,7 +60,7 @@ async fn remove_configuration(context: &Context, cleanup: &Cleanup, stop: &StopT
     .await
 }
 
-/// Removes what a killed git or an earlier job left in `.git`, such as lock files.
+/// Removes lock files of a killed git, and the hook of an earlier job.
 pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     for name in LEFTOVERS {
@@ -74,7 +72,7 @@ pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
         remove_below(&git.join("modules"), |name| names.contains(&name));
     }
     if git.exists() && !git.join("HEAD").exists() {
-        // A `git init` that was killed leaves an incomplete repository.
+        // A killed `git init` leaves an incomplete repository.
         let _ = remove_tree(&git);
     }
 }
@@ -87,9 +85,9 @@ fn remove_below(directory: &Path, is_removed: impl Fn(&str) -> bool) {
     }
 }
 
-/// Removes configuration and hooks, because an earlier job may have changed them to execute its own commands.
+/// Removes configuration and hooks with which an earlier job may execute commands.
 ///
-/// `commondir`, or a `.git` that is a file or a link, would make git use the configuration and hooks of another directory.
+/// With a `commondir`, or a `.git` that is a file or a link, git would use another directory's configuration.
 pub(super) fn remove_config(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     if fs::symlink_metadata(&git).is_ok_and(|found| !found.is_dir()) {

@@ -1,7 +1,7 @@
 //! Git configuration of one job (docs/spec/job-execution.md, sections 2.3 and 2.6).
 //!
-//! The configuration is a file in the job's temporary directory, and is removed with the directory. The repository only includes the file,
-//! so that no credential is ever written to the repository.
+//! The configuration is a file in the job's temporary directory. The repository only includes it, so credentials are
+//! never written to the repository.
 
 use std::fs;
 use std::io;
@@ -18,12 +18,11 @@ use crate::context::Context;
 use crate::git_http::without_credentials;
 use crate::private_file;
 
-/// User name for job tokens.
 pub(super) const TOKEN_USER: &str = "gitlab-ci-token";
 /// Credential helper that returns the job token from the environment.
 const HELPER: &str = "!f(){ test \"$1\" = get && printf 'password=%s\\n' \"$CI_JOB_TOKEN\"; }; f";
 
-/// Returns the path of the configuration that repositories include.
+/// Returns the path of the file that repositories include.
 pub(crate) fn external_path(temp_dir: &Path) -> PathBuf {
     temp_dir.join(".gitlab-runner.ext.conf")
 }
@@ -41,7 +40,7 @@ pub(super) async fn write(context: &Arc<Context>, checkout: &Checkout, stop: &St
     .await
 }
 
-/// Writes the template directory for `git init`. Returns its path.
+/// Writes the template directory for `git init`, and returns its path.
 pub(super) async fn write_template(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -72,7 +71,6 @@ async fn write_blocking(
     .await
 }
 
-/// Returns the value of the header `User-Agent` for checkouts.
 pub(crate) fn user_agent() -> String {
     let (version, os, arch) = (env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
     format!("gitlab-runner {version} {os}/{arch}")
@@ -89,7 +87,7 @@ pub(crate) fn template_text(checkout: &Checkout, external: &Path) -> String {
     )
 }
 
-/// Returns the configuration that repositories include.
+/// Returns the content of the file that repositories include.
 pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
     let mut text = String::new();
     let plain = without_credentials(&checkout.repo_url);
@@ -106,7 +104,7 @@ pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
         for (to, from) in rewrites(checkout, &plain) {
             text.push_str(&format!("[url {}]\n\tinsteadOf = {}\n", quoted(&to), quoted(&from)));
         }
-        // A credential helper of the machine would store the job token, so it is disabled for this host.
+        // A credential helper of the machine would store the job token.
         if let Some(host) = &host {
             text.push_str(&format!("[credential {}]\n\thelper =\n", quoted(host)));
         }
@@ -124,17 +122,17 @@ pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
     text
 }
 
-/// Returns pairs `(to, from)`: git replaces the beginning `from` of a URL with `to`, which has credentials (docs/spec/job-execution.md,
-/// section 2.6).
+/// Returns pairs `(to, from)`: in URLs, git replaces the prefix `from` with `to`, which has credentials
+/// (docs/spec/job-execution.md, section 2.6).
 ///
-/// Of several pairs with the same `from`, only the first is returned.
+/// Each `from` occurs once.
 pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)> {
     let mut all = vec![(checkout.repo_url.clone(), plain.to_owned())];
     all.extend(checkout.rewrites.iter().map(|rewrite| (rewrite.to.clone(), rewrite.from.clone())));
     if let (Some(with), Some(without)) = (host(&checkout.repo_url), host(plain)) {
         all.push((with, without));
     }
-    // git compares only beginnings: without the slash, `https://host.example.org` would get the credentials of `https://host`.
+    // Without the slash, `https://host.example.org` would get the credentials of `https://host`.
     let with_slash = |(to, from): (String, String)| {
         if host(&from).as_ref() == Some(&from) {
             (format!("{}/", to.trim_end_matches('/')), format!("{from}/"))
@@ -151,7 +149,7 @@ pub(super) fn rewrites(checkout: &Checkout, plain: &str) -> Vec<(String, String)
     seen
 }
 
-/// Returns the global configuration of a job that uses the credential helper: the user's own configuration, then the job's.
+/// Returns the global configuration for a job with the credential helper: the user's configuration, then the job's.
 fn global_text(context: &Context, external: &Path) -> String {
     let home = context.environment_value("HOME").map(PathBuf::from);
     let user_files = home.into_iter().flat_map(|home| [home.join(".config/git/config"), home.join(".gitconfig")]);
@@ -159,7 +157,7 @@ fn global_text(context: &Context, external: &Path) -> String {
     all.map(|file| format!("[include]\n\tpath = {}\n", quoted(&file.to_string_lossy()))).collect()
 }
 
-/// Returns scheme and host of an HTTP URL, with the user if it has one. `None` means that it is not an HTTP URL.
+/// Returns scheme, user and host of an HTTP URL. `None` means that the URL is not HTTP.
 pub(super) fn host(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     matches!(scheme, "http" | "https").then(|| format!("{scheme}://{}", rest.split('/').next().unwrap_or_default()))

@@ -16,17 +16,17 @@ use crate::context::Context;
 use crate::mirrors::{Refspec, read_refs};
 use crate::removal::remove_tree;
 
-/// File in a view that lists its refs. A view without this file is not complete.
+/// File with the refs of a view. A view without this file is incomplete.
 const REFS: &str = "packed-refs";
-/// Maximum size of the list.
 const REFS_LIMIT: Limit = Limit { bytes: 256 * 1024 * 1024, remedy: "the sources are fetched from the server" };
-/// File that marks a repository that borrows the objects of a view. The view is removed when its job ends.
+/// File that marks a repository that borrows objects from a view.
 const BORROWS: &str = "muster-borrows-objects";
 
-/// Returns a repository from which `git fetch` gets what the view has. `None` means that the job has no view that can be used.
+/// Returns a repository from which `git fetch` gets the content of the job's view. `None` means that there is no usable
+/// view.
 ///
-/// The repository is in the job's temporary directory. It belongs to the user of the job, so that git accepts it, and contains only
-/// configuration that is written here.
+/// git accepts this repository, because it belongs to the job's user. An earlier job cannot have changed its
+/// configuration.
 pub(super) async fn repository(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -46,7 +46,7 @@ pub(super) async fn repository(
     }
 }
 
-/// Creates the repository in `dir`. Returns false if the view is not complete.
+/// Creates the repository in `dir`. Returns false if the view is incomplete.
 fn create(view: &Path, dir: &Path) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
     remove_tree(dir)?;
@@ -61,7 +61,7 @@ fn create(view: &Path, dir: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Returns the refs of a view. `None` means that the view is not complete.
+/// Returns the refs of a view. `None` means that the view is incomplete.
 fn refs(view: &Path) -> io::Result<Option<Vec<(String, String)>>> {
     let path = view.join(REFS);
     if !path.exists() {
@@ -71,12 +71,11 @@ fn refs(view: &Path) -> io::Result<Option<Vec<(String, String)>>> {
     Ok(Some(read_refs(&String::from_utf8_lossy(&text.map_err(io::Error::other)?))))
 }
 
-/// Lets a repository read the objects of a view.
 fn borrow(view: &Path, repository: &Path) -> io::Result<()> {
     fs::write(repository.join("objects/info/alternates"), format!("{}\n", view.join("objects").display()))
 }
 
-/// Reports that the job fetches from the server although it has a view.
+/// Reports that the job fetches from the server because its view is unusable.
 pub(super) fn report_broken(context: &Context, reason: &str) {
     let line = format!("The sources cannot be read from the git mirror, fetching from the server: {reason}");
     context.print(&style::warning(&line));
@@ -85,9 +84,9 @@ pub(super) fn report_broken(context: &Context, reason: &str) {
     }
 }
 
-/// Makes a new repository borrow the objects of a view. Returns whether the view is complete.
+/// Makes a new repository borrow the objects of a view. Returns false if the view is incomplete.
 ///
-/// Used with libgit2, which detects a damaged object because it compares the hash of each object that it reads with the object's name.
+/// Used with libgit2, which detects damaged objects by their hash.
 pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], with_tags: bool) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
     let tags = with_tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
@@ -108,14 +107,11 @@ pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], wi
     Ok(true)
 }
 
-/// Returns whether the repository of a project borrows the objects of a view.
+/// Returns whether the repository of a project borrows objects from a view.
 pub(super) fn is_borrowing(project: &Path) -> bool {
     fs::symlink_metadata(project.join(".git").join(BORROWS)).is_ok()
 }
 
-/// Removes the repository of a project if it borrows the objects of a view.
-///
-/// Called when the view no longer exists or is damaged.
 pub(super) fn remove_borrowing(project: &Path) {
     if is_borrowing(project) {
         let _ = remove_tree(&project.join(".git"));

@@ -1,7 +1,7 @@
 //! `builtin://checkout`: checks out a commit in the project directory (docs/spec/job-execution.md, section 2).
 //!
-//! A commit of a repository on this machine is checked out once, as a [`template`], and copied for every job. Any other commit is
-//! fetched by the `git` command ([`remote`]), or by libgit2 if there is no such command ([`embedded`]).
+//! A commit of a local repository is checked out once as a [`template`], and copied for each job. Other commits are
+//! fetched by the `git` command ([`remote`]), or by libgit2 without this command ([`embedded`]).
 
 mod cleanup;
 pub(crate) mod config;
@@ -47,7 +47,6 @@ impl Builtin<Context> for Checkout {
         has_repository.then_some(CLEAR_WORKTREE)
     }
 
-    /// Removes the whole checkout, because the state after a failed attempt is unknown.
     async fn clear(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         context.print(&style::info("Deleting tracked and untracked files..."));
         clear(context, stop).await
@@ -88,7 +87,7 @@ async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> R
     run_hook(context, checkout, ("post_clone_script", &checkout.post_script), stop).await
 }
 
-/// Name and title of the log section that clears the checkout before another attempt.
+/// Name and title of the log section before another attempt.
 pub(crate) const CLEAR_WORKTREE: (&str, &str) =
     ("clear_worktree", "Deleting all tracked and untracked files due to source fetch failure");
 
@@ -106,18 +105,18 @@ async fn run_hook(
         return Ok(());
     }
     context.create_project_dir(stop).await?;
-    // The author of the job may have written the hook, so the operator's limits apply to it.
-    muster_steps::process::limited(script::run_blocks(context, &checkout.shell, &[hook], stop)).await
+    // The hook may be the job's own, so the operator's limits apply to it.
+    muster_steps::process::run_limited(script::run_blocks(context, &checkout.shell, &[hook], stop)).await
 }
 
-/// Empties the project directory, and creates it if it does not exist.
+/// Empties or creates the project directory.
 async fn clear(context: &Context, stop: &StopToken) -> Result<(), Failure> {
     let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
     if let Some(cause) = stop.cause() {
         return Err(Failure::Stopped(cause));
     }
     blocking(context, "emptying the project directory", stop, move || {
-        // A symbolic link in the path must not make this call empty another directory.
+        // A symbolic link in the path must not lead to another directory.
         extraction.create_parent()?;
         let dir = &extraction.root;
         shared.trash.discard(dir).map_err(Failure::io(format!("failed to empty `{}`", dir.display())))?;
@@ -126,7 +125,6 @@ async fn clear(context: &Context, stop: &StopToken) -> Result<(), Failure> {
     .await
 }
 
-/// Returns whether the project directory contains a file or directory with this name.
 async fn exists(context: &Context, name: &str, stop: &StopToken) -> Result<bool, Failure> {
     let path = context.project_dir.join(name);
     blocking(context, "checking the project directory", stop, move || Ok(path.exists())).await

@@ -7,7 +7,6 @@ use serde_json::json;
 use crate::context::Context;
 use crate::offer::{certificates, map};
 
-/// Returns the inputs of `builtin://checkout`.
 pub(super) fn checkout(context: &Context, step: &Checkout) -> Offer {
     let Checkout { strategy, repo_url, object_format, ref_name, sha, refspecs, depth, .. } = step;
     let rewrites = step.rewrites.iter().map(|rewrite| json!({ "from": rewrite.from, "to": rewrite.to }));
@@ -34,14 +33,12 @@ pub(super) fn checkout(context: &Context, step: &Checkout) -> Offer {
     ]);
     inputs.extend(certificates(context, &step.tls));
     let urls = step.rewrites.iter().map(|rewrite| &rewrite.to).chain([repo_url]);
-    // A URL without credentials is not secret, and masking it would make the log hard to read.
+    // Masking a URL without credentials would make the log hard to read.
     let sensitive = urls.filter_map(|url| Some([url.clone(), credential(url)?]));
     Offer { inputs, sensitive: sensitive.flatten().collect() }
 }
 
-/// Returns the secret part of the user information in a URL. `None` means that it has none.
-///
-/// The secret is the password. Over HTTP, the user is the secret if there is no real password, as in `https://TOKEN@host/`.
+/// Returns the secret in a URL, if it has one: the password, or the user of an HTTP URL such as `https://TOKEN@host/`.
 fn credential(url: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?', '#']).next()?;
@@ -49,7 +46,7 @@ fn credential(url: &str) -> Option<String> {
     let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
     let is_http = ["http", "https"].iter().any(|http| scheme.eq_ignore_ascii_case(http));
     let secret = match password {
-        // Some servers document the second text as the password beside a token.
+        // Some servers document `x-oauth-basic` as the password beside a token.
         "" | "x-oauth-basic" if is_http => user,
         password => password,
     };

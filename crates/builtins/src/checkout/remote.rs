@@ -18,10 +18,8 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::git_http::without_credentials;
 
-/// Maximum size of a `.gitattributes` file that is read.
 const ATTRIBUTES_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "Git LFS files are not detected" };
 
-/// Fetches the commit and checks it out in the project directory.
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     if checkout.strategy == "clone" {
@@ -97,7 +95,7 @@ async fn fetch(context: &Arc<Context>, checkout: &Checkout, external: &Path, sto
     fetch_from(context, checkout, "origin", stop).await
 }
 
-/// Fetches the refs of the job from a remote, or from a repository on this machine.
+/// Fetches the refs of the job from `repository`, which is `origin` or a local path.
 async fn fetch_from(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -121,7 +119,7 @@ async fn fetch_from(
     git(context, &args, &context.project_dir, stop).await
 }
 
-/// Returns the configuration options for one call of git.
+/// Returns the options for one call of git.
 pub(crate) fn options(checkout: &Checkout) -> Vec<String> {
     let mut options = vec!["-c".to_owned(), format!("http.userAgent={}", config::user_agent())];
     if checkout.proactive_auth {
@@ -131,7 +129,6 @@ pub(crate) fn options(checkout: &Checkout) -> Vec<String> {
     options
 }
 
-/// Checks out the files of the commit, including LFS files.
 async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let project = &context.project_dir;
     let notice =
@@ -157,12 +154,10 @@ async fn check_out_files(context: &Context, checkout: &Checkout, stop: &StopToke
     Ok(())
 }
 
-/// Returns whether the job's `PATH` has the `git` command.
 pub(super) fn has_git(context: &Context) -> bool {
     has_command(context, "git")
 }
 
-/// Returns whether git finds `git-lfs` in the job's `PATH`.
 pub(super) fn has_lfs(context: &Context) -> bool {
     has_command(context, "git-lfs")
 }
@@ -175,13 +170,13 @@ fn has_command(context: &Context, name: &str) -> bool {
     })
 }
 
-/// Returns whether `.gitattributes` of the top directory uses the LFS filter. Returns false if the file cannot be read.
+/// Returns whether the top `.gitattributes` uses the LFS filter. Returns false if the file cannot be read.
 pub(super) async fn uses_lfs(project: &Path) -> bool {
     let text = muster_files::read(project.join(".gitattributes"), ATTRIBUTES_LIMIT).await;
     text.is_ok_and(|text| text.contains("filter=lfs"))
 }
 
-/// Returns whether git can write the user's configuration. The user of a container may have no home directory.
+/// Returns whether git can write the user's configuration. Users of containers may have no home directory.
 async fn has_writable_home(context: &Context, stop: &StopToken) -> Result<bool, Failure> {
     let home = context.environment_value("HOME");
     blocking(context, "checking the home directory", stop, move || {
@@ -195,7 +190,7 @@ pub(crate) fn regex_escaped(text: &str) -> String {
     text.chars().flat_map(|c| special(c).then_some('\\').into_iter().chain([c])).collect()
 }
 
-/// Runs git without downloading LFS files, which are downloaded together later (docs/spec/job-execution.md, section 2.5).
+/// Runs git without LFS downloads, because `git lfs pull` follows (docs/spec/job-execution.md, section 2.5).
 async fn git_without_lfs(
     context: &Context,
     checkout: &Checkout,
@@ -206,14 +201,13 @@ async fn git_without_lfs(
     git_with(context, args, &context.project_dir, skip, stop).await
 }
 
-/// Warning about LFS files that were not fetched.
 pub(super) const NO_LFS: &str = "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers";
 
-/// Error on a machine without git, which is required to check out a local repository.
+/// Error without git, which local repositories require.
 const NO_GIT: &str = "failed to get the sources: `git` is not in PATH; install it, or set the variable GIT_STRATEGY to `none` or \
      `empty` if the job needs no sources";
 
-/// Runs git with the job's environment, except variables that would make git use another repository.
+/// Runs git with the job's environment, except variables that select another repository.
 pub(super) async fn git(context: &Context, args: &[&str], dir: &Path, stop: &StopToken) -> Result<(), Failure> {
     git_with(context, args, dir, None, stop).await
 }

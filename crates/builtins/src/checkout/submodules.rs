@@ -12,7 +12,6 @@ use crate::context::Context;
 const RECURSIVE: &str = "--recursive";
 const RESET: [&str; 3] = ["git", "reset", "--hard"];
 
-/// Updates the submodules to the commits that the checked-out commit names.
 pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     let recursive = match checkout.submodules.as_str() {
         "normal" => false,
@@ -64,7 +63,6 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &StopTo
     Ok(())
 }
 
-/// Cleans the submodules after a job.
 pub(super) async fn clean(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     let recursive = match cleanup.submodules.as_str() {
         "normal" => false,

@@ -1,11 +1,9 @@
 //! Checks out a commit of a repository on this machine: git runs once per commit, and jobs get copies.
 //!
-//! If the project directory still has this commit from an earlier job, only the changes of that job are reverted
-//! ([`crate::templates`]).
+//! If the project directory already contains this commit, only changes are reverted ([`crate::templates`]).
 //!
-//! Each job has its own `.git` directory, which borrows the objects of the repository (`objects/info/alternates`), so that changes by
-//! the job affect nothing else. The copied index matches the copied files, because the configuration makes git compare only size and
-//! modification time.
+//! Each job has its own `.git` directory, which borrows objects from the repository (`objects/info/alternates`). The
+//! copied index is valid because git is configured to compare only sizes and modification times.
 
 use std::fs;
 use std::io;
@@ -27,10 +25,8 @@ use crate::git_http::without_credentials;
 use crate::templates::{Template, TemplateKey, Tree};
 use crate::transfer::TransferContext;
 
-/// Maximum size of the repository's packed references.
 const REFS_LIMIT: Limit = Limit { bytes: 64 * 1024 * 1024, remedy: "the checkout has no tags" };
 
-/// Copies the commit into the project directory.
 pub(super) async fn check_out(
     context: &Arc<Context>,
     checkout: &Checkout,
@@ -73,7 +69,7 @@ pub(super) async fn check_out(
 
 /// Returns the template of a commit. Creates it if necessary.
 ///
-/// Other jobs that need the same commit wait for the job that creates it. If that job is stopped, the next one creates it.
+/// Jobs wait while another job creates their template. If that job is stopped, a waiting job creates it.
 async fn template(
     context: &Context,
     checkout: &Checkout,
@@ -90,7 +86,7 @@ async fn template(
         biased;
         template = &mut template => template,
         cause = stop.stopped() => match is_building.load(Ordering::Relaxed) {
-            // This job must wait until its git process has been terminated.
+            // The git process of this job must end first.
             true => template.await,
             false => return Err(Failure::Stopped(cause)),
         },
@@ -106,7 +102,7 @@ async fn build(
 ) -> Result<Arc<Template>, Failure> {
     let failed = || Failure::io("failed to prepare the checkout");
     let directory = context.shared.templates.directory().map_err(failed())?;
-    // Use a subdirectory, because the temporary directory itself has different permissions from a new directory.
+    // A temporary directory has other permissions than a new directory.
     let root = directory.path().join("tree");
     let (target, options, commit) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {
@@ -119,7 +115,7 @@ async fn build(
     Ok(context.shared.templates.template(tree, directory))
 }
 
-/// Creates `.git` as `git init` would, with the objects of the repository.
+/// Creates `.git` as `git init` would, and borrows the objects of the repository.
 fn write_repository(root: &Path, checkout: &Checkout, key: &TemplateKey) -> io::Result<()> {
     let git = root.join(".git");
     fs::create_dir_all(git.join("objects/info"))?;
@@ -173,7 +169,7 @@ fn tags(repository: &Path) -> String {
     lines
 }
 
-/// Returns whether a ref name is valid. The rule is simple, and also rejects some unusual names that git permits.
+/// Returns whether a ref name is valid. Rejects some unusual names that git permits.
 fn is_plain(name: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '/' | '-' | '_' | '.' | '+');
     !name.is_empty()

@@ -1,7 +1,8 @@
-//! Blocks addresses for the containers of a job (`blocked_addresses` of `[runners.docker]`), such as the metadata service of a cloud.
+//! Blocks addresses for the containers of a job (`blocked_addresses` of `[runners.docker]`), such as a cloud's metadata
+//! service.
 //!
-//! The first process of each container is the agent's gate. The gate runs the entrypoint of the image only after a second container in the
-//! same network has made the addresses unreachable. Before that, no code of the job or of the image runs in the container.
+//! In each container, the agent's gate starts first. It runs the image's entrypoint after a second container in the
+//! same network has blocked the addresses.
 
 use std::time::Duration;
 
@@ -20,10 +21,9 @@ use super::agent_volume::AgentVolume;
 use super::images::ResolvedImage;
 use super::{create, exec};
 
-/// Maximum time until the addresses are blocked.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Puts the gate before the command of a container, if the job has blocked addresses.
+/// Puts the gate before the container's command, if the job has blocked addresses.
 pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, image: &ResolvedImage) {
     if job.blocked_addresses.is_empty() {
         return;
@@ -34,13 +34,13 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     let replaces_entrypoint = entrypoint.is_some();
     let entrypoint = entrypoint.or_else(|| of_image.and_then(|config| config.entrypoint.clone())).unwrap_or_default();
     let command = nonempty(body.cmd.take());
-    // As in the engine, an entrypoint that replaces that of the image also replaces its command.
+    // As in the engine, an entrypoint of the job also replaces the command of the image.
     let command = command.or_else(|| of_image.and_then(|config| config.cmd.clone()).filter(|_| !replaces_entrypoint));
-    // An entrypoint that is one empty word removes the entrypoint.
+    // An entrypoint of one empty word removes the image's entrypoint.
     let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
     let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
     let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
-    // The engine would run the image's health check beside the gate.
+    // A health check would run beside the gate.
     body.healthcheck = Some(no_health_check());
     body.entrypoint = Some(gate.collect());
     body.cmd = Some(entrypoint.chain(command.unwrap_or_default()).collect());
@@ -50,7 +50,7 @@ fn no_health_check() -> HealthConfig {
     HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }
 }
 
-/// Mounts the agent's executable in a container that needs it only for the gate. Does nothing if there are no blocked addresses.
+/// Mounts the agent's executable for the gate, if the job has blocked addresses.
 pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody, agent: &AgentVolume) {
     if !job.blocked_addresses.is_empty() {
         let binds = body.host_config.get_or_insert_default().binds.get_or_insert_default();
@@ -58,12 +58,12 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
     }
 }
 
-/// Makes the addresses unreachable in a container that was just started.
+/// Blocks the addresses in a started container, through a second container.
 ///
-/// A second container does this, with the network and the volumes of the first one. `name` is the name of the first container.
+/// `name` is used in messages.
 ///
 /// # Errors
-/// [`Failure`] if the addresses cannot be blocked. The caller must then remove the container, whose gate still waits.
+/// If the addresses cannot be blocked. The caller must then remove the container.
 pub(super) async fn enforce(
     engine: &Docker,
     job: &DockerContainer,
@@ -111,7 +111,7 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<
     blocked
 }
 
-/// Starts a container, and waits until its command has succeeded.
+/// Starts a container, and waits until its command succeeds.
 async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
     let reason = |error| super::engine::reason(&error);
     engine.start_container(container, None::<StartContainerOptions>).await.map_err(reason)?;
@@ -128,7 +128,7 @@ async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
     Err(with_output(end, &output))
 }
 
-/// Returns how a command ended, followed by its output if there is any.
+/// Appends the output of a command to the description of its end.
 fn with_output(end: String, output: &[u8]) -> String {
     match String::from_utf8_lossy(output).trim() {
         "" => end,
@@ -153,7 +153,7 @@ mod tests {
         text.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Returns the command after the gate of a container of an image with the entrypoint `/entry` and the command `serve`.
+    /// Returns the command after the gate. The image has the entrypoint `/entry` and the command `serve`.
     fn gated(entrypoint: Option<Vec<String>>, command: Option<Vec<String>>) -> Vec<String> {
         let job = DockerContainer {
             blocked_addresses: vec!["169.254.169.254".parse().unwrap()],

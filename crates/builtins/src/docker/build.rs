@@ -1,4 +1,4 @@
-//! Creates and starts the build container, whose entrypoint starts the agent that runs the steps of the job.
+//! Creates and starts the build container, in which an agent runs the steps of the job.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,22 +25,22 @@ use super::socket::RunDirectory;
 use super::target::{Container, End};
 use super::{block, create, network, print, start};
 
-/// Maximum time from the start of the container until its agent accepts connections.
+/// Maximum time until the agent in the started container accepts connections.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// Delay between two attempts to reach an agent that cannot announce that it accepts connections.
+/// Delay between two attempts to reach an agent that cannot announce that it is ready.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Warning in the log of a job whose container started while the engine could not be reached.
+/// Warning if the engine could not be reached while the container started.
 const LOST_OUTPUT: &str =
     "the connection to the engine was lost while the container started: output of the entrypoint may be missing";
-/// Advice for a job whose container failed to start while the engine could not be reached.
+/// Advice if the container failed to start while the engine could not be reached.
 const LOST_OUTPUT_REMEDY: &str = "check the log of the engine, and run the job again";
-/// Advice for an image whose entrypoint does not run its arguments.
+/// Advice if the entrypoint may not run its arguments.
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
 /// Returns the description of the build container.
 ///
-/// The agent in the container creates `directories`. `None` means that it creates none, because they are created before it starts.
+/// Its agent creates `directories`. `None` means that they already exist.
 pub(super) fn body(
     job: &DockerContainer,
     image: &ResolvedImage,
@@ -58,7 +58,7 @@ pub(super) fn body(
     let settings = body.host_config.get_or_insert_default();
     let binds = settings.binds.get_or_insert_default();
     binds.push(format!("{}:{AGENT_DIR}:ro", agent.name));
-    // In a prepared container, this volume is an anonymous one.
+    // A prepared container has an anonymous volume for this directory.
     if !job.volumes.iter().any(|volume| volume.destination == RUN_DIR) {
         binds.push(format!("{}:{RUN_DIR}", create::run_volume(job)));
     }
@@ -72,7 +72,7 @@ pub(super) fn body(
     Ok(body)
 }
 
-/// Starts the build container, and waits until its agent answers. `log` gets the output of the image's entrypoint until the agent starts.
+/// Starts the build container, and waits for its agent. Until then, `log` gets the output of the image's entrypoint.
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
@@ -91,8 +91,7 @@ pub(super) async fn start(
         if container.output.wait_for(Progress::Ready).await {
             return container.reach().await;
         }
-        // The container has ended, which `end` reports, or the connection with its output was lost, and the agent can no longer announce
-        // that it accepts connections.
+        // The container has ended, which `end` reports, or its output was lost, and with it the agent's announcement.
         loop {
             sleep(RETRY_DELAY).await;
             if outlives_its_output(&container).await {
@@ -118,7 +117,7 @@ pub(super) async fn start(
     Err(failure)
 }
 
-/// Returns the failure of a container that ended before its agent accepted connections.
+/// Returns the failure of a container that ended before its agent was ready.
 fn ended(container: &Container, end: &End) -> Failure {
     match end {
         End::Exited { code: Some(code), out_of_memory: false } => not_started(
@@ -130,7 +129,6 @@ fn ended(container: &Container, end: &End) -> Failure {
     }
 }
 
-/// Returns whether a container whose output has ended may still run.
 async fn outlives_its_output(container: &Container) -> bool {
     match inspect_container(container.engine(), container.id()).await {
         Ok(found) => found.state.and_then(|state| state.running) == Some(true),
@@ -138,7 +136,7 @@ async fn outlives_its_output(container: &Container) -> bool {
     }
 }
 
-/// Returns the failure of a container in which no agent accepted connections. In the message, `how` follows "the agent".
+/// Returns the failure of a container whose agent did not become ready. In the message, `how` follows "the agent".
 fn not_started(output: &Output, image: &str, how: &str) -> Failure {
     Failure::System(match output.progress() {
         Progress::Entrypoint | Progress::Started if output.is_lost() => format!(
@@ -161,7 +159,6 @@ mod tests {
     use super::*;
     use crate::agent_process::DiscardedLog;
 
-    /// Returns the message about a container whose output consists of these chunks.
     async fn message(chunks: Vec<Result<LogOutput, ApiError>>) -> String {
         let output = Output::read(Box::pin(futures::stream::iter(chunks)), Arc::new(DiscardedLog));
         assert!(!output.wait_for(Progress::Ready).await);

@@ -14,22 +14,18 @@ use tokio::time::{Instant, sleep, timeout};
 use super::engine::{is_answer, is_conflict, is_not_found, location, reason};
 use super::{create, directories, network};
 
-/// Maximum time for the whole cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
+/// Maximum time for the cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Delay before the next attempt to remove the remaining objects.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Number of rejected attempts after which the cleanup fails. An attempt does not count if the engine does not answer, or if an object is
-/// already being removed.
+/// Number of rejected attempts after which the cleanup fails. Only answers of the engine count, without conflicts.
 const MAX_REJECTIONS: u32 = 10;
 
-/// Names of the objects that exist only for one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Objects {
     containers: Vec<String>,
     volumes: Vec<String>,
     network: Option<String>,
     keep_volumes: bool,
-    /// URL of the engine, for messages.
     engine: String,
 }
 
@@ -37,8 +33,7 @@ impl Objects {
     /// Returns the objects that the step with these inputs may have created.
     ///
     /// # Errors
-    /// [`Failure::Configuration`] if engines do not accept a name. Names are parts of the paths of requests, so such a name could address
-    /// another object.
+    /// [`Failure::Configuration`] if a name is invalid, because it could change the path of a request.
     pub(super) fn from_job(job: &DockerContainer) -> Result<Self, Failure> {
         let temporary = job.volumes.iter().filter(|volume| volume.temporary && create::is_named(volume));
         let objects = Self {
@@ -63,23 +58,20 @@ impl Objects {
         }
     }
 
-    /// Adds volumes whose names do not follow from the inputs of the step.
+    /// Adds volumes that the inputs of the step do not name.
     pub(super) fn with_volumes(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.volumes.extend(names);
         self
     }
 
-    /// Returns the names of all volumes.
     pub(super) fn volumes(&self) -> &[String] {
         &self.volumes
     }
 
-    /// Removes the objects. An object that does not exist is not an error.
-    ///
-    /// If the engine does not answer, for example because it is restarting, tries again until the time limit.
+    /// Removes the objects that exist. Retries while the engine does not answer, until the time limit.
     ///
     /// # Errors
-    /// [`Failure`] with the objects that remain.
+    /// [`Failure`] with the remaining objects.
     pub(super) async fn remove(&self, engine: &Docker) -> Result<(), Failure> {
         self.remove_within(engine, TIMEOUT).await
     }
@@ -89,7 +81,7 @@ impl Objects {
         let mut rejected = 0;
         let mut left = self.all();
         loop {
-            // If the timeout ends the attempt, the objects whose requests have ended are already updated.
+            // After a timeout, `left` is still updated.
             let _ = timeout(limit.saturating_sub(start.elapsed()), self.try_remove(engine, &mut left)).await;
             left.retain(|object| !object.is_removed);
             if left.is_empty() {
@@ -109,14 +101,13 @@ impl Objects {
         }
     }
 
-    /// Removes the objects, and logs an error if that fails.
+    /// Removes the objects. Errors are only logged.
     pub(super) async fn remove_or_log(&self, engine: &Docker) {
         if let Err(error) = self.remove(engine).await {
             tracing::error!(%error, "failed to clean up after a job in containers");
         }
     }
 
-    /// Returns all objects, in the order in which they can be removed.
     fn all(&self) -> Vec<Remaining> {
         let named = |kind| move |name: &String| Remaining { kind, name: name.clone(), is_removed: false, error: None };
         let containers = self.containers.iter().map(named(Kind::Container));
@@ -124,7 +115,8 @@ impl Objects {
         containers.chain(others).collect()
     }
 
-    /// Tries to remove each object. A volume or network cannot be removed before the containers that use it.
+    /// Tries to remove each object, containers first, because volumes and networks cannot be removed while containers
+    /// use them.
     async fn try_remove(&self, engine: &Docker, left: &mut [Remaining]) {
         for kind in [Kind::Container, Kind::Volume, Kind::Network] {
             let of_kind = left.iter_mut().filter(|object| object.kind == kind);
@@ -147,22 +139,20 @@ impl Objects {
     }
 }
 
-/// Returns whether engines accept the name. A valid name begins with a letter or digit, so it is not `.` or `..`.
+/// Returns whether engines accept the name.
 fn is_valid_name(name: &str) -> bool {
     name.starts_with(|first: char| first.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// An object that may still exist.
 struct Remaining {
     kind: Kind,
     name: String,
     is_removed: bool,
-    /// Error of the last attempt that ended. `None` means that none ended, or that the object is removed.
+    /// Error of the last attempt that ended.
     error: Option<ApiError>,
 }
 
-/// Kind of an object. Objects of one kind are removed at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Container,
@@ -194,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_objects_that_remain_are_named_if_the_engine_stops_answering() {
+    async fn error_names_only_remaining_objects_if_the_engine_stops_answering() {
         let settings = DockerEngine { host: "tcp://builds:2375".to_owned(), ..DockerEngine::default() };
         let job = DockerContainer {
             engine: settings,

@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::engine::{failed, is_conflict};
 use super::network;
 
-/// Label of every object that a runner manages, and its value (docs/spec/job-execution.md, section 5.11).
+/// Label of each managed object, and its value (docs/spec/job-execution.md, section 5.11).
 pub(super) const MANAGED: (&str, &str) = ("com.gitlab.gitlab-runner.managed", "true");
 
 /// Returns the name of the volume for the files of the agent in the build container.
@@ -22,23 +22,23 @@ pub(super) fn run_volume(job: &DockerContainer) -> String {
     format!("{}-agent", job.build.name)
 }
 
-/// Returns whether the source of the volume is a name, and not a path or empty.
+/// Returns whether the source of the volume is a name.
 pub(super) fn is_named(volume: &DockerVolume) -> bool {
     !volume.source.is_empty() && !volume.source.starts_with('/')
 }
 
-/// Creates the named volumes of a job. Existing volumes are not changed. Returns the directory of the run volume on the engine's machine.
+/// Creates the named volumes of a job, without a change to existing volumes. Returns the directory of the run volume on
+/// the engine's machine.
 pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<PathBuf, Failure> {
     let mut directory = PathBuf::new();
     let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
     for volume in job.volumes.iter().filter(|volume| is_named(volume)).chain([&run]) {
-        // The run volume is the last one.
         directory = self::volume(engine, job, volume).await?.mountpoint.into();
     }
     Ok(directory)
 }
 
-/// Creates a named volume. An existing volume is not changed.
+/// Creates a named volume, without a change to an existing volume.
 pub(super) async fn volume(engine: &Docker, job: &DockerContainer, volume: &DockerVolume) -> Result<Volume, Failure> {
     let request = VolumeCreateRequest {
         name: Some(volume.source.clone()),
@@ -51,7 +51,6 @@ pub(super) async fn volume(engine: &Docker, job: &DockerContainer, volume: &Dock
     created.map_err(failed(format!("failed to create the volume {}", volume.source)))
 }
 
-/// Returns the labels of an object of the job.
 pub(super) fn labels<'a>(
     job: &'a DockerContainer,
     own: impl IntoIterator<Item = (&'a String, &'a String)>,
@@ -61,7 +60,7 @@ pub(super) fn labels<'a>(
     std::iter::once(managed).chain(given).collect()
 }
 
-/// Returns the description of a container with the job's volumes. The caller adds what is specific to the container.
+/// Returns the description of a container with the job's volumes.
 pub(super) fn body(job: &DockerContainer, spec: &ContainerSpec, image: &str) -> Result<ContainerCreateBody, Failure> {
     let invalid = |error| Failure::Configuration(format!("invalid settings of the container {}: {error}", spec.name));
     let settings: HostConfig = serde_json::from_value(Value::Object(spec.host_config.clone())).map_err(invalid)?;
@@ -89,7 +88,7 @@ fn bind(volume: &DockerVolume) -> String {
     format!("{}:{}{mode}", volume.source, volume.destination)
 }
 
-/// Creates a container, and returns its ID. Removes a container with the same name that an earlier attempt left.
+/// Creates a container, and returns its ID. Replaces a container of an earlier attempt.
 pub(super) async fn container(
     engine: &Docker,
     spec: &ContainerSpec,

@@ -1,8 +1,6 @@
-//! Creates directories in the build container that every user can write to. Either the agent in the container creates them when it starts, or
-//! this module creates them before the container starts.
+//! Creates directories in the build container that every user can write to, if possible by the agent in it.
 //!
-//! This module sends the directories to the engine as an archive. So no container needs to run, and the engine resolves the paths inside the
-//! container.
+//! Otherwise, they are sent to the engine as an archive, which needs no running container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -23,27 +21,24 @@ const MODE: u32 = 0o777;
 /// Mode of the directory with the agent's files.
 const RUN_DIR_MODE: u32 = 0o1777;
 
-/// Returns the name of the container through which directories are created if the build container's root directory is read-only.
+/// Returns the name of the container through which directories are created if the build container is read-only.
 pub(super) fn setup_name(job: &DockerContainer) -> String {
     format!("{}-setup", job.build.name)
 }
 
-/// Returns the directories that the agent in the build container can create.
+/// Returns the directories that the agent in the build container can create, which is faster than a call of the engine.
 ///
-/// The agent creates them much faster than a call of the engine.
-///
-/// `None` means that the directories must be created before the container starts, for example because the agent is not root or the root
-/// directory is read-only.
+/// `None` means that the agent cannot create them, for example because it is not root.
 pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage) -> Option<Vec<String>> {
     if has_entrypoint(job, image) || is_read_only(job) || !owner::runs_as_root(job, image) {
         return None;
     }
     let paths: Vec<_> = writable(job).into_iter().map(|(path, _)| path).filter(|path| path != RUN_DIR).collect();
-    // The agent gets the paths as lines of a variable.
+    // The paths are lines of a variable.
     paths.iter().all(|path| !path.contains('\n')).then_some(paths)
 }
 
-/// Returns whether another program than the agent starts first in the build container.
+/// Returns whether another program than the agent starts first.
 pub(super) fn has_entrypoint(job: &DockerContainer, image: &ResolvedImage) -> bool {
     let of_image = image.inspect.config.as_ref().and_then(|config| config.entrypoint.clone()).unwrap_or_default();
     let entrypoint = job.build.entrypoint.as_ref().unwrap_or(&of_image);
@@ -54,7 +49,7 @@ pub(super) fn is_read_only(job: &DockerContainer) -> bool {
     job.build.host_config.get("ReadonlyRootfs").and_then(serde_json::Value::as_bool) == Some(true)
 }
 
-/// Creates the directories of the job in the build container, which has not started.
+/// Creates the directories in the build container before it starts.
 pub(super) async fn create(engine: &Docker, job: &DockerContainer, build: &str, image: &str) -> Result<(), Failure> {
     let archive = archive(&writable(job)).map_err(Failure::io("failed to describe the directories of the job"))?;
     let setup = if is_read_only(job) { Some(create_setup(engine, job, image).await?) } else { None };
@@ -64,12 +59,12 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer, build: &str, 
     sent.map_err(failed("failed to create the directories of the job"))
 }
 
-/// Creates a container with the same volumes and a writable root directory. The cleanup of the job removes it.
+/// Creates a container with the same volumes and a writable root directory.
 async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Result<String, Failure> {
     let mut spec = ContainerSpec { name: setup_name(job), ..job.build.clone() };
     spec.host_config.remove("ReadonlyRootfs");
     let mut body = create::body(job, &spec, image)?;
-    // Some images have no command. The container is never started.
+    // Some images have no command, which the engine requires.
     body.cmd = Some(vec![EXECUTABLE.to_owned()]);
     if let Some(settings) = &mut body.host_config {
         settings.binds.get_or_insert_default().push(format!("{}:{RUN_DIR}", create::run_volume(job)));
@@ -77,10 +72,10 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
     create::container(engine, &spec, body).await
 }
 
-/// Returns the directories to create, or to make writable, with their modes.
+/// Returns the directories to create or make writable, with their modes.
 ///
-/// In a volume, only the root directory is made writable. The agent in the container creates the directories below it, because jobs may have
-/// put links there, which the engine would follow. A directory of the engine's machine keeps its mode.
+/// Of a volume, this is only the root: the engine would follow links that jobs put below it. Mounts of the engine's
+/// machine are excluded.
 pub(super) fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {

@@ -11,24 +11,23 @@ use futures::{StreamExt, TryStreamExt};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::io::StreamReader;
 
-/// Maximum number of bytes of a command's output that are kept.
+/// Maximum number of bytes of a command's output.
 pub(super) const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// Maximum number of messages of one connection that are logged.
+/// Maximum number of messages to log per connection.
 const MAX_MESSAGES: u32 = 10;
-/// Maximum number of bytes of such a message that are logged.
+/// Maximum number of bytes to log per message.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// Result of a command that has ended.
 #[derive(Debug)]
 pub(super) struct ExecResult {
     /// Whether the command exited with status 0.
     pub(super) succeeded: bool,
-    /// Both output streams. Output beyond [`MAX_OUTPUT_BYTES`] is missing.
+    /// Output of both streams, cut after [`MAX_OUTPUT_BYTES`].
     pub(super) output: Vec<u8>,
 }
 
-/// Starts a command, and returns its stdin and stdout as one stream. Its stderr is logged.
+/// Starts a command, and returns its stdin and stdout as one stream. Logs its stderr.
 pub(super) async fn connect(
     engine: &Docker,
     container: &str,
@@ -44,7 +43,7 @@ pub(super) async fn connect(
         std::future::ready(match chunk {
             Ok(LogOutput::StdErr { message }) => {
                 messages += 1;
-                // Every process in the container can write to this stream.
+                // Limits the log, because every process in the container can write to this stream.
                 if messages <= MAX_MESSAGES {
                     let message = String::from_utf8_lossy(message.get(..MAX_MESSAGE_BYTES).unwrap_or(&message));
                     tracing::warn!(message = message.trim(), "connection to the agent in a container wrote to stderr");
@@ -57,7 +56,7 @@ pub(super) async fn connect(
     Ok(tokio::io::join(StreamReader::new(Box::pin(stdout.map_err(io::Error::other))), input))
 }
 
-/// Runs a command to its end, as `user`. An empty `user` means the user of the container.
+/// Runs a command to its end. An empty `user` means the user of the container.
 pub(super) async fn run(
     engine: &Docker,
     container: &str,
@@ -75,7 +74,7 @@ pub(super) async fn run(
     Ok(ExecResult { succeeded: ended.exit_code == Some(0), output })
 }
 
-/// Collects the output of a container or a command. Output beyond [`MAX_OUTPUT_BYTES`] is dropped.
+/// Collects the first [`MAX_OUTPUT_BYTES`] of an output.
 pub(super) async fn collect(
     mut output: impl futures::Stream<Item = Result<LogOutput, ApiError>> + Unpin,
 ) -> Result<Vec<u8>, ApiError> {
@@ -87,14 +86,14 @@ pub(super) async fn collect(
     Ok(bytes)
 }
 
-/// Collects the end of an output, at most [`MAX_OUTPUT_BYTES`]. Returns it, and whether earlier output is missing.
+/// Collects the last [`MAX_OUTPUT_BYTES`] of an output. Also returns whether earlier output is missing.
 pub(super) async fn collect_end(
     mut output: impl futures::Stream<Item = Result<LogOutput, ApiError>> + Unpin,
 ) -> Result<(Vec<u8>, bool), ApiError> {
     let (mut bytes, mut is_cut) = (Vec::new(), false);
     while let Some(chunk) = output.try_next().await? {
         bytes.extend_from_slice(&chunk.into_bytes());
-        // Half of the bytes are moved at most once for each byte that arrives.
+        // This limit amortizes the cost of moving the bytes.
         if bytes.len() > 2 * MAX_OUTPUT_BYTES {
             bytes.drain(..bytes.len() - MAX_OUTPUT_BYTES);
             is_cut = true;

@@ -1,17 +1,17 @@
-//! Containers of the step `docker/container`, which runs steps in a container of a Docker or Podman engine (docs/spec/job-execution.md, section 5).
+//! Containers of the step `docker/container`, which runs steps in a container of a Docker or Podman engine
+//! (docs/spec/job-execution.md, section 5).
 //!
 //! ```text
-//! connect to the engine -> create volumes and the network -> run the steps of the services, which pull their images and start them
-//!   -> pull the image of the build container, start the container, whose entrypoint runs the agent
+//! connect to the engine -> create volumes and the network -> run the steps that pull and start the services
+//!   -> pull the image of the build container -> start the container, whose entrypoint runs the agent
 //!   -> run the steps at this agent -> remove everything
 //! ```
 //!
-//! The agent in the build container runs the steps of the job. In other containers, code of Muster runs only to block addresses ([`block`]):
-//! in a container for this purpose, and before the entrypoint of each service. Nothing on the engine's side follows paths in a directory
-//! that a job can write to.
+//! In other containers, Muster runs code only to block addresses ([`block`]). The engine never follows paths in a
+//! directory that a job can write to.
 //!
-//! All names of a job's objects are derived from the inputs of the step. So an agent that finds the inputs in its spool can remove the
-//! objects that a killed agent left.
+//! All names of objects follow from the inputs of the step, so that another agent can remove the objects of a killed
+//! agent.
 
 mod agent_volume;
 mod block;
@@ -56,27 +56,24 @@ pub(crate) use services::ServiceHost;
 use socket::RunDirectory;
 use target::Container;
 
-/// Time that an engine gets, once it answers again, to finish a call that it left without an answer.
+/// Time for an engine that answers again to finish an unanswered call.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
-/// Parts of the job that the step uses.
 pub(crate) struct JobFacts<'a> {
-    /// Log of the job.
     pub(crate) log: Arc<dyn Log>,
-    /// Prepared containers of the agent.
     pub(crate) prepared: &'a Arc<PreparedContainers>,
-    /// Whether the job has a view of a mirror of its repository.
+    /// Whether the job has a view of a git mirror.
     pub(crate) has_mirror_view: bool,
-    /// Steps that start the services.
+    /// Steps that start services.
     pub(crate) beside: &'a dyn BesideSteps,
-    /// Environment that is being created, for the steps that start its services.
+    /// Set while the containers are created, for the steps that start services.
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 
-/// Creates the containers of a job. Removes them after a failure.
+/// Creates the containers of a job, or removes them after a failure.
 ///
 /// # Errors
-/// [`Failure`] of the settings, the engine or the image, or the cause of a stop.
+/// [`Failure`] of the settings, the engine, an image or a stop.
 pub(crate) async fn open(
     job: &DockerContainer,
     facts: &JobFacts<'_>,
@@ -85,14 +82,13 @@ pub(crate) async fn open(
     let objects = Objects::from_job(job)?;
     let mut job = job.clone();
     if !facts.has_mirror_view {
-        // An engine would create a directory in place of the view that could not be created, or would refuse the container.
+        // Without the view, an engine would create an empty directory or reject the container.
         job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
     }
     job.lines.iter().for_each(|line| print(&*facts.log, &styled(line)));
     let _opening = facts.prepared.opening();
     let connecting = async { Ok(engine::connect_to_create(&job.engine).await?) };
     let (engine, unanswered) = stoppable(stop, connecting).await?;
-    // Boxed, because the future is large.
     match Box::pin(create_all(&job, &objects, &engine, facts, stop)).await {
         Ok(container) => Ok(Box::new(container)),
         Err(failure) => {
@@ -100,7 +96,7 @@ pub(crate) async fn open(
             engine::forget_checked_platforms();
             objects.remove_or_log(&engine).await;
             if unanswered.happened() {
-                // The engine may have carried out the call only after the removal.
+                // The engine may carry out the call after the removal.
                 tokio::time::sleep(PENDING_CALL_TIME).await;
                 objects.remove_or_log(&engine).await;
             }
@@ -109,17 +105,17 @@ pub(crate) async fn open(
     }
 }
 
-/// Removes what a killed agent left of the containers of a job.
+/// Removes what a killed agent left of a job's containers.
 ///
 /// # Errors
-/// [`Failure`] if something may remain.
+/// If objects may remain.
 pub(crate) async fn remove_leftovers(job: &DockerContainer) -> Result<(), Failure> {
     let objects = Objects::from_job(job)?;
     Relay::remove_leftovers(job);
     objects.remove(&engine::connect(&job.engine).await?).await
 }
 
-/// Creates the objects of a job, and waits until the agent in the build container answers. After a failure, the caller removes them.
+/// Creates the objects of a job, and waits for the agent in the build container. The caller cleans up after a failure.
 async fn create_all(
     job: &DockerContainer,
     objects: &Objects,
@@ -177,7 +173,6 @@ async fn create_all(
     Ok(container)
 }
 
-/// Writes a message of Muster to the log of a job.
 fn print(log: &dyn Log, line: &str) {
     log.write(Stream::Runner, line.as_bytes());
 }
@@ -190,9 +185,9 @@ fn styled(line: &LogLine) -> String {
     }
 }
 
-/// Returns the result of `work`, unless the step is stopped first.
+/// Returns the result of `work`, unless the step is stopped.
 ///
-/// A stop drops the work, so it must not create anything that the cleanup does not remove.
+/// A stop drops `work`, which must therefore create only objects that the cleanup removes.
 async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     tokio::select! {
         biased;
@@ -201,7 +196,7 @@ async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Fai
     }
 }
 
-/// Fails if the step was stopped. Calls that create something are not interrupted, so that the cleanup finds what they created.
+/// Fails if the step was stopped. Used between creating calls, which must not be interrupted.
 fn fail_if_stopped(stop: &StopToken) -> Result<(), Failure> {
     stop.cause().map_or(Ok(()), |cause| Err(Failure::Stopped(cause)))
 }

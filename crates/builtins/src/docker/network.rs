@@ -14,15 +14,15 @@ use super::engine::{failed, is_answer, is_not_found, reason};
 
 /// Option of the bridge driver with the maximum transmission unit.
 const MTU: &str = "com.docker.network.driver.mtu";
-/// Beginnings of the modes that name the network namespace of a container, of a path or of a pod.
+/// Prefixes of modes that name the network namespace of a container, path or pod.
 const OTHER_NAMESPACES: [&str; 3] = ["container:", "ns:", "pod:"];
-/// Network modes in which the engine does not resolve the names of containers.
+/// Modes in which the engine does not resolve names of containers.
 const BUILT_IN: [&str; 5] = ["", "default", "bridge", "host", "none"];
 
-/// Creates the network of the job, if the job has a separate one.
+/// Creates the network of the job, if it has its own.
 pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(), Failure> {
     let DockerNetwork::PerJob { name, ipv6, mtu } = &job.network else { return Ok(()) };
-    // An earlier attempt may have left the network, and engines accept a second network with the same name.
+    // An earlier attempt may have left the network, and engines accept duplicate names.
     remove(engine, name).await.map_err(failed(format!("failed to remove an old network with the name {name}")))?;
     let options = (*mtu > 0).then(|| HashMap::from([(MTU.to_owned(), mtu.to_string())]));
     let request = NetworkCreateRequest {
@@ -37,19 +37,16 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer) -> Result<(),
     Ok(())
 }
 
-/// Removes a network, with all containers that are still attached to it. A network that does not exist is not an error.
-///
-/// # Errors
-/// The engine's error.
+/// Removes a network, with all containers in it. A network that does not exist is not an error.
 pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> {
     match engine.remove_network(name).await {
         Ok(()) => return Ok(()),
         Err(error) if is_not_found(&error) => return Ok(()),
-        // The engine refuses, because containers are attached to the network.
+        // Containers are attached to the network.
         Err(error) if is_answer(&error) => {}
         Err(error) => return Err(error),
     }
-    // A job with access to the engine can attach its own containers.
+    // A job with access to the engine can attach containers.
     let network = engine.inspect_network(name, None::<InspectNetworkOptions>).await?;
     for container in network.containers.unwrap_or_default().into_keys() {
         let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
@@ -65,7 +62,7 @@ pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> 
     engine.remove_network(name).await
 }
 
-/// Returns the mode of the containers' network. `None` means the engine's default.
+/// Returns the network mode of the containers. `None` means the engine's default.
 pub(super) fn mode(network: &DockerNetwork) -> Option<String> {
     match network {
         DockerNetwork::Bridge => None,
@@ -74,7 +71,7 @@ pub(super) fn mode(network: &DockerNetwork) -> Option<String> {
     }
 }
 
-/// Returns whether the engine resolves the names of the containers in this network.
+/// Returns whether the engine resolves names of containers.
 fn resolves_names(network: &DockerNetwork) -> bool {
     match network {
         DockerNetwork::Bridge => false,
@@ -92,12 +89,11 @@ pub(super) fn needs_host_names(network: &DockerNetwork) -> bool {
     }
 }
 
-/// Returns whether the containers use the network of the engine's machine.
 pub(super) fn is_host(network: &DockerNetwork) -> bool {
     *network == DockerNetwork::Mode("host".to_owned())
 }
 
-/// Returns whether a container has a network namespace that neither the engine's machine nor another container uses.
+/// Returns whether a container has its own network namespace.
 pub(super) fn is_own(network: &DockerNetwork) -> bool {
     match network {
         DockerNetwork::Bridge | DockerNetwork::PerJob { .. } => true,
@@ -107,7 +103,7 @@ pub(super) fn is_own(network: &DockerNetwork) -> bool {
     }
 }
 
-/// Returns the settings with which a container is attached to its network. `None` means that it needs neither aliases nor a MAC address.
+/// Returns the settings to attach a container. `None` means that it has neither aliases nor a MAC address.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

@@ -1,4 +1,4 @@
-//! Output of the build container. Output of the image's entrypoint comes first and is written to the job's log. Output of the agent follows.
+//! Output of the build container: first of the image's entrypoint, for the job's log, and then of the agent.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,12 +18,11 @@ use tokio::task::JoinHandle;
 
 use super::engine::failed;
 
-/// Maximum number of bytes of the agent's output that are kept for the message about its end.
+/// Maximum number of bytes of the agent's output for messages.
 const TAIL_BYTES: usize = 2048;
-/// Maximum length in bytes of a line in which [`STARTED`] or [`READY`] is recognized. Longer lines are passed on in pieces.
+/// Maximum number of bytes of a line in which [`STARTED`] or [`READY`] is recognized. Longer lines are split.
 const MAX_LINE_BYTES: usize = 64 * 1024;
 
-/// Progress of the start of a build container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Progress {
     /// The entrypoint of the image runs.
@@ -34,7 +33,7 @@ pub(super) enum Progress {
     Ready,
 }
 
-/// Output of a build container, read until the container ends.
+/// Output of a build container until its end.
 #[derive(Debug)]
 pub(super) struct Output {
     progress: watch::Receiver<Progress>,
@@ -51,7 +50,7 @@ impl Drop for Output {
 }
 
 impl Output {
-    /// Attaches to a container that has not started. `log` gets the output of the image's entrypoint.
+    /// Attaches to a created container. `log` gets the output of the image's entrypoint.
     pub(super) async fn attach(engine: &Docker, id: &str, log: Arc<dyn Log>) -> Result<Self, Failure> {
         let options =
             AttachContainerOptions { stream: true, stdout: true, stderr: true, ..AttachContainerOptions::default() };
@@ -60,7 +59,7 @@ impl Output {
         Ok(Self::read(attached.output, log))
     }
 
-    /// Reads this output. `log` gets the output of the image's entrypoint.
+    /// Reads an output. `log` gets the output of the image's entrypoint.
     pub(super) fn read(output: OutputStream, log: Arc<dyn Log>) -> Self {
         let (report, progress) = watch::channel(Progress::Entrypoint);
         let (tail, is_lost) = (Arc::default(), Arc::default());
@@ -69,38 +68,35 @@ impl Output {
         Self { progress, tail, is_lost, reading }
     }
 
-    /// Records that the output ended before the container.
     pub(super) fn mark_lost(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the connection was lost before the container ended, so that [`Self::progress`] may be out of date.
+    /// Returns whether the connection was lost, so that [`Self::progress`] may be out of date.
     pub(super) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until the start has progressed this far. Cancel-safe.
+    /// Waits for this progress. Cancel-safe.
     ///
-    /// Returns false if the output has ended earlier: the container has ended, or the connection to the engine was lost.
+    /// Returns false if the output ended: the container has ended, or the connection was lost.
     pub(super) async fn wait_for(&self, progress: Progress) -> bool {
         self.progress.clone().wait_for(|reached| *reached >= progress).await.is_ok()
     }
 
-    /// Returns the progress of the start.
     pub(super) fn progress(&self) -> Progress {
         *self.progress.borrow()
     }
 
-    /// Returns the end of the agent's output, on one line.
+    /// Returns the end of the agent's output as one line.
     pub(super) fn tail(&self) -> String {
         String::from_utf8_lossy(&self.tail.lock()).trim().replace('\n', "; ")
     }
 }
 
-/// Output as the engine sends it.
 pub(super) type OutputStream = Pin<Box<dyn FutureStream<Item = Result<LogOutput, ApiError>> + Send>>;
 
-/// Splits the two streams of a container into lines.
+/// Splits both streams of a container into lines.
 struct Reader {
     log: Arc<dyn Log>,
     progress: watch::Sender<Progress>,
@@ -108,11 +104,10 @@ struct Reader {
     is_lost: Arc<AtomicBool>,
 }
 
-/// Lines of one of the two streams.
 #[derive(Default)]
 struct Lines {
     incomplete: Vec<u8>,
-    /// Whether this stream has shown that the agent has started.
+    /// Whether [`STARTED`] was read.
     from_agent: bool,
 }
 
@@ -161,7 +156,7 @@ impl Reader {
         });
     }
 
-    /// Writes a line of the entrypoint to the job's log, and keeps a line of the agent for the message about its end.
+    /// Writes a line of the entrypoint to the log. Adds a line of the agent to the tail.
     fn handle_line(&self, line: &[u8], from_agent: bool) {
         if !from_agent {
             self.log.write(Stream::Output, line);

@@ -1,5 +1,5 @@
-//! Changes the owner of a job's directories to the user of the build container. Jobs of one project share these directories, although the
-//! users of their images can differ.
+//! Gives a job's directories to the user of the build container. The images of a project's jobs can have different
+//! users.
 
 use bollard::Docker;
 use muster_agent_api::builtin::DockerContainer;
@@ -11,12 +11,12 @@ use muster_steps::style;
 use super::images::ResolvedImage;
 use super::{create, exec, print};
 
-/// User and group ID of root, for which no name must exist in the image.
+/// User and group ID of root, which need no names in the image.
 const ROOT: &str = "0:0";
 
 /// Makes the job's directories usable for a user other than root.
 ///
-/// If that fails, the job continues with a warning, because the user may already own the directories.
+/// A failure is only a warning, because the user may already own them.
 pub(super) async fn adopt(
     engine: &Docker,
     job: &DockerContainer,
@@ -30,8 +30,8 @@ pub(super) async fn adopt(
     let owned = &job.owned;
     let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
     let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
-    // gitlab-runner changes these volumes, too (docs/spec/job-execution.md, section 5.6). But the agent changes a volume only if the volume
-    // still has its original mode.
+    // gitlab-runner also changes these volumes (docs/spec/job-execution.md, section 5.6). The agent does so only if the
+    // volume has its original mode.
     let volumes = job.volumes.iter().filter(|volume| create::is_named(volume) && !volume.labels.is_empty());
     let command = command.chain(volumes.map(|volume| format!("--volume={}", volume.destination)));
     let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);
@@ -47,13 +47,11 @@ pub(super) async fn adopt(
     Ok(())
 }
 
-/// Returns whether the build container runs as root.
 pub(super) fn runs_as_root(job: &DockerContainer, image: &ResolvedImage) -> bool {
     let of_image = image.inspect.config.as_ref().and_then(|config| config.user.as_deref()).unwrap_or_default();
     is_root(if job.build.user.is_empty() { of_image } else { &job.build.user })
 }
 
-/// Returns whether the user of an image or of the configuration is root.
 fn is_root(user: &str) -> bool {
     let name = user.split(':').next().unwrap_or_default();
     matches!(name, "" | "root") || name.parse() == Ok(0_u32)

@@ -1,9 +1,9 @@
-//! Relay from the build container to an address on this machine, such as the loopback address of the coordinator of `muster ci`.
+//! Relay from the build container to an address on this machine, such as the coordinator of `muster ci`.
 //!
 //! ```text
 //! container: connection to 127.0.0.1:PORT --> agent in the container --> RELAY_SOCKET --mounted--> this agent --> 127.0.0.1:PORT
 //! ```
-//! The agent in the container listens on the same address, so that the URLs in the job's variables stay valid.
+//! The agent listens on the same address, so that URLs in variables stay valid.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
@@ -22,27 +22,27 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// Delay after a connection that cannot be accepted, for example because too many files are open.
+/// Delay after an error, such as too many open files.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Maximum number of connections of one job. Further connections wait.
+/// Maximum number of connections of one job at the same time.
 const MAX_CONNECTIONS: usize = 256;
 
-/// Number of hexadecimal digits of the hash in the name of the directory. The number is small because the path of a socket has a maximum length.
+/// Number of hexadecimal digits in the name of the directory. Paths of sockets must be short.
 const HASH_DIGITS: usize = 24;
 
-/// Directory that is removed when this value is dropped. Its name is derived from the job, so that another agent can remove it, too.
+/// Directory that is removed on drop. Its name follows from the job, so that another agent can remove it.
 #[derive(Debug)]
 struct Directory(PathBuf);
 
 impl Directory {
-    /// Creates the directory of a job. Other users cannot enter it. A directory that a killed agent left is replaced.
+    /// Creates a private directory. Replaces the directory of a killed agent.
     fn create(job: &DockerContainer) -> io::Result<Self> {
         let path = Self::path(job);
         let create = || DirBuilder::new().mode(0o700).create(&path);
         match create() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // This fails if the directory belongs to another user.
+                // Fails if the directory belongs to another user.
                 std::fs::remove_dir_all(&path)?;
                 create()?;
             }
@@ -56,7 +56,7 @@ impl Directory {
         std::env::temp_dir().join(format!("muster-relay-{}", hash.get(..HASH_DIGITS).unwrap_or(&hash)))
     }
 
-    /// Returns the directory that the engine mounts, which every user in the container can enter.
+    /// Returns the directory to mount, which every user in the container can enter.
     fn inner(&self) -> PathBuf {
         self.0.join("s")
     }
@@ -68,7 +68,7 @@ impl Drop for Directory {
     }
 }
 
-/// Removes a directory. A failure is only logged.
+/// Removes a directory. Errors are only logged.
 fn remove(directory: &Path) {
     if let Err(error) = std::fs::remove_dir_all(directory)
         && error.kind() != io::ErrorKind::NotFound
@@ -77,20 +77,19 @@ fn remove(directory: &Path) {
     }
 }
 
-/// A running relay. Dropping it closes its connections and removes its socket.
+/// A running relay. Drop closes its connections and removes its socket.
 #[derive(Debug)]
 pub(super) struct Relay {
     dir: Directory,
     address: String,
-    /// Task that accepts connections.
     _serving: JoinSet<()>,
 }
 
 impl Relay {
-    /// Starts the relay of a job. `None` means that the job needs no relay. `is_local` means that the engine is on this machine.
+    /// Starts the relay of a job, if it needs one. `is_local` means that the engine is on this machine.
     ///
     /// # Errors
-    /// [`Failure`] if the engine is on another machine, where it cannot mount a socket of this machine, or the socket cannot be created.
+    /// [`Failure`] if the engine is remote and cannot mount the socket, or the socket cannot be created.
     pub(super) fn start(job: &DockerContainer, is_local: bool) -> Result<Option<Self>, Failure> {
         let shares_network = matches!(&job.network, DockerNetwork::Mode(mode) if mode == "host");
         if job.relay.is_empty() || is_local && shares_network {
@@ -107,7 +106,7 @@ impl Relay {
         Ok(Some(relay))
     }
 
-    /// Removes the directory that the relay of a killed agent left.
+    /// Removes the directory of a killed agent.
     pub(super) fn remove_leftovers(job: &DockerContainer) {
         if !job.relay.is_empty() {
             remove(&Directory::path(job));
@@ -126,7 +125,7 @@ impl Relay {
         Ok(Self { dir, address, _serving: serving })
     }
 
-    /// Adds the relay's directory and address to the description of the build container, for the agent in the container.
+    /// Adds the relay to the description of the build container.
     pub(super) fn add_to(&self, body: &mut ContainerCreateBody) {
         let bind = format!("{}:{RELAY_DIR}:ro", self.dir.inner().display());
         body.host_config.get_or_insert_default().binds.get_or_insert_default().push(bind);
@@ -134,12 +133,11 @@ impl Relay {
     }
 }
 
-/// Accepts connections and copies their content, until the task is aborted.
+/// Forwards connections until the task is aborted.
 async fn accept(listener: UnixListener, address: String) {
     let (mut connections, free) = (JoinSet::new(), Arc::new(Semaphore::new(MAX_CONNECTIONS)));
     loop {
         let accepting = async {
-            // The semaphore is never closed.
             let permit = Arc::clone(&free).acquire_owned().await.ok();
             (listener.accept().await, permit)
         };
@@ -176,7 +174,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns a job with a name that no other process of a test has.
     fn job(relay: &str, network: DockerNetwork) -> DockerContainer {
         let build = ContainerSpec { name: format!("relay-{}-{relay}", std::process::id()), ..ContainerSpec::default() };
         DockerContainer { relay: relay.to_owned(), network, build, ..DockerContainer::default() }

@@ -1,4 +1,4 @@
-//! Searches for an engine on this machine, for programs that can work without an engine.
+//! Searches for a local engine, for programs that also work without one.
 
 use std::time::Duration;
 
@@ -7,20 +7,17 @@ use muster_job::error_chain;
 
 use super::engine::{self, EngineError};
 
-/// Maximum time for one engine to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Error if no engine on this machine answers.
+/// No engine on this machine answers.
 #[derive(Debug, thiserror::Error)]
 #[error("no Docker or Podman engine on this machine answered ({})", tried.join("; "))]
 pub struct NoEngine {
-    /// Addresses that were tried, with the reasons.
+    /// Addresses with reasons.
     tried: Vec<String>,
 }
 
-/// Returns the URL of the first engine on this machine that answers.
-///
-/// Tries `DOCKER_HOST` if it is set. Otherwise, tries the usual sockets, including those of rootless engines.
+/// Returns the URL of the first local engine that answers: of `DOCKER_HOST`, or else of the usual sockets.
 ///
 /// # Errors
 /// [`NoEngine`] with the addresses that were tried.

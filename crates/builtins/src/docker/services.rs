@@ -1,5 +1,5 @@
-//! Services of a job: containers that run beside the build container (docs/spec/job-execution.md, section 5.10). A step of the plan starts each
-//! of them.
+//! Services of a job: containers beside the build container, each started by a step (docs/spec/job-execution.md,
+//! section 5.10).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,45 +28,41 @@ use super::exec::{self, MAX_OUTPUT_BYTES};
 use super::images::{Images, ResolvedImage};
 use super::{JobFacts, block, create, fail_if_stopped, network, print};
 
-/// Length of the short ID of a container, which is one of its host names.
+/// Length of a short ID, which is a host name of its container.
 const SHORT_ID: usize = 12;
-/// Maximum number of ports that are checked. The ports with the lowest numbers are checked.
+/// Maximum number of ports to check, lowest first.
 const MAX_PORTS: usize = 20;
-/// Variable of a service with the only port to check.
+/// Variable with the only port to check.
 const HEALTH_CHECK_PORT: &str = "HEALTHCHECK_TCP_PORT";
-/// Maximum number of lines of a service's output that a warning shows.
+/// Maximum number of lines in a warning.
 const MAX_LOG_LINES: usize = 1000;
-/// Maximum time to report the state or the logs of a service, or the result of its check after the timeout of the check.
+/// Maximum time for a report about a service, such as its state or its logs.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A service that was started.
 #[derive(Debug)]
 pub(super) struct Service {
     id: String,
     name: String,
-    /// Name and version of the service.
     title: String,
     start: StartTime,
-    /// Reason why the service counts as unhealthy. `None` means that it accepted a connection, or was not checked.
+    /// Reason why the service is unhealthy. `None` means that it is healthy or was not checked.
     unhealthy: Option<String>,
     aliases: Vec<String>,
-    /// Address in the network of the build container. `None` means that the service has no address there.
+    /// Address in the build container's network, if the service has one.
     address: Option<String>,
-    /// Exit code of a service that exited immediately. `None` means that the service was still running after its start, or
-    /// that the exit code is unknown.
-    exited: Option<i64>,
-    /// TCP ports to check.
+    /// Exit code of a service that was no longer running after its start, if known.
+    early_exit: Option<i64>,
     ports: Vec<u16>,
 }
 
-/// State of an environment while it is created, for the steps that start its services.
+/// Containers that are being created, for the steps that start services.
 pub(crate) struct ServiceHost {
     engine: Docker,
     job: DockerContainer,
     images: Images,
     agent: AgentVolume,
     log: Arc<dyn Log>,
-    /// Services in the order in which they were started.
+    /// Services in the order of their start.
     started: Mutex<Vec<Service>>,
 }
 
@@ -74,11 +70,10 @@ impl ServiceHost {
     /// Starts a service. Pulls its image if necessary.
     ///
     /// # Errors
-    /// [`Failure`] of the settings, the engine or the image, or the cause of a stop. The cleanup of the job removes the service.
+    /// [`Failure`] of the settings, the engine, the image or a stop. The cleanup of the job removes the service.
     pub(crate) async fn start(&self, service: &ServiceContainer, stop: &StopToken) -> Result<(), Failure> {
         let name = &service.container.name;
         if !self.job.services.contains(name) {
-            // The cleanup would not find the container.
             return Err(Failure::Configuration(format!(
                 "the container {name:?} of the service {} is not listed in `services` of builtin://{}",
                 service.title,
@@ -94,7 +89,7 @@ impl ServiceHost {
     }
 }
 
-/// Guard that lets the steps of the services find the environment that is being created.
+/// Guard through which steps find the [`ServiceHost`].
 struct Registration<'a>(&'a Mutex<Option<Arc<ServiceHost>>>);
 
 impl<'a> Registration<'a> {
@@ -110,7 +105,7 @@ impl Drop for Registration<'_> {
     }
 }
 
-/// Runs the steps that start the services of the job. Returns the services.
+/// Runs the steps that start services, and returns the services.
 pub(super) async fn start(
     engine: &Docker,
     job: &DockerContainer,
@@ -163,19 +158,17 @@ async fn start_one(
         unhealthy: None,
         aliases: service.aliases.clone(),
         address: if network::is_host(&job.network) { Some("127.0.0.1".to_owned()) } else { address(&found) },
-        exited: found.state.as_ref().filter(|state| state.running == Some(false)).and_then(|state| state.exit_code),
+        early_exit: found.state.as_ref().filter(|state| state.running == Some(false)).and_then(|state| state.exit_code),
         ports: ports(&spec.env, &found),
     })
 }
 
-/// Returns the address of a container in its network.
 fn address(found: &ContainerInspectResponse) -> Option<String> {
     let endpoints = found.network_settings.as_ref()?.networks.as_ref()?.values();
     let addresses = endpoints.flat_map(|endpoint| [&endpoint.ip_address, &endpoint.global_ipv6_address]);
     addresses.flatten().find(|address| !address.is_empty()).cloned()
 }
 
-/// Returns the TCP ports of a service to check.
 fn ports(env: &[String], found: &ContainerInspectResponse) -> Vec<u16> {
     let mut chosen =
         env.iter().filter_map(|entry| entry.strip_prefix(HEALTH_CHECK_PORT)?.strip_prefix('=')?.parse().ok());
@@ -189,7 +182,7 @@ fn ports(env: &[String], found: &ContainerInspectResponse) -> Vec<u16> {
     ports
 }
 
-/// Returns the entries of `/etc/hosts` for the services, as `name:address`.
+/// Returns entries of `/etc/hosts` for the services, as `name:address`.
 pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<String> {
     if !network::needs_host_names(&job.network) {
         return Vec::new();
@@ -203,9 +196,9 @@ pub(super) fn host_names(job: &DockerContainer, services: &[Service]) -> Vec<Str
     entries.flatten().collect()
 }
 
-/// Waits until each service accepts a connection from the build container, or the timeout has passed. Returns the services with the results.
+/// Waits until each service accepts a connection from the build container, or until the timeout.
 ///
-/// A service that does not accept a connection causes a warning in the log.
+/// Returns the services with the results. An unhealthy service causes a warning.
 pub(super) async fn wait_until_healthy(
     engine: &Docker,
     job: &DockerContainer,
@@ -230,24 +223,24 @@ pub(super) async fn wait_until_healthy(
     services
 }
 
-/// Reason why a service counts as unhealthy.
+/// Reason why a service is unhealthy.
 #[derive(Debug)]
 struct Unhealthy {
     message: String,
-    /// Messages of the check. `None` means that there are none, for example because the check did not run or did not end in time.
-    checked: Option<String>,
+    /// Output of the check, if it ended in time.
+    check_output: Option<String>,
 }
 
 impl Unhealthy {
     fn without_messages(message: String) -> Self {
-        Self { message, checked: None }
+        Self { message, check_output: None }
     }
 
-    /// Returns the lines for the log, whose wording and order are gitlab-runner's.
+    /// Returns the warning, with gitlab-runner's wording.
     fn block(&self, name: &str, service_logs: &str) -> String {
         let warning = format!("{}*** WARNING:{}", style::YELLOW, style::RESET);
         let checked =
-            self.checked.as_ref().map(|logs| format!("\nHealth check container logs:\n{}\n", logs.trim_end()));
+            self.check_output.as_ref().map(|logs| format!("\nHealth check container logs:\n{}\n", logs.trim_end()));
         format!(
             "\n{warning} Service {name} probably didn't start properly.\n\nHealth check error:\n{}\n{}\nService container logs:\n{}\n\n\
              {}*********{}\n\n",
@@ -261,15 +254,14 @@ impl Unhealthy {
 }
 
 impl Service {
-    /// Connects to the service from the build container until it accepts a connection.
+    /// Waits until the service accepts a connection from the build container.
     async fn check(&self, engine: &Docker, build: &str, timeout: Duration) -> Result<(), Unhealthy> {
         let name = &self.name;
         let exited = |code| Unhealthy::without_messages(format!("service \"{name}\" exited with code {code}"));
-        if let Some(code) = self.exited {
+        if let Some(code) = self.early_exit {
             return Err(exited(code));
         }
-        // A service without an address is in a network that the build container cannot reach, because the operator configured it so.
-        // Such a service cannot be checked.
+        // The operator chose a network in which the service has no address.
         let Some(address) = &self.address else { return Ok(()) };
         if self.ports.is_empty() {
             let message = format!(
@@ -291,14 +283,14 @@ impl Service {
             Ok(Ok(checked)) if checked.succeeded => Ok(()),
             Ok(Ok(checked)) => Err(Unhealthy {
                 message: format!("service \"{name}\" timeout"),
-                checked: Some(String::from_utf8_lossy(&checked.output).into_owned()),
+                check_output: Some(String::from_utf8_lossy(&checked.output).into_owned()),
             }),
             Ok(Err(error)) => Err(Unhealthy::without_messages(reason(&error))),
             Err(_) => Err(Unhealthy::without_messages(format!("service \"{name}\" timeout"))),
         }
     }
 
-    /// Waits until the service has exited. Returns its exit code, or never returns if the engine cannot report it.
+    /// Waits for the exit code of the service. Never returns if the engine cannot report it.
     async fn wait_for_exit(&self, engine: &Docker) -> i64 {
         use bollard::errors::Error::DockerContainerWaitError;
         match engine.wait_container(&self.id, None::<WaitContainerOptions>).next().await {
@@ -308,7 +300,7 @@ impl Service {
         }
     }
 
-    /// Returns the node of the service in the result tree. If the service failed, the message contains the end of its output.
+    /// Returns the service's node of the result tree. After a failure, its message contains the end of the output.
     pub(super) async fn node(&self, engine: &Docker) -> StepNode {
         let inspected = tokio::time::timeout(REPORT_TIMEOUT, inspect_container(engine, &self.id)).await;
         let state = inspected.ok().and_then(Result::ok).and_then(|found| found.state).unwrap_or_default();
@@ -326,9 +318,9 @@ impl Service {
         node
     }
 
-    /// Returns the end of the service's output. If earlier output is missing, the first line reports this.
+    /// Returns the end of the output. The first line reports missing earlier output.
     async fn logs(&self, engine: &Docker) -> String {
-        // One line more than is shown reveals whether there are earlier ones.
+        // One more line reveals whether earlier lines exist.
         let tail = (MAX_LOG_LINES + 1).to_string();
         let options = LogsOptions { stdout: true, stderr: true, tail, ..LogsOptions::default() };
         let reading = exec::collect_end(Box::pin(engine.logs(&self.id, Some(options))));
@@ -340,8 +332,7 @@ impl Service {
     }
 }
 
-/// Returns at most [`MAX_LOG_LINES`] lines from the end of a log. `is_cut` means that the log lacks its beginning, so that its first line may
-/// be incomplete.
+/// Returns the last [`MAX_LOG_LINES`] lines of a log. If `is_cut` is set, the incomplete first line is dropped.
 fn end_of_log(log: &str, is_cut: bool) -> String {
     let log = if is_cut { log.split_once('\n').map_or(log, |(_, rest)| rest) } else { log };
     let lines: Vec<&str> = log.split_inclusive('\n').collect();
@@ -356,7 +347,7 @@ fn end_of_log(log: &str, is_cut: bool) -> String {
     shown
 }
 
-/// Returns the end of a text, at most 2000 bytes.
+/// Returns the last 2000 bytes of a text.
 fn end_of(text: &str) -> &str {
     const MAX_BYTES: usize = 2000;
     let start = text.len().saturating_sub(MAX_BYTES);
@@ -364,7 +355,7 @@ fn end_of(text: &str) -> &str {
     text.get(start..).unwrap_or_default()
 }
 
-/// Copies the output of the services to the log until the returned tasks are dropped (`CI_DEBUG_SERVICES`).
+/// Copies the output of services to the log until the returned tasks are dropped (`CI_DEBUG_SERVICES`).
 pub(super) fn copy_logs(engine: &Docker, services: &[Service], log: &Arc<dyn Log>) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for service in services {

@@ -1,7 +1,7 @@
-//! Connections to the agent in a container through its socket, without a process in the container for each connection.
+//! Connections to the agent's socket, without a process in the container for each connection.
 //!
-//! This works if the volumes of the engine are on this machine and this process may open them, because it runs as root or as the user of a
-//! rootless engine. In all other cases, the agent is reached by `exec`.
+//! This process must be able to open the engine's volumes, as root or as the user of a rootless engine. Otherwise, the
+//! agent is reached by `exec`.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,7 +19,7 @@ impl RunDirectory {
     /// Connects to the agent.
     ///
     /// # Errors
-    /// The socket cannot be opened by this process, or no agent listens.
+    /// If the socket cannot be opened, or no agent listens.
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
         let directory = open(&self.0, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         // A job can replace the socket with a link to another socket of this machine.

@@ -12,20 +12,19 @@ use tokio::time::{Instant, sleep};
 use super::engine::{failed, inspect_container, is_answer};
 use super::fail_if_stopped;
 
-/// Maximum time to wait for the engine after the first call without an answer.
+/// Maximum time to wait for the engine after the first unanswered call.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Delay before the engine is queried again. The engine sends no event when it can be reached again.
+/// Delay between two queries. The engine sends no event when it is reachable again.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// Starts a container that was created. `name` is for messages.
+/// Starts a created container. `name` is for messages.
 ///
-/// If the engine does not answer, queries the container, which may have started. A container that has started is not started again, even if
-/// it has already ended, because it must not run twice.
+/// After an unanswered call, queries whether the container has started, because it must not run twice.
 ///
 /// # Errors
-/// [`Failure`] if the engine rejects the call or does not answer in time, and the cause of a stop.
+/// [`Failure`] if the engine rejects the call or does not answer in time, or [`Failure::Stopped`].
 pub(super) async fn container(engine: &Docker, id: &str, name: &str, stop: &StopToken) -> Result<(), Failure> {
-    // The first call can take longer than the timeout. Its time does not count, so that the container is queried in any case.
+    // The time of the first call does not count, so that the container is queried at least once.
     let mut first_error = None;
     loop {
         let started = engine.start_container(id, None::<StartContainerOptions>).await;
@@ -56,11 +55,11 @@ mod tests {
 
     const START: &str = "POST /containers/a/start";
 
-    /// Starts an engine that breaks the first call to start the container, and then reports this state.
+    /// Returns an engine that breaks the first start of the container, and then reports this state.
     fn engine(state: &'static str) -> FakeEngine {
         let is_broken = AtomicBool::new(false);
         FakeEngine::start(move |call| match call {
-            // The answer is not HTTP.
+            // An invalid HTTP response.
             START if !is_broken.swap(true, Ordering::Relaxed) => Some(Answer::json(0, "")),
             START => Some(Answer::json(204, "")),
             _ => Some(Answer::json(200, &format!(r#"{{"Id":"a","State":{{"Status":"{state}"}}}}"#))),

@@ -1,4 +1,4 @@
-//! Running build container, with the connections to its agent and the detection of its end.
+//! Running build container, with connections to its agent and detection of its end.
 
 use std::path::{Path, PathBuf};
 
@@ -29,61 +29,57 @@ use super::relay::Relay;
 use super::services::Service;
 use super::socket::RunDirectory;
 
-/// Delay between two attempts to query the state of a container.
+/// Delay between two queries of the state.
 const RETRY_DELAY: std::time::Duration = std::time::Duration::from_secs(1);
-/// Time without an answer of the engine, or of the agent in the container, after which the container is considered lost.
+/// Time without an answer of the engine or agent after which the container is considered lost.
 ///
-/// An engine that restarts while its containers continue (`live-restore`) does not answer for some seconds.
+/// A restart of an engine whose containers continue (`live-restore`) takes some seconds.
 const SILENCE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Maximum time until the engine reports that the kernel killed a process.
+/// Maximum time until the engine reports a killed process.
 const EVENT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 /// Exit code of a shell whose command was killed.
 const KILLED_EXIT_CODE: i32 = 137;
-/// Advice for a job that exceeds its memory limit.
 const MEMORY_REMEDY: &str = "raise `memory` in [runners.docker], or let the job use less";
 
-/// How a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum End {
-    /// The first process exited. `None` means that the exit code is unknown.
-    Exited { code: Option<i64>, out_of_memory: bool },
+    /// The first process exited. If `code` is `None`, the exit code is unknown.
+    Exited {
+        code: Option<i64>,
+        out_of_memory: bool,
+    },
     /// Another program removed the container.
     Removed,
-    /// The engine no longer answers.
     EngineLost(String),
 }
 
-/// A running build container.
 #[derive(Debug)]
 pub(super) struct Container {
     engine: Docker,
     id: String,
     name: String,
-    /// Image of the container, as written in the job.
+    /// Image of the container as in the job.
     pub(super) image: String,
     project_dir: PathBuf,
-    /// Whether it has a network namespace that neither the engine's machine nor another container uses.
+    /// Whether the container has its own network namespace.
     has_own_network: bool,
-    /// Memory limit in bytes. `None` means no limit.
     memory: Option<u64>,
     objects: Objects,
-    /// Output of the container.
     pub(super) output: Output,
-    /// Connection that was used last. `None` means that no connection has been opened yet.
+    /// Connection that was used last, if any.
     connection: Mutex<Option<AgentConnection>>,
-    /// How the container ended. `None` means that it runs.
+    /// End of the container. `None` means that it runs.
     ended: watch::Receiver<Option<End>>,
     watching: JoinHandle<()>,
-    /// Watches for a report that a process was killed because of the memory limit. `None` means that there is no limit.
+    /// Reports that a process exceeded the memory limit. `None` means no limit.
     out_of_memory: Option<OutOfMemory>,
-    /// Services that run beside the container.
     pub(super) services: Vec<Service>,
-    /// Tasks that copy the output of services to the log of the job.
+    /// Tasks that copy output of services to the log.
     service_logs: JoinSet<()>,
-    /// Relay for connections of the container to this machine. `None` means that the job needs no relay.
+    /// Relay to this machine, if the job needs one.
     relay: Option<Relay>,
-    /// Directory with the socket of the agent. `None` means that the engine is on another machine, or did not report the directory.
+    /// Directory with the agent's socket, if the engine is local and reports it.
     run_dir: Option<RunDirectory>,
 }
 
@@ -94,7 +90,6 @@ impl Drop for Container {
 }
 
 impl Container {
-    /// Watches a container that was started.
     pub(super) fn watch(
         engine: Docker,
         id: String,
@@ -132,21 +127,20 @@ impl Container {
         }
     }
 
-    /// Waits until the container has ended. Cancel-safe.
+    /// Waits for the end of the container. Cancel-safe.
     pub(super) async fn end(&self) -> End {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
         end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
     }
 
-    /// Adds the tasks that copy the output of services to the log of the job, and the relay. They live as long as the container.
+    /// Adds tasks that copy output of services, and the relay. They end with the container.
     pub(super) fn with_helpers(mut self, service_logs: JoinSet<()>, relay: Option<Relay>) -> Self {
         (self.service_logs, self.relay) = (service_logs, relay);
         self
     }
 
-    /// Returns the container as that of a job that has just taken it. The container already has the name of the job, and its anonymous
-    /// volumes are removed with the objects of the job.
+    /// Assigns the container, which already has the job's name, to a job.
     pub(super) fn for_job(mut self, job: &DockerContainer, objects: Objects) -> Self {
         self.name.clone_from(&job.build.name);
         self.image.clone_from(&job.build.image.name);
@@ -155,34 +149,29 @@ impl Container {
         self
     }
 
-    /// Returns whether the container is known to have ended.
     pub(super) fn has_ended(&self) -> bool {
         self.ended.borrow().is_some()
     }
 
-    /// Returns the names of the volumes that exist only for this container.
+    /// Returns the names of the container's own volumes.
     pub(super) fn volumes(&self) -> &[String] {
         self.objects.volumes()
     }
 
-    /// Returns the client of the engine.
     pub(super) fn engine(&self) -> &Docker {
         &self.engine
     }
 
-    /// Returns the ID of the container.
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Stops watching the container.
     pub(super) async fn stop_watching(mut self) {
         self.watching.abort();
-        // An abort is not an error.
         let _ = (&mut self.watching).await;
     }
 
-    /// Connects to the socket of the agent. `None` means that this process cannot use the socket.
+    /// Connects to the agent's socket. `None` means that this process cannot use the socket.
     async fn connect_to_socket(&self) -> Option<UnixStream> {
         match self.run_dir.as_ref()?.connect().await {
             Ok(socket) => Some(socket),
@@ -193,7 +182,6 @@ impl Container {
         }
     }
 
-    /// Returns a description of the end of the container.
     pub(super) fn describe(&self, end: &End) -> String {
         match end {
             End::Exited { out_of_memory: true, .. } => match self.memory {
@@ -215,7 +203,7 @@ impl Container {
     }
 }
 
-/// Watches for a report that the kernel killed a process of a container because of the memory limit.
+/// Receives the engine's report that a process exceeded the memory limit.
 #[derive(Debug)]
 struct OutOfMemory {
     reported: watch::Receiver<bool>,
@@ -243,7 +231,7 @@ impl OutOfMemory {
         Self { reported, watching }
     }
 
-    /// Returns whether a process was killed. Waits for a moment, because the engine may report it later than the agent.
+    /// Returns whether a process was killed. Waits briefly, because the report may be late.
     async fn is_reported(&self) -> bool {
         let mut reported = self.reported.clone();
         let waiting = reported.wait_for(|reported| *reported);
@@ -256,12 +244,10 @@ fn mebibytes(bytes: u64) -> String {
     if bytes.is_multiple_of(MEBIBYTE) { format!("{} MiB", bytes / MEBIBYTE) } else { format!("{bytes} bytes") }
 }
 
-/// Waits until the container has ended.
 async fn wait_for_end(engine: &Docker, id: &str) -> End {
     let mut answered = Instant::now();
     loop {
-        // The engine answers this call when the container ends. But the answer may be lost, and a call to Podman may time out earlier.
-        // The state is therefore queried after each call.
+        // This call may return early with Podman, and its answer may be lost, so the state is queried, too.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
         match inspect_container(engine, id).await {
             Ok(found) => {

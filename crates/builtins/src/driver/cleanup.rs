@@ -18,7 +18,7 @@ impl Builtin<Context> for DriverCleanup {
     }
 
     async fn run(&self, context: &Arc<Context>, _: &StopToken) -> Result<(), Failure> {
-        // There is no driver if its preparation failed, because the preparation then cleaned up.
+        // A failed preparation has already cleaned up.
         let session = context.driver.lock().take();
         if let Some(session) = session
             && let Err(failure) = session.clean_up(context).await

@@ -1,4 +1,4 @@
-//! Stores the variables of `cleanup_exec`, so that a later agent can clean up the environment of a driver if this agent is killed.
+//! Stores the variables of `cleanup_exec`, so that another agent can clean up if this agent is killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,19 +20,13 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::driver_state::DriverState;
 
-/// Name of the file with the environment, in the driver's directory.
 const FILE: &str = "cleanup_environment.json";
-/// Maximum size of the file that is read.
 const LIMIT: Limit =
     Limit { bytes: 256 * 1024 * 1024, remedy: "remove it, and clean up the driver's environment by hand" };
-/// Variable with the status of the job.
 const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
 
 impl DriverState {
-    /// Stores the current environment variables of `cleanup_exec`.
-    ///
-    /// # Errors
-    /// [`Failure::System`] if the file cannot be written.
+    /// Stores the current variables of `cleanup_exec`.
     pub(super) async fn record_environment(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
         let (dir, own) = (self.dir.clone(), self.own_env(context));
         blocking(context, "storing the variables of cleanup_exec", stop, move || {
@@ -42,7 +36,7 @@ impl DriverState {
     }
 }
 
-/// Replaces the file atomically, so that it is always complete.
+/// Replaces the file atomically.
 fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
     let new = dir.join(format!("{FILE}.new"));
     let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -51,15 +45,12 @@ fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
     std::fs::rename(new, dir.join(FILE))
 }
 
-/// Returns whether a driver was used whose environment was not cleaned up.
+/// Returns whether the environment of a driver was not cleaned up.
 pub(super) fn exist(temp_dir: &Path) -> bool {
     temp_dir.join(DIRECTORY).join(FILE).exists()
 }
 
-/// Runs `cleanup_exec` for an agent that was killed.
-///
-/// # Errors
-/// [`Failure`] of the program.
+/// Runs `cleanup_exec` after the agent was killed.
 pub(super) async fn clean_up(inputs: &DriverPrepare, temp_dir: &Path, processes: &Processes) -> Result<(), Failure> {
     let Some(program) = &inputs.driver.cleanup else { return Ok(()) };
     let dir = temp_dir.join(DIRECTORY);

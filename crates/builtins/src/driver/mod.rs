@@ -1,5 +1,5 @@
-//! Steps of the custom executor. A driver, which consists of the operator's programs, runs generated scripts in an environment that only the
-//! driver can reach (docs/spec/job-execution.md, section 6).
+//! Steps of the custom executor. A driver, which is a set of the operator's programs, runs generated scripts in its
+//! environment (docs/spec/job-execution.md, section 6).
 //!
 //! ```text
 //! driver/prepare: config_exec --> directories, shell, variables --> prepare_exec
@@ -7,8 +7,8 @@
 //! driver/cleanup: cleanup_exec, even if an earlier program failed or was stopped
 //! ```
 //!
-//! The agent on the driver's machine runs these steps. No agent runs in the environment, where the scripts call `gitlab-runner` for caches
-//! and artifacts. Each program has its own process group. A stop ends the program of the stage, but not the processes of the preparation.
+//! The agent runs on the driver's machine. Each program has its own process group, so a stopped stage does not end
+//! processes of the preparation.
 
 mod cleanup;
 mod leftovers;

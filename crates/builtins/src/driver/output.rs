@@ -1,4 +1,4 @@
-//! Collects the standard output of a program of a driver, up to a limit.
+//! Collects the output of a driver's program, up to a limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,15 +7,13 @@ use std::pin::pin;
 
 use tokio::net::unix::pipe::Receiver;
 
-/// Maximum number of reads before other tasks get a turn. Reading a full pipe takes fewer.
+/// Maximum number of reads at once, enough for a full pipe.
 const MAX_READS: u32 = 16;
-/// Number of bytes of one read.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Reading end of a pipe that is the standard output of a program.
 pub(super) struct OutputPipe {
     receiver: Receiver,
-    /// The same end of the pipe.
+    /// Duplicate of `receiver`.
     file: File,
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -23,18 +21,17 @@ pub(super) struct OutputPipe {
 }
 
 impl OutputPipe {
-    /// Creates a pipe. Returns its reading end, and its writing end for the program.
+    /// Returns the reading end of a pipe, and the writing end for the program.
     pub(super) fn new(max_bytes: usize) -> io::Result<(Self, File)> {
         let (reader, writer) = io::pipe()?;
         let reader = OwnedFd::from(reader);
         let file = File::from(reader.try_clone()?);
-        // Reading from the file does not block either.
         let receiver = Receiver::from_owned_fd(reader)?;
         let output = Self { receiver, file, bytes: Vec::new(), max_bytes, is_too_long: false };
         Ok((output, File::from(OwnedFd::from(writer))))
     }
 
-    /// Collects the output until `program` has ended. A background process of the program may still have the pipe then.
+    /// Collects the output until `program` ends, even if a background process still has the pipe.
     pub(super) async fn collect_during<T>(&mut self, program: impl Future<Output = T>) -> T {
         let mut program = pin!(program);
         let mut is_closed = false;
@@ -48,7 +45,7 @@ impl OutputPipe {
         ended
     }
 
-    /// Reads what is known to be in the pipe. Returns whether the pipe is closed.
+    /// Reads available output. Returns whether the pipe is closed.
     fn read_available(&mut self) -> bool {
         let mut buffer = [0; BUFFER_BYTES];
         for _ in 0..MAX_READS {
@@ -62,7 +59,7 @@ impl OutputPipe {
         false
     }
 
-    /// Reads the rest. The runtime may not yet know that it is in the pipe.
+    /// Reads the rest, which the runtime may not have noticed yet.
     fn read_rest(&mut self) {
         let mut buffer = [0; BUFFER_BYTES];
         for _ in 0..MAX_READS {
@@ -73,7 +70,7 @@ impl OutputPipe {
         }
     }
 
-    /// Keeps the beginning of the buffer. Output beyond the limit is dropped, and read nevertheless, so that the program ends.
+    /// Keeps bytes up to the limit. The others are dropped, so that the program can end.
     fn keep(&mut self, buffer: &[u8], length: usize) {
         let free = self.max_bytes - self.bytes.len();
         self.is_too_long |= length > free;

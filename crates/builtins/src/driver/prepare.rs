@@ -1,4 +1,4 @@
-//! `builtin://driver/prepare`: the configuration stage and the preparation of a driver.
+//! `builtin://driver/prepare`: configures and prepares a driver.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,9 +17,8 @@ use super::leftovers;
 use crate::context::Context;
 use crate::driver_state::{Binding, ConfigOutput, DriverState};
 
-/// Number of attempts to prepare the environment, as in gitlab-runner.
+/// Maximum number of attempts, as in gitlab-runner.
 const ATTEMPTS: u32 = 3;
-/// Delay between two attempts.
 const RETRY_DELAY: Duration = Duration::from_secs(3);
 
 #[async_trait]
@@ -29,7 +28,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // It may not be safe to run a program of the driver twice, so the job counts as started.
+        // A program may not be repeatable, so the job counts as started.
         context.wait_until_user_code_may_run(stop).await?;
         let mut attempt = 1;
         loop {
@@ -40,7 +39,6 @@ impl Builtin<Context> for DriverPrepare {
                 }
                 Err(failure) => failure,
             };
-            // Only a system failure may be temporary.
             if attempt >= ATTEMPTS || !matches!(failure, Failure::System(_)) {
                 return Err(failure);
             }
@@ -63,7 +61,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 }
 
-/// Prepares the environment once. Cleans it up after a failure.
+/// Prepares the environment once, or cleans it up after a failure.
 async fn attempt_to_prepare(
     inputs: &DriverPrepare,
     context: &Arc<Context>,

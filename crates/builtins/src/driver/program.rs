@@ -1,5 +1,3 @@
-//! Runs one program of a driver, and interprets its exit status.
-
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::ErrorKind;
@@ -16,37 +14,36 @@ use muster_steps::log::Log;
 use muster_steps::process::{Command, ProcessEnd, Processes};
 use muster_steps::stop::{StopToken, wait_until};
 
-/// Exit status with which a program reports that the job failed (`BUILD_FAILURE_EXIT_CODE`).
+/// Exit status if the job failed (`BUILD_FAILURE_EXIT_CODE`).
 pub(super) const BUILD_FAILURE: i32 = 1;
-/// Exit status with which a program reports that the environment failed (`SYSTEM_FAILURE_EXIT_CODE`).
+/// Exit status if the environment failed (`SYSTEM_FAILURE_EXIT_CODE`).
 pub(super) const SYSTEM_FAILURE: i32 = 2;
-/// Limit of the file in which a program reports the exit code of the job.
+/// Limit of the file with the job's exit code.
 const EXIT_CODE_LIMIT: Limit = Limit { bytes: 4096, remedy: "write only the exit code to BUILD_EXIT_CODE_FILE" };
 
-/// A program to run.
 pub(super) struct ProgramRun<'a> {
     /// Key of the program in `[runners.custom]`.
     pub(super) key: &'static str,
     pub(super) program: &'a DriverProgram,
-    /// Arguments that follow the arguments in the configuration.
+    /// Arguments after those of the configuration.
     pub(super) args: Vec<OsString>,
     pub(super) env: Vec<(OsString, OsString)>,
-    /// Working directory, and directory of the file with the exit code.
+    /// Working directory, which also has the file with the exit code.
     pub(super) dir: &'a Path,
-    /// File for standard output. `None` means that standard output is written to `log`.
+    /// File for standard output. `None` means `log`.
     pub(super) stdout: Option<Arc<File>>,
     pub(super) log: Arc<dyn Log>,
-    /// Time between TERM and KILL when the program is stopped.
+    /// Time between TERM and KILL.
     pub(super) grace: Duration,
 }
 
 impl ProgramRun<'_> {
-    /// Returns the path of the file in which a program reports the exit code of the job.
+    /// Returns the path of the file for the job's exit code.
     pub(super) fn exit_code_file(dir: &Path) -> std::path::PathBuf {
         dir.join("build_exit_code")
     }
 
-    /// Runs the program and waits until it has ended.
+    /// Runs the program to its end.
     ///
     /// # Errors
     /// - [`Failure::Exit`] if the program reports that the job failed.
@@ -81,7 +78,7 @@ impl ProgramRun<'_> {
     }
 }
 
-/// Removes the file with the exit code that an earlier program reported.
+/// Removes the file of an earlier program.
 async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     let path = ProgramRun::exit_code_file(dir);
     match tokio::fs::remove_file(&path).await {
@@ -92,12 +89,11 @@ async fn remove_exit_code(dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns the result of a program that has ended. `removed` is the earlier result of [`remove_exit_code`].
+/// Interprets an exit status. `removed` is the result of [`remove_exit_code`].
 async fn interpret(status: ExitStatus, dir: &Path, removed: Result<(), Failure>) -> Result<(), Failure> {
     match status.code() {
         Some(0) => Ok(()),
         Some(BUILD_FAILURE) => {
-            // If the removal failed, the file may have the exit code of an earlier program.
             removed?;
             Err(Failure::Exit(exit_code(dir).await?))
         }
@@ -112,7 +108,7 @@ async fn interpret(status: ExitStatus, dir: &Path, removed: Result<(), Failure>)
     }
 }
 
-/// Returns the exit code of the job: the number in the first line of the file, or [`BUILD_FAILURE`] if there is no file.
+/// Returns the job's exit code from the first line of the file, or [`BUILD_FAILURE`] without a file.
 async fn exit_code(dir: &Path) -> Result<i32, Failure> {
     let path = ProgramRun::exit_code_file(dir);
     let text = match muster_files::read(path.clone(), EXIT_CODE_LIMIT).await {

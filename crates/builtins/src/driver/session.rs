@@ -1,4 +1,4 @@
-//! Runs the programs of a driver, with their environment and their directory.
+//! Runs the programs of a driver.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,18 +23,13 @@ use crate::context::Context;
 use crate::driver_state::{ConfigOutput, DriverState, has_placeholder};
 use crate::removal::remove_tree;
 
-/// Name of the driver's directory in the temporary directory of the job.
 pub(super) const DIRECTORY: &str = "custom-executor";
-/// Name of the file with the payload of the job.
 const RESPONSE_FILE: &str = "response.json";
-/// Maximum size of the output of `config_exec` in bytes.
+/// Maximum number of bytes that `config_exec` may print.
 const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
 impl DriverState {
-    /// Creates the driver's directory, with the payload of the job.
-    ///
-    /// # Errors
-    /// [`Failure::System`] if a file cannot be written, or [`Failure::Stopped`].
+    /// Creates the driver's directory with the payload of the job.
     pub(super) async fn begin(context: &Context, inputs: &DriverPrepare, stop: &StopToken) -> Result<Self, Failure> {
         let dir = context.temp_dir.join(DIRECTORY);
         let prepared = context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
@@ -56,7 +51,7 @@ impl DriverState {
         })
     }
 
-    /// Runs `config_exec`, and returns its standard output. Without `config_exec`, the output is empty.
+    /// Runs `config_exec`, and returns its output. Without `config_exec`, the output is empty.
     ///
     /// # Errors
     /// [`Failure`] of the program, or [`Failure::System`] if its output is too long.
@@ -77,18 +72,12 @@ impl DriverState {
     }
 
     /// Runs `prepare_exec`.
-    ///
-    /// # Errors
-    /// [`Failure`] of the program.
     pub(super) async fn prepare(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
         let Some(program) = &self.driver.prepare else { return Ok(()) };
         self.program(context, "prepare_exec", program).run(&self.prepared, stop).await
     }
 
     /// Runs `run_exec` with a script and the name of a stage.
-    ///
-    /// # Errors
-    /// [`Failure`] of the program.
     pub(super) async fn stage(
         &self,
         context: &Context,
@@ -100,11 +89,9 @@ impl DriverState {
         ProgramRun { args: vec![script.into(), name.into()], ..run }.run(&context.processes, stop).await
     }
 
-    /// Runs `cleanup_exec`, ends the processes of the preparation, and removes the driver's directory.
-    /// Only its timeout stops `cleanup_exec`.
+    /// Runs `cleanup_exec`, ends remaining processes, and removes the driver's directory.
     ///
-    /// # Errors
-    /// [`Failure`] of the program.
+    /// Only a timeout stops `cleanup_exec`.
     pub(super) async fn clean_up(&self, context: &Context) -> Result<(), Failure> {
         let cleaned = match &self.driver.cleanup {
             Some(program) => {
@@ -131,12 +118,13 @@ impl DriverState {
         ProgramRun { key, program, args: Vec::new(), env, dir: &self.dir, stdout: None, log: context.log(), grace }
     }
 
-    /// Returns the environment of a program. Variables with placeholders for directories are missing until the configuration stage has ended.
+    /// Returns the environment of a program. Before the configuration stage, variables with placeholders for
+    /// directories are missing.
     fn env(&self, context: &Context) -> Vec<(OsString, OsString)> {
         with_base(&context.processes, self.own_env(context))
     }
 
-    /// Returns the variables that a program of the driver gets in addition to the environment of the job's processes.
+    /// Returns the variables for a program in addition to the environment of the job's processes.
     pub(super) fn own_env(&self, context: &Context) -> BTreeMap<String, String> {
         let mut own = BTreeMap::from([
             ("TMPDIR".to_owned(), self.dir.display().to_string()),
@@ -150,12 +138,12 @@ impl DriverState {
             own.insert(format!("CUSTOM_ENV_{key}"), value);
         }
         own.insert("CUSTOM_ENV_CI_JOB_SERVICES".to_owned(), self.services.clone());
-        // Environment variables cannot have such names and values.
+        // Environment variables cannot contain these characters.
         own.retain(|key, value| !key.contains(['=', '\0']) && !value.contains('\0'));
         own
     }
 
-    /// Returns the variables of the job. The value of a file variable is the content of the file.
+    /// Returns the variables of the job. A file variable has the content as its value.
     fn variables(&self, context: &Context) -> Vec<(String, String)> {
         let status = context.values().get("CI_JOB_STATUS").and_then(|status| status.as_str().map(str::to_owned));
         let status = status.map(|status| ("CI_JOB_STATUS".to_owned(), status));
@@ -168,7 +156,7 @@ impl DriverState {
     }
 }
 
-/// Returns the environment of a program: the environment of the job's processes, and these variables.
+/// Returns the environment of the job's processes with additional variables.
 pub(super) fn with_base(processes: &Processes, own: BTreeMap<String, String>) -> Vec<(OsString, OsString)> {
     let base = processes.environment().iter().cloned();
     base.chain(own.into_iter().map(|(key, value)| (key.into(), value.into()))).collect()
@@ -183,7 +171,7 @@ fn create(dir: &Path, payload: &str) -> std::io::Result<()> {
     file?.write_all(payload.as_bytes())
 }
 
-/// Log that writes the output of `cleanup_exec` to the agent's log.
+/// Writes the output of `cleanup_exec` to the agent's log.
 pub(super) struct AgentLog;
 
 impl Log for AgentLog {

@@ -1,4 +1,4 @@
-//! `builtin://driver/stage`: runs a stage of the job with a generated script.
+//! `builtin://driver/stage`: runs a generated script for a stage of the job.
 
 use std::fs::DirBuilder;
 use std::io::Write;
@@ -18,7 +18,6 @@ use crate::blocking::blocking;
 use crate::context::Context;
 use crate::driver_state::DriverState;
 
-/// Warning about the deprecated name of a stage.
 const OLD_NAME: &str =
     "the driver gets the stage `step_script` under its deprecated name `build_script`; it should accept both names";
 
@@ -60,7 +59,6 @@ impl Builtin<Context> for DriverStage {
     }
 }
 
-/// Returns the driver that an earlier step prepared.
 fn session(context: &Context) -> Result<Arc<DriverState>, Failure> {
     let session = context.driver.lock().clone();
     session.ok_or_else(|| Failure::System("the driver of the custom executor was not prepared".to_owned()))
@@ -88,7 +86,7 @@ async fn run_script(
     session.stage(context, &path, name, stop).await
 }
 
-/// Writes a script to a file in a separate directory, so that the driver can mount the directory. Returns the path of the file.
+/// Writes a script to a separate directory, which the driver can mount. Returns the path of the script.
 fn write(dir: &Path, text: &str) -> std::io::Result<PathBuf> {
     let dir = dir.join(format!("script{:016x}", rand::random::<u64>()));
     DirBuilder::new().mode(0o700).create(&dir)?;

@@ -1,4 +1,4 @@
-//! Replaces the placeholders for directories in a plan with the paths that the driver reported, or that the configuration sets.
+//! Replaces placeholders for directories in a plan with paths of the driver or the configuration.
 
 use muster_agent_api::builtin::{DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT, DriverDirectories};
 use muster_steps::failure::Failure;
@@ -6,7 +6,6 @@ use serde_json::Value;
 
 use super::config_output::ConfigOutput;
 
-/// Directories of one job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Binding {
     builds: String,
@@ -15,10 +14,10 @@ pub(crate) struct Binding {
 }
 
 impl Binding {
-    /// Returns the directories that the driver reported, or else the directories of the configuration.
+    /// Returns the directories that the driver reported, or else those of the configuration.
     ///
     /// # Errors
-    /// [`Failure::Configuration`] if a directory is not set, or if it is not an absolute path.
+    /// [`Failure::Configuration`] if a directory is not set or not an absolute path.
     pub(crate) fn new(configured: &DriverDirectories, reported: &ConfigOutput) -> Result<Self, Failure> {
         let directory = |name: &str, reported: &Option<String>, configured: &str| {
             let path = reported.as_deref().filter(|path| !path.is_empty()).unwrap_or(configured);
@@ -42,7 +41,6 @@ impl Binding {
         })
     }
 
-    /// Replaces the placeholders in a text.
     pub(crate) fn expand(&self, text: &str) -> String {
         if !has_placeholder(text) {
             return text.to_owned();
@@ -51,7 +49,6 @@ impl Binding {
         text.replace(DRIVER_CACHE_DIR, &self.cache)
     }
 
-    /// Replaces the placeholders in all texts of a value.
     pub(crate) fn expand_value(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.expand(text),
@@ -62,7 +59,6 @@ impl Binding {
     }
 }
 
-/// Returns whether a text contains a placeholder for a directory.
 pub(crate) fn has_placeholder(text: &str) -> bool {
     [DRIVER_BUILDS_DIR, DRIVER_CACHE_DIR, DRIVER_LAYOUT].iter().any(|token| text.contains(token))
 }

@@ -5,27 +5,25 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Settings that a driver reports about its environment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct ConfigOutput {
-    /// `None` means that the log does not name the driver.
+    /// Driver, for the log. `None` means that the log does not name it.
     pub(crate) driver: Option<DriverInfo>,
-    /// Name of the host, for the log. `None` or empty means the output of `uname -n` in the environment.
+    /// Name of the host, for the log. `None` or empty means `uname -n` in the environment.
     pub(crate) hostname: Option<String>,
-    /// Directory for builds. `None` or empty means the directory of the runner's configuration.
+    /// Directory for builds. `None` or empty means the configured directory.
     pub(crate) builds_dir: Option<String>,
-    /// Directory for caches. `None` or empty means the directory of the runner's configuration.
+    /// Directory for caches. `None` or empty means the configured directory.
     pub(crate) cache_dir: Option<String>,
-    /// Whether several jobs use the directory for builds. `None` means false.
+    /// Whether jobs share the directory for builds. `None` means false.
     pub(crate) builds_dir_is_shared: Option<bool>,
-    /// Environment variables for the programs of the driver that run after the configuration stage.
+    /// Environment variables for later programs of the driver.
     pub(crate) job_env: Option<BTreeMap<String, String>>,
-    /// Shell of the job's scripts. `None` or empty means the shell of the runner's configuration.
+    /// Shell of the scripts. `None` or empty means the configured shell.
     pub(crate) shell: Option<String>,
 }
 
-/// Name and version of a driver, for the log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct DriverInfo {
@@ -34,20 +32,16 @@ pub(crate) struct DriverInfo {
 }
 
 impl ConfigOutput {
-    /// Parses the output. Empty output reports nothing.
-    ///
-    /// # Errors
-    /// The output is not a valid JSON object.
+    /// Parses the output, which may be empty.
     pub(crate) fn parse(output: &[u8]) -> Result<Self, serde_json::Error> {
         if output.trim_ascii().is_empty() {
             return Ok(Self::default());
         }
-        // If the type were parsed directly, a list would be accepted, too.
+        // Parsing the type directly would also accept a list.
         let members: Map<String, Value> = serde_json::from_slice(output)?;
         serde_json::from_value(Value::Object(members))
     }
 
-    /// Returns the line of the log about the driver.
     pub(crate) fn title(&self) -> String {
         let info = self.driver.clone().unwrap_or_default();
         let text = |part: Option<String>| part.filter(|text| !text.is_empty());

@@ -8,7 +8,7 @@ use muster_steps::stop::StopToken;
 use crate::blocking::blocking;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Unpacks an archive into the root of `context`, and prints a warning for each entry that is skipped.
+/// Unpacks an archive into the root of `context`. Prints a warning for each skipped entry.
 ///
 /// # Errors
 /// As for [`Extraction::run`](crate::Extraction::run).
@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(metadata.mtime(), 1_700_000_001, "{format:?}");
     }
 
-    /// A job can replace a file with a FIFO while it is packed. Packing may then fail, but must not wait for a writer.
+    /// A job can replace a file with a FIFO during the packing, which must not wait for a writer.
     #[test]
     fn file_replaced_by_fifo_while_packed_does_not_block() {
         use rustix::fs::{CWD, FileType, RenameFlags, mknodat, renameat_with};
@@ -138,7 +138,7 @@ mod tests {
         assert!(headers.contains(message), "{headers}");
     }
 
-    /// Reading an empty pipe blocks, like reading from a network file system whose server is down.
+    /// Reading an empty pipe blocks, like reading from a broken network file system.
     #[tokio::test]
     async fn unreadable_archive_does_not_delay_stopped_job() {
         use crate::transfer::test_support::RecordingContext;

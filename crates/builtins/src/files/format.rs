@@ -27,7 +27,7 @@ impl Format {
         }
     }
 
-    /// Returns the format that `CACHE_COMPRESSION_FORMAT` names. Case is ignored; an empty name means zip.
+    /// Returns the format of `CACHE_COMPRESSION_FORMAT`. Case is ignored; an empty name means zip.
     #[must_use]
     pub fn of_cache(name: &str) -> Option<Self> {
         if name.is_empty() { Some(Self::Zip) } else { Self::of_archive(&name.to_ascii_lowercase()) }
@@ -42,7 +42,7 @@ impl Format {
         }
     }
 
-    /// Returns the suffix of file names in this format.
+    /// Returns the suffix of file names.
     #[must_use]
     pub fn suffix(self) -> &'static str {
         match self {
@@ -54,10 +54,10 @@ impl Format {
     }
 }
 
-/// Compression level, as in `ARTIFACT_COMPRESSION_LEVEL` and `CACHE_COMPRESSION_LEVEL`.
+/// Compression level of `ARTIFACT_COMPRESSION_LEVEL` and `CACHE_COMPRESSION_LEVEL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// No compression with deflate, and low compression with zstd.
+    /// No compression with deflate, low compression with zstd.
     Fastest,
     /// Low compression.
     Fast,
@@ -70,15 +70,15 @@ pub enum Level {
 }
 
 impl Level {
-    /// Returns the level with this name. `None` and an unknown name mean the default.
+    /// Returns the level with this name. `None` and unknown names mean the default.
     #[must_use]
     pub fn from_name(name: Option<&str>) -> Self {
-        Self::known(name.unwrap_or_default()).unwrap_or(Self::Default)
+        Self::parse(name.unwrap_or_default()).unwrap_or(Self::Default)
     }
 
-    /// Returns the level with this name. An empty name means the default; `None` means that the name is unknown.
+    /// Returns the level with this name, if it is known. An empty name means the default.
     #[must_use]
-    pub fn known(name: &str) -> Option<Self> {
+    pub fn parse(name: &str) -> Option<Self> {
         match name {
             "fastest" => Some(Self::Fastest),
             "fast" => Some(Self::Fast),
@@ -100,7 +100,6 @@ impl Level {
         }
     }
 
-    /// Returns the level for zstd.
     pub(crate) fn zstd(self) -> i32 {
         match self {
             Self::Fastest | Self::Fast => 1,

@@ -13,10 +13,10 @@ use super::format::{Format, Level};
 use super::zip::{self, ZipCompression};
 use super::{UntilStopped, failure};
 
-/// Maximum number of threads that compress one archive.
+/// Maximum number of threads for one archive.
 const MAX_THREADS: usize = 16;
 
-/// Packs `files`, whose paths are relative to `root`, into `target`.
+/// Packs `files` into `target`. The paths are relative to `root`.
 pub(crate) fn pack(
     format: Format,
     root: &Path,
@@ -34,7 +34,7 @@ pub(crate) fn pack(
     }
 }
 
-/// Calls `add` for each file. Skips files that were removed after they were found, such as temporary files.
+/// Calls `add` for each file. Skips files that no longer exist.
 fn for_each_file(
     files: &[PathBuf],
     stop: &StopToken,
@@ -49,9 +49,8 @@ fn for_each_file(
     Ok(())
 }
 
-/// Result of packing one file.
 pub(super) trait PathFailure<T> {
-    /// Returns `None` if the file was removed after it was found.
+    /// Returns `None` if the file no longer exists.
     fn unless_removed(self, file: &Path, stop: &StopToken) -> Result<Option<T>, Failure>;
 }
 
@@ -67,17 +66,16 @@ impl<T> PathFailure<T> for io::Result<T> {
     }
 }
 
-/// Returns a path for messages. If it is not valid UTF-8, all characters except printable ASCII are escaped as `\x..`.
+/// Returns a path for messages. If it is not UTF-8, all except printable ASCII is escaped.
 pub(super) fn shown(path: &Path) -> impl std::fmt::Display {
     path.to_str().map_or_else(|| path.as_os_str().as_encoded_bytes().escape_ascii().to_string(), str::to_owned)
 }
 
-/// Writes a tar archive through zstd.
 fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let failed = || Failure::io("failed to write the archive");
     let mut out = zstd::Encoder::new(BufWriter::new(target), level.zstd()).map_err(failed())?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
-    // The number of threads does not change the result, because the library divides the content into the same blocks.
+    // The output does not depend on the number of threads.
     out.multithread(u32::try_from(threads).unwrap_or(1)).map_err(failed())?;
     let mut tar = tar::Builder::new(out);
     tar.follow_symlinks(false);
@@ -93,21 +91,21 @@ fn tar_zstd(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &
             header.set_size(0);
             return tar.append_link(&mut header, file, fs::read_link(&path)?);
         }
-        // Sockets, pipes and devices are skipped, because they have no content.
+        // Sockets, pipes and devices have no content.
         if !metadata.is_file() {
             return Ok(());
         }
         let content = UntilStopped { content: muster_files::open(&path)?, stop };
         let mut header = tar::Header::new_gnu();
         header.set_metadata(&metadata);
-        // The content must have the length in the header, even if the file grows or shrinks in the meantime.
+        // The content must have the length in the header, even if the file changes meanwhile.
         tar.append_data(&mut header, file, content.take(metadata.len()).chain(Zeros).take(metadata.len()))
     })?;
     let finished = tar.into_inner().and_then(zstd::Encoder::finish).and_then(|mut out| out.flush());
     finished.map_err(failed())
 }
 
-/// Endless zeros, in place of the end of a file that shrank while it was packed.
+/// Endless zeros, which replace the missing end of a file that shrank.
 struct Zeros;
 
 impl Read for Zeros {
@@ -117,7 +115,6 @@ impl Read for Zeros {
     }
 }
 
-/// Writes one gzip member per regular file.
 fn gzip(root: &Path, files: &[PathBuf], level: Level, target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut out = BufWriter::new(target);
     for_each_file(files, stop, |file| gzip_one(&mut out, root, file, level, stop))?;
@@ -140,7 +137,6 @@ fn gzip_one(out: &mut impl Write, root: &Path, file: &Path, level: Level, stop: 
     gzip.finish().map(|_| ())
 }
 
-/// Copies the only regular file.
 fn raw(root: &Path, files: &[PathBuf], mut target: &File, stop: &StopToken) -> Result<(), Failure> {
     let mut regular = files.iter().filter(|file| fs::metadata(root.join(file)).is_ok_and(|m| m.is_file()));
     let (Some(file), None) = (regular.next(), regular.next()) else {

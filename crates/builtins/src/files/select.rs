@@ -25,7 +25,7 @@ pub struct FileSelection<'a> {
     pub untracked: bool,
 }
 
-/// Finds the files, and prints the number of matches of each pattern. Returns sorted paths relative to the root.
+/// Returns the sorted paths of the files, relative to the root. Prints the number of matches of each pattern.
 pub(crate) async fn select(
     context: &dyn TransferContext,
     selection: FileSelection<'_>,
@@ -59,7 +59,6 @@ pub(crate) async fn select(
 struct Search<'a> {
     root: &'a Path,
     found: BTreeSet<PathBuf>,
-    /// Found paths that are symbolic links.
     links: BTreeSet<PathBuf>,
     lines: Vec<(MessageLevel, String)>,
     stop: &'a StopToken,
@@ -106,12 +105,12 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Adds everything below `start` that matches, and the whole content of directories that match. Returns the number of matches.
+    /// Adds matches below `start`, and the content of directories that match. Returns the number of matches.
     ///
-    /// A symbolic link that matches is packed as a link. Links are followed only if a pattern names a path through the link.
+    /// A matching link is packed as a link. Links are followed only if the pattern names a path through them.
     fn walk(&mut self, start: &Path, glob: Option<&GlobMatcher>, excludes: &mut Excludes) -> Result<usize, Failure> {
         let mut matches = 0;
-        // Depth of the matching directory whose whole content is added.
+        // Depth of the matching directory that contains the entry.
         let mut matched_depth: Option<usize> = None;
         let follows_root_link = glob.is_some() || start == self.root;
         for entry in walkdir::WalkDir::new(start).follow_links(false).follow_root_links(follows_root_link) {
@@ -143,7 +142,7 @@ impl<'a> Search<'a> {
         self.found.insert(relative);
     }
 
-    /// Removes paths through a symbolic link that is itself packed, because an archive cannot contain both.
+    /// Removes paths through links that are packed, because an archive cannot contain both.
     fn remove_paths_through_links(&mut self) {
         if self.links.is_empty() {
             return;
@@ -176,7 +175,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Patterns of files to exclude, each with the number of files that it excluded. A pattern without a matcher is invalid.
+/// Patterns of excluded files, with the number of matches. An invalid pattern has no matcher.
 struct Excludes(Vec<(String, Option<GlobMatcher>, usize)>);
 
 impl Excludes {
@@ -212,7 +211,7 @@ fn glob(pattern: &str) -> Option<GlobMatcher> {
     GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build().ok().map(|g| g.compile_matcher())
 }
 
-/// Returns the pattern relative to the root. `None` means that it points outside the root or is not valid UTF-8.
+/// Returns the pattern relative to the root. `None` means that it points outside the root.
 fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     let path = Path::new(text.trim());
     let path = if path.is_absolute() { path.strip_prefix(root).ok()? } else { path };
@@ -230,14 +229,14 @@ fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns the leading directories of a pattern that contain no wildcards or escapes.
+/// Returns the leading directories of a pattern without wildcards and escapes.
 fn fixed_prefix(pattern: &str) -> PathBuf {
     let parts: Vec<&str> = pattern.split('/').collect();
     let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());
     parts.into_iter().take(fixed).collect()
 }
 
-/// Replaces `$NAME` and `${NAME}` with the values of variables, or with nothing if they are not set. Other text is unchanged.
+/// Replaces `$NAME` and `${NAME}` with the value of a variable, or with nothing if it is not set.
 pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     let is_name = |name: &str| {
         !name.is_empty()
@@ -269,8 +268,7 @@ pub(crate) fn expand(text: &str, env: &HashMap<OsString, OsString>) -> String {
     out
 }
 
-/// Returns the files that git does not track, including ignored files.
-/// If git fails, prints a warning and returns none.
+/// Returns the files that git does not track, also ignored files. If git fails, prints a warning and returns no files.
 async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Result<Vec<PathBuf>, Failure> {
     use std::os::unix::ffi::OsStringExt;
     let failed = || Failure::io("failed to store or read the list of untracked files");
@@ -290,8 +288,7 @@ async fn list_untracked(context: &dyn TransferContext, stop: &StopToken) -> Resu
 mod tests {
     use super::*;
 
-    /// Selects files in a directory with some text files and the link `a/link` to `a/b`.
-    /// Returns the selected paths, and the messages.
+    /// Selects files in a directory with some text files and the link `a/link` to `a/b`. Returns paths and messages.
     fn found(paths: &[&str], exclude: &[&str]) -> (Vec<String>, Vec<String>) {
         let dir = tempfile::tempdir().unwrap();
         for path in ["a/one.txt", "a/b/two.txt", "a/b/three.log", "top.txt", "a/.hidden"] {

@@ -4,14 +4,13 @@ use muster_job::without_user_info;
 use reqwest::RequestBuilder;
 use url::Url;
 
-/// Rules that replace URLs of a job with URLs that contain credentials.
+/// Rules that add credentials to URLs.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// Pairs of a replacement and the beginning of the URLs to replace. The first match is used.
+    /// Pairs of a replacement with credentials and a URL prefix. The first match is used.
     rewrites: Vec<(String, String)>,
 }
 
-/// A repository, with the credentials for requests.
 pub(crate) struct Repository {
     /// URL without credentials.
     pub(crate) url: String,
@@ -19,23 +18,23 @@ pub(crate) struct Repository {
 }
 
 impl Credentials {
-    /// Returns the rules. Each pair has a URL with credentials, and the beginning of the URLs to replace.
+    /// Returns the rules. Each pair is a replacement and a URL prefix.
     pub(crate) fn new(rewrites: Vec<(String, String)>) -> Self {
         Self { rewrites }
     }
 
-    /// Returns the URL after the first matching rule, or the unchanged URL if no rule matches.
+    /// Replaces the prefix of a URL by the first matching rule.
     pub(crate) fn rewrite(&self, url: &str) -> String {
         let matching = self.rewrites.iter().find_map(|(to, from)| {
             let rest = url.strip_prefix(from.as_str())?;
-            // `https://host` must not match `https://host.example.com`, nor another port.
+            // `https://host` must match neither `https://host.example.com` nor another port.
             let is_whole = from.ends_with(['/', ':']) || rest.is_empty() || rest.starts_with('/');
             is_whole.then(|| format!("{to}{rest}"))
         });
         matching.unwrap_or_else(|| url.to_owned())
     }
 
-    /// Returns the repository at a URL, with its credentials.
+    /// Returns the repository at a URL with its credentials.
     pub(crate) fn apply(&self, url: &str) -> Repository {
         let has_user = without_credentials(url) != url;
         let url = if has_user { url.to_owned() } else { self.rewrite(url) };
@@ -50,13 +49,12 @@ fn percent_decoded(text: &str) -> String {
 }
 
 impl Repository {
-    /// Returns the user and the password. `None` means that requests have no credentials.
+    /// Returns user and password, if there are any.
     #[cfg(test)]
     pub(crate) fn user(&self) -> Option<(&str, Option<&str>)> {
         self.user.as_ref().map(|(user, password)| (user.as_str(), password.as_deref()))
     }
 
-    /// Adds the credentials to a request.
     pub(crate) fn authorize(&self, request: RequestBuilder) -> RequestBuilder {
         match &self.user {
             Some((user, password)) => request.basic_auth(user, password.as_ref()),
@@ -64,17 +62,17 @@ impl Repository {
         }
     }
 
-    /// Returns whether a URL has the scheme, host and port of the repository.
+    /// Returns whether a URL has the repository's scheme, host and port.
     pub(crate) fn is_at(&self, url: &str) -> bool {
         let origin = |url: &str| Url::parse(url).map(|url| url.origin());
         matches!((origin(&self.url), origin(url)), (Ok(own), Ok(other)) if own == other)
     }
 }
 
-/// Returns a URL without user and password, so that it can be written to a file or the trace.
+/// Returns a URL without secret user information, for files and the trace.
 pub(crate) fn without_credentials(url: &str) -> String {
     let is_http = matches!(url.split_once("://"), Some(("http" | "https", _)));
-    // The user of an SSH URL is required, and is not secret.
+    // SSH URLs need their user, which is not secret.
     if is_http { without_user_info(url) } else { url.to_owned() }
 }
 

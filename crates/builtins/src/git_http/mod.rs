@@ -1,7 +1,7 @@
-//! Sends the HTTP requests of libgit2 with the HTTP client of this crate.
+//! Sends libgit2's HTTP requests with this crate's client.
 //!
-//! libgit2 calls a transport on the thread that fetches, and has one table of transports for the whole process. The session is
-//! therefore stored in a thread-local variable while a fetch runs ([`Session::enter`]).
+//! libgit2 has one table of transports per process, and calls a transport on the fetching thread. So a thread-local
+//! variable has the session ([`Session::enter`]).
 
 mod credentials;
 mod sys;
@@ -22,29 +22,28 @@ use url::{Origin, Url};
 
 pub(crate) use credentials::{Credentials, without_credentials};
 
-/// Maximum size of a request in bytes. A request lists the commits that the job needs, and the commits that it already has.
+/// Maximum size of a request in bytes. A request lists wanted and existing commits.
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 
-/// Path and query, after the URL of a repository, that request the list of its refs.
+/// URL suffix that requests the refs of a repository.
 const LIST_REFS: &str = "/info/refs?service=git-upload-pack";
-/// Maximum number of redirects within one server.
 const MAX_REDIRECTS: usize = 10;
 
 thread_local! {
     static SESSION: RefCell<Option<Arc<Session>>> = const { RefCell::new(None) };
 }
 
-/// Settings that the requests of one fetch share.
+/// Settings for the requests of one fetch.
 pub(crate) struct Session {
     pub(crate) clients: Clients,
     pub(crate) credentials: Credentials,
     pub(crate) runtime: Handle,
     pub(crate) stop: StopToken,
-    /// Explanation for the user if the server refuses access.
+    /// Explanation if the server refuses access.
     pub(crate) access: &'static str,
 }
 
-/// HTTP clients. The certificates of the job, including its certificate authority, are used only for the coordinator.
+/// HTTP clients. Only the coordinator gets the job's certificates.
 pub(crate) struct Clients {
     coordinator: Option<Origin>,
     own: reqwest::Client,
@@ -52,24 +51,22 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Returns the clients. `own` uses the certificates of the job, and `other` uses the certificates of the system.
+    /// Returns the clients. `own` has the certificates of the job, and `other` those of the system.
     pub(crate) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
         Self { coordinator: origin(coordinator), own, other }
     }
 
-    /// Returns the client for a URL.
     fn get(&self, url: &str) -> &reqwest::Client {
         let is_own = self.coordinator.is_some() && origin(url) == self.coordinator;
         if is_own { &self.own } else { &self.other }
     }
 }
 
-/// Returns scheme, host and port of a URL.
 fn origin(url: &str) -> Option<Origin> {
     Some(Url::parse(url).ok()?.origin())
 }
 
-/// Returns a policy that follows redirects only within one server.
+/// Returns a policy for redirects within one server.
 pub(crate) fn same_server() -> Policy {
     Policy::custom(|attempt| {
         let last = attempt.previous().last().map(Url::origin);
@@ -82,9 +79,9 @@ pub(crate) fn same_server() -> Policy {
 }
 
 impl Session {
-    /// Runs `work` on this thread, with this session for its requests.
+    /// Runs `work` on this thread with this session.
     pub(crate) fn enter<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
-        /// Removes the session, even if the work panics.
+        /// Removes the session, even after a panic.
         struct Leave;
         impl Drop for Leave {
             fn drop(&mut self) {
@@ -96,13 +93,12 @@ impl Session {
         work()
     }
 
-    /// Requests the list of a repository's refs.
     pub(crate) fn list_refs(&self, url: &str) -> io::Result<Response> {
         let repository = self.credentials.apply(url);
         let url = format!("{}{LIST_REFS}", repository.url);
         let response = self.send(repository.authorize(self.clients.get(&url).get(&url)))?;
         let response = match other_server(&response) {
-            // The other server must get neither the credentials nor the certificates.
+            // Another server must get neither credentials nor certificates.
             Some(url) => self.send(self.clients.get(url.as_str()).get(url))?,
             None => response,
         };
@@ -110,7 +106,7 @@ impl Session {
         Ok(response)
     }
 
-    /// Sends a request, and checks the status of the response.
+    /// Sends a request, and checks the status.
     fn send(&self, request: RequestBuilder) -> io::Result<Response> {
         let response = self.wait(async { request.send().await.map_err(network_error) })?;
         match response.status() {
@@ -139,24 +135,22 @@ fn network_error(error: reqwest::Error) -> io::Error {
     io::Error::other(muster_job::error_chain(&error.without_url()))
 }
 
-/// Makes libgit2 use this transport for `http` and `https`.
+/// Registers this transport for `http` and `https` in libgit2.
 pub(crate) fn register() -> Result<(), git2::Error> {
     static REGISTERED: OnceLock<Result<(), String>> = OnceLock::new();
     let register = || sys::register(transport).map_err(|error| error.message().to_owned());
     REGISTERED.get_or_init(register).clone().map_err(|message| git2::Error::from_str(&message))
 }
 
-/// Creates a transport for the session of this thread.
 fn transport(remote: &git2::Remote<'_>) -> Result<Transport, git2::Error> {
     let session = SESSION.with_borrow(Option::clone);
     let session = session.ok_or_else(|| git2::Error::from_str("this thread has no session for HTTP requests"))?;
     Transport::smart(remote, true, Http { session, base: Mutex::new(None) })
 }
 
-/// Transport of one connection of libgit2.
 struct Http {
     session: Arc<Session>,
-    /// URL of the repository after redirects. It is set by the first request.
+    /// URL of the repository after redirects of the first request.
     base: Mutex<Option<String>>,
 }
 
@@ -197,7 +191,7 @@ impl SmartSubtransport for Http {
     }
 }
 
-/// Returns the URL of a redirect to another server, which [`same_server`] does not follow.
+/// Returns the URL of a redirect that [`same_server`] does not follow.
 fn other_server(response: &Response) -> Option<Url> {
     let location = response.headers().get(LOCATION).filter(|_| response.status().is_redirection())?;
     response.url().join(location.to_str().ok()?).ok()
@@ -211,21 +205,20 @@ fn expect_type(response: &Response, expected: &str) -> io::Result<()> {
     Err(io::Error::other(format!("the response is not from a Git server: its type is `{found}`, not `{expected}`")))
 }
 
-/// Maximum size of a server's list of refs in bytes. libgit2 keeps it in memory.
+/// Maximum size of a list of refs in bytes, which libgit2 keeps in memory.
 const MAX_REFS_BYTES: u64 = 256 * 1024 * 1024;
 
-/// One request of libgit2, and its response.
 struct Stream {
     session: Arc<Session>,
     state: State,
-    /// Number of bytes of the response that may still be received.
+    /// Maximum number of bytes still to receive.
     left: u64,
 }
 
 enum State {
-    /// libgit2 writes the body of the request.
+    /// libgit2 writes the request.
     Request(Option<RequestBuilder>, Vec<u8>),
-    /// libgit2 reads the response. The bytes are the unread rest of the last chunk.
+    /// libgit2 reads the response. The bytes are the rest of the last chunk.
     Response(Response, Bytes),
 }
 

@@ -1,4 +1,4 @@
-//! Commands of git for a mirror.
+//! Git commands for a mirror.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -20,14 +20,12 @@ use crate::context::Context;
 use crate::git_http::without_credentials;
 use crate::mirrors::{COMMAND_PREFIX, Mirror, Refs, Refspec, read_refs};
 
-/// Beginning of the names of the refs that were fetched. The name at the server follows, without `refs/`.
+/// Prefix of fetched refs, which replaces `refs/`.
 const FETCHED: &str = "refs/fetched/";
-/// Maximum size of the output of a command in bytes.
 const MAX_OUTPUT_BYTES: u64 = 256 * 1024 * 1024;
-/// Message about a machine without git.
 const NO_GIT: &str = "there is no `git` in the PATH of this machine; install it";
 
-/// Directory of git for the commands of one job, with the objects of the mirror. Configuration, hooks and refs are new.
+/// Directory for the git commands of one job, with the objects of the mirror but its own configuration and refs.
 pub(super) struct GitDir<'a> {
     context: &'a Context,
     inputs: &'a GitMirror,
@@ -36,7 +34,7 @@ pub(super) struct GitDir<'a> {
 }
 
 impl<'a> GitDir<'a> {
-    /// Creates the directory. The caller holds the lock of the mirror.
+    /// Creates the directory. The caller must hold the lock of the mirror.
     pub(super) async fn new(
         context: &'a Arc<Context>,
         inputs: &'a GitMirror,
@@ -50,7 +48,7 @@ impl<'a> GitDir<'a> {
             ));
         }
         let (mirror_dir, temp_dir) = (mirror.clone(), context.temp_dir.clone());
-        // URL rewrites of the job are not used, because the variables of the job can affect them.
+        // The job's variables can affect URL rewrites, so these are not used.
         let checkout = Checkout {
             repo_url: inputs.repo_url.clone(),
             credential_helper: inputs.credential_helper,
@@ -78,15 +76,14 @@ impl<'a> GitDir<'a> {
 
     /// Returns the recorded commits that the mirror still has.
     ///
-    /// A commit is recorded only after its whole history was fetched, so the mirror has the history, too.
+    /// Only commits with a complete history are recorded.
     pub(super) async fn existing_tips(&self, stop: &StopToken) -> Result<Vec<String>, Failure> {
         let tips = self.mirror.tips();
         let missing = self.missing(tips.iter().map(String::as_str), stop).await?;
         Ok(tips.into_iter().filter(|tip| !missing.contains(tip)).collect())
     }
 
-    /// Returns whether the mirror has the commit `sha` and the objects that `refs` point to.
-    /// Their history is not checked.
+    /// Returns whether the mirror has the commit `sha` and the objects of `refs`. Their history is not checked.
     pub(super) async fn has_objects(&self, refs: &Refs, sha: &str, stop: &StopToken) -> Result<bool, Failure> {
         let all = refs.0.iter().map(|(hash, _)| hash.as_str()).chain([sha]);
         Ok(self.missing(all, stop).await?.is_empty())
@@ -101,7 +98,7 @@ impl<'a> GitDir<'a> {
         Ok(output.lines().filter_map(|line| line.strip_suffix(" missing")).map(str::to_owned).collect())
     }
 
-    /// Fetches refs with their history, except the history of `tips`. Returns the refs.
+    /// Fetches and returns refs with their history, except the history of `tips`.
     pub(super) async fn fetch(&self, tips: &[String], refspecs: &[Refspec], stop: &StopToken) -> Result<Refs, Failure> {
         self.write_tips(tips)?;
         let mut args = vec!["fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--force", "--"];
@@ -119,8 +116,7 @@ impl<'a> GitDir<'a> {
         Ok(Refs(names.collect()))
     }
 
-    /// Returns whether the server has all refs that the job names without wildcards.
-    /// Returns false if the server cannot be queried.
+    /// Returns whether the server has all refs without wildcards. Returns false if it cannot be queried.
     pub(super) async fn server_has(&self, refspecs: &[Refspec], stop: &StopToken) -> Result<bool, Failure> {
         let url = without_credentials(&self.inputs.repo_url);
         let names: Vec<&str> =
@@ -137,7 +133,6 @@ impl<'a> GitDir<'a> {
         }
     }
 
-    /// Combines small packs.
     pub(super) async fn repack(&self, refs: &Refs, tips: &[String], stop: &StopToken) -> Result<(), Failure> {
         let all: Vec<String> = refs.0.iter().map(|(hash, _)| hash.clone()).chain(tips.iter().cloned()).collect();
         self.write_tips(&all)?;
@@ -151,7 +146,7 @@ impl<'a> GitDir<'a> {
         }
     }
 
-    /// Writes refs that point to `tips`, so that git knows that the mirror has the history of these commits.
+    /// Writes refs to `tips`, so that git knows that the mirror has their history.
     fn write_tips(&self, tips: &[String]) -> Result<(), Failure> {
         let text: String = tips.iter().enumerate().map(|(index, tip)| format!("{tip} refs/known/{index}\n")).collect();
         fs::write(self.dir.path().join("packed-refs"), text).map_err(Failure::io("failed to prepare the git mirror"))
@@ -159,7 +154,7 @@ impl<'a> GitDir<'a> {
 
     async fn output(&self, args: &[&str], stdin: Option<String>, stop: &StopToken) -> Result<String, Failure> {
         let failed = || Failure::io("failed to read the output of git");
-        // The file has no name, so that no job can replace its content.
+        // A job could replace the content of a file with a name.
         let file = Arc::new(tempfile::tempfile().map_err(failed())?);
         self.run(args, stdin, Some(Arc::clone(&file)), stop).await?;
         let mut file = &*file;
@@ -217,9 +212,9 @@ impl<'a> GitDir<'a> {
         options
     }
 
-    /// Returns the environment of the agent without its `GIT_` variables, and with the job's token.
+    /// Returns the environment of the agent without `GIT_` variables, and the job's token.
     ///
-    /// Other variables of the job are not included, because they could make git execute a command outside of the job's container.
+    /// Variables of the job could make git execute a command outside of the container.
     fn environment(&self) -> Result<Vec<(OsString, OsString)>, Failure> {
         let base = self.context.processes.environment();
         let mut env: Vec<_> = base.iter().filter(|(key, _)| !key.as_bytes().starts_with(b"GIT_")).cloned().collect();

@@ -1,17 +1,17 @@
-//! `builtin://git_mirror`: a copy of a repository that the jobs of a machine share.
+//! `builtin://git_mirror`: a copy of a repository that jobs of a machine share.
 //!
 //! ```text
-//! server --fetch--> <root>/<name>/objects --hard links--> <root>/<name>/views/<view>/repository --fetch--> .git of the job
+//! server --fetch--> <root>/<name>/objects --hard links--> <root>/<name>/views/<view>/repository --fetch--> .git of the
+//! job
 //! ```
 //!
-//! A job gets a view: hard links to the packs of the mirror, and the refs that it may fetch. A container has the view read-only. Without
-//! containers, jobs run as the user of the agent, and could write to any of the agent's files. Therefore nothing in a mirror is trusted:
+//! A job gets a view: hard links to packs of the mirror, and the refs that it may fetch. A container mounts the view
+//! read-only. Jobs without containers run as the agent's user, and could write to the mirror, so it is not trusted:
 //!
-//! - Objects are copied by `git fetch`, which computes the name of each object from its content, or are read by libgit2, which compares the
-//!   name with the content. An object with changed content is an error, and the job fetches from the server.
-//! - The refs that jobs get are kept in the memory of the agent ([`crate::mirrors::Mirrors`]), as the server reported them.
-//! - A mirror has no configuration, hooks or refs. The commands of git for a job use a new directory for them ([`git::GitDir`]).
-//! - The commands of git for a mirror run outside of the job's container, and do not get the job's variables.
+//! - `git fetch` and libgit2 verify the names of objects. If one is damaged, the job fetches from the server.
+//! - The agent keeps the refs for jobs in memory, as the server reported them ([`crate::mirrors::Mirrors`]).
+//! - Each job has a new directory for configuration, hooks and refs ([`git::GitDir`]).
+//! - Git commands for a mirror run outside of the container, without the job's variables.
 
 mod git;
 
@@ -66,7 +66,7 @@ impl Builtin<Context> for GitMirror {
     }
 }
 
-/// Makes sure that the mirror has the commit, and creates the view. Returns a log line and the view.
+/// Fetches the commit if necessary, and creates the view. Returns a log line and the view.
 async fn prepare(
     inputs: &GitMirror,
     context: &Arc<Context>,
@@ -89,7 +89,7 @@ async fn prepare(
             blocking(&**context, "cleaning the git mirror", stop, clean).await?;
         }
         let git = GitDir::new(context, inputs, &mirror, stop).await?;
-        // While this job waited for the exclusive lock, another job may have fetched the commit.
+        // Another job may have fetched the commit while this job waited for the exclusive lock.
         let found = match mirrors.refs(&key) {
             Some(refs) if git.has_objects(&refs, &inputs.sha, stop).await? => Some(refs),
             _ => None,
@@ -127,7 +127,7 @@ async fn create_view(
 
 /// Fetches from the server.
 ///
-/// If the mirror has commits and the server has the refs, a failed fetch means a damaged mirror: its content is removed, and the fetch is repeated.
+/// If the fetch fails although the server has the refs, an existing mirror is damaged, and its content is replaced.
 async fn update(
     git: &GitDir<'_>,
     inputs: &GitMirror,
@@ -156,11 +156,11 @@ async fn update(
     Ok(refs)
 }
 
-/// Removes the job's view of a mirror, and mirrors that have not been used for long. Called after the job.
+/// Removes the job's view, and mirrors that were not used for long. Called after the job.
 pub(crate) async fn close(context: &Context) {
     let Some(view) = context.mirror_view.lock().take() else { return };
     let shared = Arc::clone(&context.shared);
-    // The job waits only a short time, because unused mirrors are moved to the trash, which is emptied in the background.
+    // Mirrors are only moved to the trash, so this is fast.
     let closed = tokio::task::spawn_blocking(move || view.close(&shared.mirrors, &shared.trash)).await;
     if let Err(error) = closed {
         tracing::warn!(%error, "failed to remove the view of a git mirror");

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-/// Inputs of `builtin://checkout`. Empty texts and `None` keep what the job has set.
+/// Inputs of `builtin://checkout`. Empty texts and `None` keep the job's values.
 #[derive(Debug, Deserialize)]
 pub(super) struct CheckoutCall {
     pub(super) strategy: String,
@@ -19,14 +19,14 @@ pub(super) struct CheckoutCall {
 /// Inputs of `builtin://cache/restore` and `builtin://cache/save`.
 #[derive(Debug, Deserialize)]
 pub(super) struct CacheCall {
-    /// Key of the only cache to transfer. Empty means all caches.
+    /// Key of the only cache. Empty means all caches.
     pub(super) key: String,
 }
 
 /// Inputs of `builtin://artifacts/download`.
 #[derive(Debug, Deserialize)]
 pub(super) struct DownloadCall {
-    /// Name of the only job whose artifacts are downloaded. Empty means all dependencies.
+    /// Name of the only job. Empty means all dependencies.
     pub(super) job: String,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct UploadCall {
     pub(super) name: String,
     #[serde(rename = "type")]
     pub(super) artifact_type: String,
-    /// Format of the artifact. Empty means the format that GitLab requires for the type.
+    /// Format of the artifact. Empty means GitLab's format for the type.
     pub(super) format: String,
     pub(super) expire_in: String,
 }
@@ -49,13 +49,13 @@ pub(super) struct ServiceCall {
     pub(super) command: Vec<String>,
     /// Name for the log. Empty means the name of the program.
     pub(super) name: String,
-    /// TCP port of the loopback address that must accept connections. 0 means that no port is checked.
+    /// TCP port of the loopback address that must accept connections. 0 means none.
     pub(super) port: u16,
     pub(super) env: BTreeMap<String, String>,
     pub(super) timeout: String,
 }
 
-/// Returns inputs and outputs of a step. `None` means that there is no such step.
+/// Returns inputs and outputs of a step, if it exists.
 pub(super) fn spec(name: &str) -> Option<Spec> {
     let required = |name: &str, kind| (name.to_owned(), Parameter { kind, default: None, is_sensitive: false });
     let optional =
@@ -88,19 +88,14 @@ pub(super) fn spec(name: &str) -> Option<Spec> {
 }
 
 /// Returns the inputs of a call.
-///
-/// # Errors
-/// [`Failure::Step`] if an input does not have the type of its field in `T`.
 pub(super) fn parsed<T: DeserializeOwned>(inputs: &Map<String, Value>) -> Result<T, Failure> {
-    let read = |(name, value): (&String, &Value)| (name.clone(), whole(value));
+    let read = |(name, value): (&String, &Value)| (name.clone(), to_integer(value));
     let inputs = Value::Object(inputs.iter().map(read).collect());
     serde_json::from_value(inputs).map_err(|error| Failure::Step(format!("the inputs are not valid: {error}")))
 }
 
-/// Converts a whole number up to `u32::MAX` to an integer.
-///
-/// Expressions produce floating-point numbers, and serde does not accept these for an integer.
-fn whole(value: &Value) -> Value {
+/// Converts a whole number up to `u32::MAX` to an integer, because expressions produce only floating-point numbers.
+fn to_integer(value: &Value) -> Value {
     match value.as_f64() {
         Some(number) if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) => {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the range is checked")]

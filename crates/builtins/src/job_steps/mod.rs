@@ -1,7 +1,7 @@
 //! Built-in steps that lists of steps may call: `builtin://checkout`, `builtin://cache/restore` and others.
 //!
-//! In the plan of a job, the manager sets inputs such as URLs and tokens. The author of a list of steps must not be able to set them, so a
-//! call has other inputs. Many of them select from what the job [declares](crate::declared::Declared).
+//! Authors of lists of steps must not set inputs such as URLs and tokens. So these calls have other inputs, which often
+//! select from what the job [declares](crate::declared::Declared).
 
 mod inputs;
 mod transfers;
@@ -21,7 +21,7 @@ use muster_steps::failure::{Failure, PortError};
 use muster_steps::stop::StopToken;
 use serde_json::{Map, Value};
 
-use crate::context::{Context, FIRST_CALLED_SERVICE};
+use crate::context::{Context, FIRST_STEP_SERVICE};
 use crate::oci_steps::OciSteps;
 use crate::script_legacy;
 use crate::service;
@@ -29,14 +29,13 @@ use inputs::{ServiceCall, parsed};
 
 type Output = Result<Map<String, Value>, PortError>;
 
-/// Maximum number of services that the lists of steps of one job start.
-const MAX_CALLED_SERVICES: u32 = 32;
+/// Maximum number of services that lists of steps of one job start.
+const MAX_STEP_SERVICES: u32 = 32;
 
-/// Steps with which a job without network could send files elsewhere, because the agent sends them.
+/// Steps with which a job without network could send files elsewhere.
 const UPLOADS: [&str; 5] =
     ["artifacts/upload", "cache/save", "step/oci/build", "step/oci/promote", "function/oci/publish"];
 
-/// Returns the bundled steps of a job.
 pub(crate) fn bundled_steps(context: &Arc<Context>) -> Arc<dyn BundledSteps> {
     Arc::new(JobSteps { context: Arc::clone(context), oci: OciSteps::new(context.step_fetcher()) })
 }
@@ -47,7 +46,7 @@ struct JobSteps {
 }
 
 impl JobSteps {
-    /// Runs a built-in step of this crate. Returns `None` for other steps.
+    /// Runs a built-in step of this crate. `None` means another step.
     async fn run_step(&self, call: &BundledCall<'_>, stop: &StopToken) -> Option<Result<(), Failure>> {
         let context = &self.context;
         if UPLOADS.contains(&call.name) && context.processes.have_no_network_now() {
@@ -100,7 +99,7 @@ impl BundledSteps for JobSteps {
     }
 }
 
-/// Starts a program that runs until the job ends.
+/// Starts a program for the rest of the job.
 async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop: &StopToken) -> Result<(), Failure> {
     let ServiceCall { command, name, port, env, timeout } = parsed(inputs)?;
     let Some(program) = command.first().filter(|program| !program.is_empty()) else {
@@ -120,22 +119,21 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
     } else {
         name
     };
-    let index = context.called_services.fetch_add(1, Ordering::Relaxed);
-    if index >= FIRST_CALLED_SERVICE + MAX_CALLED_SERVICES {
+    let index = context.next_step_service.fetch_add(1, Ordering::Relaxed);
+    if index >= FIRST_STEP_SERVICE + MAX_STEP_SERVICES {
         return Err(Failure::Step(format!(
-            "the job has already started {MAX_CALLED_SERVICES} services, which is the maximum; start several programs in one service, or in \
+            "the job has already started {MAX_STEP_SERVICES} services, which is the maximum; start several programs in one service, or in \
              the background of a script"
         )));
     }
     let service = HostService { title, index, command, env, port, timeout_ms: milliseconds(timeout) };
-    service::start_called(&service, context, stop).await.map_err(|failure| match failure {
+    service::start_for_step(&service, context, stop).await.map_err(|failure| match failure {
         // The author of the job chose the program.
         Failure::System(message) => Failure::Step(message),
         other => other,
     })
 }
 
-/// Checks whether the operator permits services of the author.
 fn check_service(context: &Context) -> Result<(), Failure> {
     let limits = context.step_policy();
     if limits.is_some_and(|policy| !policy.limits.is_empty() || policy.rules.iter().any(|rule| !rule.limits.is_empty()))

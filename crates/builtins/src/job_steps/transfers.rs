@@ -1,4 +1,4 @@
-//! Calls of checkout, caches and artifacts by lists of steps.
+//! Checkout, caches and artifacts for lists of steps.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::context::Context;
 
 type Inputs = Map<String, Value>;
 
-/// Checks out the sources of the job, with the changes of the call.
+/// Checks out the job's sources with the changes of the call.
 pub(super) async fn check_out(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let CheckoutCall { strategy, depth, submodules } = parsed(inputs)?;
     let Some(declared) = &context.declared.checkout else {
@@ -38,7 +38,7 @@ pub(super) async fn check_out(context: &Arc<Context>, inputs: &Inputs, stop: &St
     checkout.run(context, stop).await
 }
 
-/// Replaces a setting of the job by an input that is not empty.
+/// Replaces a setting by an input, unless the input is empty.
 fn replace(setting: &mut String, name: &str, input: String, valid: &[&str]) -> Result<(), Failure> {
     if input.is_empty() {
         return Ok(());
@@ -50,20 +50,20 @@ fn replace(setting: &mut String, name: &str, input: String, valid: &[&str]) -> R
     Ok(())
 }
 
-/// Restores the caches of the job, or only the cache that the call names.
+/// Restores all caches of the job, or the named one.
 pub(super) async fn restore_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.restore, inputs)?;
     CacheRestore { caches }.run(context, stop).await
 }
 
-/// Saves the caches of the job, or only the cache that the call names.
+/// Saves all caches of the job, or the named one.
 pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let caches = selected_caches(&context.declared.save, inputs)?;
     let has_uploads = |cache: &&CacheEntry| {
         cache.chunks.as_ref().and_then(|chunks| chunks.store.as_ref()).is_some_and(|store| store.upload.is_some())
     };
     if let Some(cache) = caches.iter().find(has_uploads) {
-        // The manager has chosen object names for a single save. A second save would replace objects that readers of the first save need.
+        // The manager chose object names for a single save. Another save would replace objects that readers need.
         return failed(format!(
             "the cache `{}` is stored as chunks, which a job can save only once; the job saves it at its end, so remove this step",
             cache_name(cache)
@@ -72,18 +72,16 @@ pub(super) async fn save_caches(context: &Arc<Context>, inputs: &Inputs, stop: &
     CacheSave { caches }.run(context, stop).await
 }
 
-/// Returns the declared caches that a call selects.
 fn selected_caches(declared: &[CacheEntry], inputs: &Inputs) -> Result<Vec<CacheEntry>, Failure> {
     let CacheCall { key } = parsed(inputs)?;
     selected(declared, &key, "cache", "cache", cache_name)
 }
 
-/// Returns the human-readable key of a cache.
 fn cache_name(cache: &CacheEntry) -> &String {
     cache.names.first().unwrap_or(&cache.key)
 }
 
-/// Downloads the artifacts of the job's dependencies, or only of the job that the call names.
+/// Downloads artifacts of all dependencies, or of the named job.
 pub(super) async fn download_artifacts(
     context: &Arc<Context>,
     inputs: &Inputs,
@@ -95,7 +93,7 @@ pub(super) async fn download_artifacts(
     ArtifactsDownload { from }.run(context, stop).await
 }
 
-/// Returns the declared objects with this name, or all of them if the name is empty.
+/// Returns the declared objects with this name. An empty name selects all.
 fn selected<T: Clone>(
     declared: &[T],
     name: &str,
@@ -117,7 +115,6 @@ fn selected<T: Clone>(
     })
 }
 
-/// Uploads an artifact of the job.
 pub(super) async fn upload_artifacts(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let UploadCall { paths, exclude, name, artifact_type, format, expire_in } = parsed(inputs)?;
     if context.coordinator.url.is_empty() {

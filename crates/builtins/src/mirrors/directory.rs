@@ -1,10 +1,10 @@
-//! Files of a mirror of a repository. Jobs fetch from views of the mirror: hard links to its packs, and a list of refs.
+//! Files of a mirror of a repository, and the locks on them.
 //!
 //! ```text
-//! <root>/                 only the user of the agent can enter it
-//!   <name>.lock           locked (shared) while a view is created, (exclusive) while the content changes; modified at each use
+//! <root>/                 private directory of the agent's user
+//!   <name>.lock           shared lock to create a view, exclusive lock to change the content; modified at each use
 //!   <name>/objects/       objects of git; packs only
-//!   <name>/tips           hashes of the commits whose history the mirror has, the newest ones last
+//!   <name>/tips           hashes of commits with complete history, newest last
 //!   <name>/views/<view>/  view of a job, with its own lock
 //! ```
 
@@ -25,18 +25,16 @@ use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
 use crate::trash::Trash;
 
-/// Maximum time to wait for another agent that uses the mirror.
+/// Maximum time to wait for another agent.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of commits that a fetch offers to the server as already known.
+/// Maximum number of known commits that a fetch reports to the server.
 const MAX_TIPS: usize = 5000;
-/// Limit of the file `tips`.
 const TIPS_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "everything is fetched again" };
-/// Beginning of the names of git's directories for the commands of one job.
+/// Prefix of git's directories for the commands of one job.
 pub(crate) const COMMAND_PREFIX: &str = "git-";
-/// Number of packs above which git combines them.
+/// Number of packs above which they are combined.
 const MANY_PACKS: usize = 32;
 
-/// Mirror of one repository.
 #[derive(Debug, Clone)]
 pub(crate) struct Mirror {
     root: PathBuf,
@@ -44,7 +42,6 @@ pub(crate) struct Mirror {
     pub(crate) dir: PathBuf,
 }
 
-/// Lock of a mirror.
 #[derive(Debug)]
 pub(crate) struct Guard {
     /// Locked file, against other agents.
@@ -52,7 +49,7 @@ pub(crate) struct Guard {
     _agent_lock: AgentLock,
 }
 
-/// Lock against the other jobs of this agent.
+/// Lock against other jobs of this agent.
 #[derive(Debug)]
 enum AgentLock {
     Shared(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockReadGuard<()>),
@@ -61,9 +58,6 @@ enum AgentLock {
 
 impl Mirror {
     /// Returns the mirror that a step names.
-    ///
-    /// # Errors
-    /// [`Failure::System`] if a name is not valid.
     pub(crate) fn new(inputs: &GitMirror) -> Result<Self, Failure> {
         for name in [&inputs.name, &inputs.view] {
             if !named_lock::is_valid_name(name) {
@@ -76,7 +70,7 @@ impl Mirror {
         Ok(Self { dir: root.join(&inputs.name), root, name: inputs.name.clone() })
     }
 
-    /// Creates the directory of all mirrors, and checks that no other user can change it.
+    /// Creates the directory of all mirrors. Fails if another user can change it.
     pub(crate) fn create(&self) -> Result<(), Failure> {
         let created = || {
             if let Some(parent) = self.root.parent() {
@@ -87,7 +81,6 @@ impl Mirror {
         created().map_err(Failure::io(format!("failed to use the directory `{}` for git mirrors", self.root.display())))
     }
 
-    /// Waits for the lock of the mirror.
     pub(crate) async fn lock(&self, mirrors: &Mirrors, kind: Kind, stop: &StopToken) -> Result<Guard, Failure> {
         let lock = mirrors.lock(&self.dir);
         let work = async {
@@ -120,18 +113,18 @@ impl Mirror {
         self.dir.join("views")
     }
 
-    /// Creates missing directories. Removes what a killed git left, and what would make git read other directories.
+    /// Creates missing directories. Removes leftovers of a killed git, and references to other directories.
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(self.packs())?;
         remove_tree(&self.dir.join("objects/info"))?;
         for entry in fs::read_dir(self.packs())? {
             let entry = entry?;
-            // A killed fetch leaves a `.keep` file beside its pack. A pack with such a file would never be combined with others.
+            // A killed fetch leaves a `.keep` file, which would exclude its pack from combination.
             let is_leftover = |name: &str| name.starts_with("tmp_") || name.starts_with('.') || name.ends_with(".keep");
             if entry.file_name().to_str().is_none_or(is_leftover) {
                 match fs::remove_file(entry.path()) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                    // If the file was not found, another job has removed it.
+                    // Another job has removed the file.
                     _ => {}
                 }
             }
@@ -139,7 +132,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes the git directories that the commands of killed agents left. The caller holds the exclusive lock.
+    /// Removes git directories of killed agents. The caller must hold the exclusive lock.
     pub(crate) fn remove_command_dirs(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -154,7 +147,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes all objects. Views of running jobs keep their objects, which are hard links.
+    /// Removes all objects. Views of running jobs have hard links to them.
     pub(crate) fn clear(&self) -> io::Result<()> {
         remove_tree(&self.objects())?;
         match fs::remove_file(self.tips_path()) {
@@ -175,7 +168,7 @@ impl Mirror {
         text.lines().filter(|line| is_hash(line)).map(str::to_owned).collect()
     }
 
-    /// Records the commits of `refs`, in addition to the commits `known`. The oldest commits above the maximum are dropped.
+    /// Records the commits of `refs` in addition to `known`. Drops the oldest commits above the maximum.
     pub(crate) fn write_tips(&self, known: &[String], refs: &Refs) -> io::Result<()> {
         let mut all: Vec<&str> = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -193,7 +186,7 @@ impl Mirror {
         entries.filter(is_pack).count() > MANY_PACKS
     }
 
-    /// Removes the views of jobs whose agent was killed.
+    /// Removes views of jobs whose agent was killed.
     pub(crate) fn remove_abandoned_views(&self) {
         let views = self.views();
         for (name, _) in named_lock::last_uses(&views) {
@@ -208,8 +201,7 @@ impl Mirror {
         }
     }
 
-    /// Forgets the refs of a damaged mirror.
-    /// Also removes the content, unless another job holds the lock of the mirror.
+    /// Forgets the refs of a damaged mirror. Removes its content if no other job holds the lock.
     pub(crate) fn discard_content(&self, mirrors: &Mirrors) {
         mirrors.forget(&self.dir);
         let cleared = named_lock::try_lock(&self.root, &self.name, Kind::Exclusive)
@@ -219,7 +211,7 @@ impl Mirror {
         }
     }
 
-    /// Removes mirrors that were not used for longer than `max_age`.
+    /// Removes mirrors that have been unused for longer than `max_age`.
     pub(crate) fn remove_unused(&self, mirrors: &Mirrors, trash: &Trash, max_age: Duration) {
         let now = SystemTime::now();
         for (name, last) in named_lock::last_uses(&self.root) {
@@ -231,7 +223,7 @@ impl Mirror {
     }
 }
 
-/// Removes a mirror, unless a job uses the mirror or one of its views.
+/// Removes a mirror that neither a job nor a view uses.
 fn discard(root: &Path, name: &str, trash: &Trash) {
     let views = root.join(name).join("views");
     let is_used = |view: &str| !matches!(named_lock::try_lock(&views, view, Kind::Exclusive), Ok(Some(_)));

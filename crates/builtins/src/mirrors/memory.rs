@@ -1,4 +1,4 @@
-//! Refs and locks of the mirrors, which an agent keeps in memory.
+//! Refs and locks of mirrors, in the memory of an agent.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
-/// Maximum size of all remembered lists of refs in bytes.
+/// Maximum size of all lists of refs in bytes.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
-/// Maximum number of remembered lists.
+/// Maximum number of lists.
 const MAX_LISTS: usize = 1000;
 
-/// Refs at a server: hash and name of each.
+/// Refs at a server, as pairs of hash and name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Refs(pub(crate) Vec<(String, String)>);
 
@@ -22,32 +22,32 @@ impl Refs {
     }
 }
 
-/// Request of a job, for which the refs are remembered.
+/// Request of a job, to which a list of refs belongs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) mirror: PathBuf,
     pub(crate) sha: String,
-    /// Refs of the server that the job fetches.
+    /// Refs at the server.
     pub(crate) sources: Vec<String>,
 }
 
-/// Mirrors of an agent: their refs as the servers reported them, and the locks of the jobs that use them.
+/// Refs of mirrors, as the servers reported them, and locks.
 ///
-/// The refs are not read from the disk, because a job that runs as the user of the agent could replace them.
+/// The refs are not on disk, because a job as the agent's user could replace them there.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
     lists: Mutex<VecDeque<(Key, Arc<Refs>)>>,
-    /// Locks by directory. They let the jobs of this agent wait in order; the lock files exclude other agents.
+    /// Locks of jobs of this agent, by directory. Lock files exclude other agents.
     locks: Mutex<HashMap<PathBuf, Arc<RwLock<()>>>>,
 }
 
 impl Mirrors {
-    /// Returns the refs that the server reported for the same request.
+    /// Returns the refs of an earlier equal request.
     pub(crate) fn refs(&self, key: &Key) -> Option<Arc<Refs>> {
         self.lists.lock().iter().find(|(known, _)| known == key).map(|(_, refs)| Arc::clone(refs))
     }
 
-    /// Remembers the refs for later jobs. The oldest lists are forgotten first.
+    /// Stores refs for later jobs. Drops the oldest lists first.
     pub(crate) fn remember(&self, key: Key, refs: &Arc<Refs>) {
         let mut lists = self.lists.lock();
         lists.retain(|(known, _)| *known != key);
@@ -59,12 +59,10 @@ impl Mirrors {
         }
     }
 
-    /// Forgets the refs of a mirror.
     pub(crate) fn forget(&self, mirror: &Path) {
         self.lists.lock().retain(|(known, _)| known.mirror != mirror);
     }
 
-    /// Returns the lock of a mirror.
     pub(crate) fn lock(&self, mirror: &Path) -> Arc<RwLock<()>> {
         let mut locks = self.locks.lock();
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);

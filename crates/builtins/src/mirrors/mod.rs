@@ -1,4 +1,4 @@
-//! Mirrors of repositories: their files, the views of jobs, and what the agent remembers about them. [`crate::git_mirror`] fills them.
+//! Files of mirrors, the views of jobs, and the agent's memory of them. [`crate::git_mirror`] fills them.
 
 mod directory;
 mod memory;

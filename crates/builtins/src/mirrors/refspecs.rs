@@ -1,14 +1,14 @@
-//! Refspecs of a job, and the lists of refs in git's format `packed-refs`.
+//! Refspecs of a job, and lists of refs in git's format `packed-refs`.
 
 use muster_agent_api::builtin::GitMirror;
 use muster_steps::failure::Failure;
 
 use super::memory::Refs;
 
-/// Refspec for all tags, as source and as destination.
+/// Source and destination of the refspec for all tags.
 const TAGS: &str = "refs/tags/*";
 
-/// Refspec: the refs at the server, and their names in the job's repository. Either both contain one `*`, or neither does.
+/// Refspec: refs at the server, and their names in the job's repository. Both or neither have one `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refspec {
     pub(crate) source: String,
@@ -16,7 +16,7 @@ pub(crate) struct Refspec {
 }
 
 impl Refspec {
-    /// Parses a refspec. `None` means that a mirror does not support it.
+    /// Parses a refspec. `None` means that mirrors do not support it.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (source, destination) = text.strip_prefix('+').unwrap_or(text).split_once(':')?;
         let is_supported = |name: &str| {
@@ -28,7 +28,7 @@ impl Refspec {
         (both && same).then(|| Self { source: source.to_owned(), destination: destination.to_owned() })
     }
 
-    /// Returns the name of a server's ref in the job's repository. `None` means that it does not match.
+    /// Returns the name in the job's repository, if the ref matches.
     pub(crate) fn destination(&self, name: &str) -> Option<String> {
         match self.source.split_once('*') {
             None => (name == self.source).then(|| self.destination.clone()),
@@ -40,10 +40,7 @@ impl Refspec {
     }
 }
 
-/// Returns the refspecs of a job, and the refspec for tags if the job fetches tags.
-///
-/// # Errors
-/// [`Failure::Step`] if a refspec is not supported.
+/// Returns the refspecs of a job, including tags if the job fetches them.
 pub(crate) fn parse_refspecs(inputs: &GitMirror) -> Result<Vec<Refspec>, Failure> {
     let parse = |text: &String| {
         Refspec::parse(text).ok_or_else(|| Failure::Step(format!("`{text}` is not a refspec that mirrors support")))
@@ -55,17 +52,15 @@ pub(crate) fn parse_refspecs(inputs: &GitMirror) -> Result<Vec<Refspec>, Failure
     Ok(refspecs)
 }
 
-/// Returns the sources of refspecs.
 pub(crate) fn sources(refspecs: &[Refspec]) -> Vec<String> {
     refspecs.iter().map(|refspec| refspec.source.clone()).collect()
 }
 
-/// Returns a list of refs in the format of `packed-refs`.
 pub(crate) fn write_refs(refs: &Refs) -> String {
     refs.0.iter().map(|(hash, name)| format!("{hash} {name}\n")).collect()
 }
 
-/// Reads a list of refs, one per line: the hash and the name. Other lines are ignored.
+/// Returns the refs of a list with one hash and name per line. Other lines are ignored.
 pub(crate) fn read_refs(text: &str) -> Vec<(String, String)> {
     let read = |line: &str| {
         let (hash, name) = line.split_once(' ')?;
@@ -74,7 +69,7 @@ pub(crate) fn read_refs(text: &str) -> Vec<(String, String)> {
     text.lines().filter_map(read).collect()
 }
 
-/// Returns whether a text is a complete SHA-1 hash, as Git writes it.
+/// Returns whether a text is a complete SHA-1 hash in lower case.
 pub(crate) fn is_hash(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

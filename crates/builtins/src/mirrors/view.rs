@@ -1,5 +1,3 @@
-//! View of a mirror for one job.
-
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -13,26 +11,26 @@ use crate::named_lock::{self, Kind};
 use crate::removal::remove_tree;
 use crate::trash::Trash;
 
-/// Extensions of the files of a pack. `idx` is last, because git regards a pack as complete when its index exists.
+/// Extensions of a pack's files. `idx` is last, because git looks for it to find complete packs.
 const PACK_FILES: [&str; 3] = ["pack", "rev", "idx"];
 
-/// View of a mirror: hard links to its packs, and the refs that the job may fetch.
+/// View of a mirror for one job: hard links to packs, and the refs that the job may fetch.
 ///
-/// Later changes of the mirror do not affect the view. All users can read its files, so that it can be mounted in a container.
+/// Later changes of the mirror do not affect it. All users can read it, so that a container can mount it.
 #[derive(Debug)]
 pub(crate) struct View {
     mirror: Mirror,
     name: String,
-    /// Lock file. It shows later agents that the job still runs.
+    /// Lock file, which shows other agents that the job runs.
     _lock: File,
-    /// Time in seconds after which unused mirrors are removed. 0 means that they are kept.
+    /// Seconds after which unused mirrors are removed. 0 means never.
     max_age_s: u64,
-    /// Whether the content of the mirror must be removed, because the job could not fetch from the view.
+    /// Whether the content of the mirror must be removed, because a fetch from the view failed.
     is_broken: bool,
 }
 
 impl View {
-    /// Creates the view. The caller holds the lock of the mirror.
+    /// Creates the view. The caller must hold the lock of the mirror.
     pub(crate) fn create(mirror: Mirror, name: &str, refs: &Refs, max_age_s: u64) -> io::Result<Self> {
         let views = mirror.views();
         let lock = named_lock::try_lock(&views, name, Kind::Exclusive)?;
@@ -51,12 +49,12 @@ impl View {
         Ok(Self { mirror, name: name.to_owned(), _lock: lock, max_age_s, is_broken: false })
     }
 
-    /// Marks the content of the mirror for removal at the end of the job.
+    /// Requests the removal of the mirror's content at the end of the job.
     pub(crate) fn set_broken(&mut self) {
         self.is_broken = true;
     }
 
-    /// Removes the view, the views of killed agents, and mirrors whose last use is too long ago. Removes the content of a broken mirror.
+    /// Removes this view, views of killed agents, unused mirrors, and the content of a broken mirror.
     pub(crate) fn close(self, mirrors: &Mirrors, trash: &Trash) {
         let Self { mirror, name, _lock, max_age_s, is_broken } = self;
         let views = mirror.views();
@@ -83,7 +81,7 @@ fn link_packs(from: &Path, to: &Path) -> io::Result<()> {
         for file in PACK_FILES.map(|end| index.with_extension(end)) {
             let Some(name) = file.file_name() else { continue };
             match fs::symlink_metadata(&file) {
-                // Older versions of git write no reverse index.
+                // Old versions of git write no reverse index.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
                 Ok(found) if !found.is_file() => {
@@ -91,7 +89,6 @@ fn link_packs(from: &Path, to: &Path) -> io::Result<()> {
                 }
                 Ok(_) => {}
             }
-            // The user of a container must be able to read the file.
             fs::set_permissions(&file, Permissions::from_mode(0o444))?;
             fs::hard_link(&file, to.join(name))?;
         }

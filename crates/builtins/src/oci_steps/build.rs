@@ -1,6 +1,6 @@
-//! Builds an image for each platform. Each input file or directory becomes one layer, and the layers that all platforms share come first.
+//! Builds an image for each platform. Each input file or directory becomes one layer. Common layers come first.
 //!
-//! The layers are stored in files without names, not in memory.
+//! The layers are stored in unnamed files.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -21,9 +21,7 @@ use serde_json::{Value, json};
 use super::{OciSteps, Output, annotations, repository, text};
 use crate::step_source::{LAYER_TYPE, oci};
 
-/// Name of the file that `function/oci/build` writes.
 const ARCHIVE: &str = "function-image.tar";
-/// Maximum size of all layers in bytes.
 const MAX_BYTES: u64 = 1024 * 1024 * 1024;
 
 #[derive(Default, Deserialize)]
@@ -44,23 +42,20 @@ struct PlatformFiles {
     features: Vec<String>,
 }
 
-/// Source and destination of a file or directory.
 type Artifact = (PathBuf, PathBuf);
 
-/// Platform and files of an image to build.
 struct ImageFiles {
     platform: Platform,
     artifacts: Vec<Artifact>,
 }
 
-/// Direction of a file mapping. `step/oci/build` maps sources to destinations, and `function/oci/build` maps destinations to sources.
+/// Direction of a file mapping: sources to destinations in `step/oci/build`, the reverse in `function/oci/build`.
 #[derive(Clone, Copy)]
 enum Mapping {
     SourceToDestination,
     DestinationToSource,
 }
 
-/// Runs `step/oci/build`.
 pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>, stop: &StopToken) -> Output {
     let (host, path, tag) = (text(call, "registry")?, text(call, "repository")?, text(call, "tag")?);
     let repository = repository(&format!("{host}/{path}"))?;
@@ -93,7 +88,6 @@ pub(super) async fn build_and_publish(steps: &OciSteps, call: &BundledCall<'_>, 
     Ok(outputs.as_object().cloned().unwrap_or_default())
 }
 
-/// Runs `function/oci/build`.
 pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> Output {
     let version = text(call, "version")?;
     if super::version::ImageVersion::parse(&version).is_none() {
@@ -103,7 +97,7 @@ pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> O
     let path = call.work_dir.join(ARCHIVE);
     let (work_dir, stop) = (call.work_dir.to_owned(), stop.clone());
     let written = tokio::task::spawn_blocking(move || {
-        // The file is replaced, even if it is a symbolic link.
+        // Replaces an existing file or symbolic link.
         let mut file = tempfile::Builder::new().prefix(ARCHIVE).tempfile_in(&work_dir)?;
         write_layout(io::BufWriter::new(StoppableWriter { file: file.as_file_mut(), stop: &stop }), &built, &version)?;
         file.persist(work_dir.join(ARCHIVE)).map(drop).map_err(|error| error.error)
@@ -114,7 +108,7 @@ pub(super) async fn build_archive(call: &BundledCall<'_>, stop: &StopToken) -> O
     Ok(serde_json::Map::new())
 }
 
-/// Returns the images that the inputs `common` and `platforms` describe.
+/// Returns the images of the inputs `common` and `platforms`.
 fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<ImageFiles>, PortError> {
     let input = |name: &str| call.inputs.get(name).cloned().unwrap_or(Value::Null);
     let invalid = |name: &str, error: &dyn std::fmt::Display| PortError::Failed(format!("{name} input: {error}"));
@@ -157,7 +151,7 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
         if source.is_empty() || destination.is_empty() {
             return Err(format!("empty source or destination path: {key:?}: {value:?}"));
         }
-        // A leading slash stands for the root of the image.
+        // A leading slash means the root of the image.
         let destination = destination.trim_start_matches('/');
         if destination.split('/').any(|part| part == "..") {
             return Err(format!("{destination:?} is outside of the image"));
@@ -168,7 +162,7 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
     files.iter().map(artifact).collect()
 }
 
-/// Packs the files into layers, and builds the index of the images. `temp_dir` is the directory for the layers.
+/// Packs the files into layers in `temp_dir`, and builds the index of the images.
 async fn build_index(images: Vec<ImageFiles>, temp_dir: &Path, stop: &StopToken) -> Result<BuiltIndex, PortError> {
     let (temp_dir, stop) = (temp_dir.to_owned(), stop.clone());
     let packed = tokio::task::spawn_blocking(move || {
@@ -183,12 +177,12 @@ async fn build_index(images: Vec<ImageFiles>, temp_dir: &Path, stop: &StopToken)
     Ok(BuiltIndex::new(LAYER_TYPE, packed.await.unwrap_or_else(panicked)?, &annotations()))
 }
 
-/// Packs the layers of all images. Each layer is packed once, although several images can have it.
+/// Packs each layer once, for all images.
 struct Packer {
     temp_dir: PathBuf,
     stop: StopToken,
     layers: HashMap<Artifact, Blob>,
-    /// Maximum size in bytes of the layers that are not packed yet.
+    /// Maximum number of bytes of the remaining layers.
     left: u64,
 }
 
@@ -214,7 +208,7 @@ impl Packer {
     }
 }
 
-/// File whose writes fail when the step is stopped.
+/// File whose writes fail after a stop.
 struct StoppableWriter<'f> {
     file: &'f mut File,
     stop: &'f StopToken,

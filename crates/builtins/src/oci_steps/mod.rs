@@ -1,11 +1,11 @@
-//! The bundled steps that build, publish and promote steps in OCI registries, without other programs (docs/spec/steps.md, section 2.9).
+//! Bundled steps that build, publish and promote steps in OCI registries (docs/spec/steps.md, section 2.9).
 //!
 //! | Name | Action |
 //! |---|---|
 //! | `step/oci/build` | builds an image and publishes it under a new tag |
 //! | `step/oci/promote` | copies an image to a version, and moves the tags of its series |
 //! | `function/oci/build` | builds an image into `function-image.tar` |
-//! | `function/oci/publish` | publishes that file under its version, and moves the tags of its series |
+//! | `function/oci/publish` | publishes such a file under its version, and moves the tags of its series |
 
 mod build;
 mod promote;
@@ -27,9 +27,8 @@ use crate::step_source::{StepFetcher, oci};
 
 type Output = Result<Map<String, Value>, PortError>;
 
-/// The bundled steps of one job.
 pub(crate) struct OciSteps {
-    /// Certificates, and the source of credentials.
+    /// Source of certificates and credentials.
     fetcher: StepFetcher,
 }
 
@@ -38,7 +37,7 @@ impl OciSteps {
         Self { fetcher }
     }
 
-    /// Returns a client of a repository, with the credentials of the job for its registry.
+    /// Returns a client of a repository with the job's credentials.
     async fn registry(&self, repository: Repository, call: &BundledCall<'_>) -> Result<Registry, PortError> {
         oci::open(&self.fetcher, repository, call.lookup).await
     }
@@ -86,7 +85,7 @@ impl BundledSteps for OciSteps {
     }
 }
 
-/// Returns a text input without surrounding spaces. An empty input is an error.
+/// Returns a trimmed text input, which must not be empty.
 fn text(call: &BundledCall<'_>, name: &str) -> Result<String, PortError> {
     let text = call.inputs.get(name).map(to_text).unwrap_or_default().trim().to_owned();
     if text.is_empty() {
@@ -95,13 +94,11 @@ fn text(call: &BundledCall<'_>, name: &str) -> Result<String, PortError> {
     Ok(text)
 }
 
-/// Parses the name of a repository.
 fn repository(name: &str) -> Result<Repository, PortError> {
     let defaults = Defaults { registry: "docker.io", group: "library" };
     Repository::parse(name, &defaults).map_err(|error| PortError::Failed(error_chain(&error)))
 }
 
-/// Returns the annotations of a new image.
 fn annotations() -> BTreeMap<String, String> {
     let now = time::OffsetDateTime::now_utc().replace_nanosecond(0).unwrap_or(time::OffsetDateTime::UNIX_EPOCH);
     let now = now.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Publishes an image under its version, and moves the tags of its series: `latest`, `N` and `N.N`.
 //!
-//! Registries cannot change a tag on a condition, so two jobs that publish at the same time could set `latest` to the lower version. Therefore
-//! each job publishes its version first, then moves the tags, and then reads the versions again. If a higher version has appeared, the job
-//! moves the tags to that version. The job that writes last also reads last, so it leaves the highest version, unless it is interrupted.
+//! Two jobs can publish at the same time, and registries cannot change a tag conditionally. So each job publishes its
+//! version, moves the tags, and then reads the versions again. If a higher version has appeared, it moves the tags
+//! there.
 
 use std::collections::BTreeSet;
 
@@ -17,17 +17,15 @@ use super::version::{ImageVersion, Series};
 use super::{OciSteps, Output, repository, text};
 use crate::step_source::oci;
 
-/// Maximum number of repetitions while other jobs move the same tags.
+/// Maximum number of attempts while other jobs move the same tags.
 const MAX_ROUNDS: usize = 10;
-/// Maximum size of an archive with an image.
 const ARCHIVE_LIMIT: Limit = Limit { bytes: 1024 * 1024 * 1024, remedy: "make the function smaller" };
 
-/// Runs `step/oci/promote`.
 pub(super) async fn promote(steps: &OciSteps, call: &BundledCall<'_>) -> Output {
     let from = text(call, "from_image")?;
     let (name, reference) = match from.rsplit_once('@') {
         Some((name, digest)) => (name, digest),
-        // A colon before a slash belongs to the port of the registry.
+        // A colon before a slash precedes a port.
         None => from.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).unwrap_or((&from, "latest")),
     };
     let to = repository(&format!("{}/{}", text(call, "to_registry")?, text(call, "to_repository")?))?;
@@ -40,7 +38,6 @@ pub(super) async fn promote(steps: &OciSteps, call: &BundledCall<'_>) -> Output 
     move_series(&version, &target, call).await
 }
 
-/// Runs `function/oci/publish`.
 pub(super) async fn publish_archive(steps: &OciSteps, call: &BundledCall<'_>) -> Output {
     let path = call.work_dir.join(text(call, "archive")?);
     let to = repository(&text(call, "to_repository")?)?;
@@ -73,7 +70,7 @@ fn version(text: &str) -> Result<ImageVersion, PortError> {
     })
 }
 
-/// Moves the tags of the series of a published version, and repeats this until no tag changes.
+/// Moves the tags of the version's series until none changes.
 async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Output {
     let mut moved = BTreeSet::new();
     for _ in 0..MAX_ROUNDS {
@@ -88,9 +85,9 @@ async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCa
     )))
 }
 
-/// Moves tags of series to their highest releases. Returns whether a tag has changed.
+/// Moves tags to the highest releases of their series. Returns whether one has changed.
 ///
-/// A tag is moved if its highest release is this version, or if this job has moved it before.
+/// Only moves a tag to this version, or if this job has moved it before.
 async fn move_once(
     version: &ImageVersion,
     target: &Registry,
@@ -103,7 +100,7 @@ async fn move_once(
     }
     let existing = match target.tags().await {
         Ok(TagList::Tags(existing)) => existing,
-        // Some registries list the tags of a new repository only later.
+        // Some registries list tags with a delay.
         Err(RegistryError::NotFound { .. }) => Vec::new(),
         Ok(TagList::Unlisted) => {
             (call.print)(&format!("{repository} does not list its tags, so only the tag of the version is published"));
@@ -113,7 +110,7 @@ async fn move_once(
     };
     let mut has_changed = false;
     for Series { tag, highest } in version.series(&existing) {
-        // The job that published the higher release moves this tag.
+        // Another job has published the higher release, and moves this tag.
         if highest != version.tag() && !moved.contains(&tag) {
             continue;
         }

@@ -1,18 +1,16 @@
-//! Versions of published images, and the tags of the highest version of each series (docs/spec/steps.md, section 2.9).
+//! Versions of published images, and the tags of series (docs/spec/steps.md, section 2.9).
 
-/// Whether a version belongs to a series.
 type InSeries<'s> = &'s dyn Fn(&[u64; 3]) -> bool;
 
-/// Version `N.N.N`, optionally with a suffix that starts with `-`.
+/// Version `N.N.N`, or `N.N.N-SUFFIX`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImageVersion {
     numbers: [u64; 3],
-    /// Suffix of a pre-release with its `-`. Empty for a release.
+    /// Suffix of a pre-release with `-`. Empty for a release.
     suffix: String,
 }
 
 impl ImageVersion {
-    /// Parses a version. `None` means that the text is not a valid version.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (numbers, suffix) = text.split_at(text.find('-').unwrap_or(text.len()));
         let parts: Vec<&str> = numbers.split('.').collect();
@@ -21,15 +19,14 @@ impl ImageVersion {
         Some(Self { numbers: [number(major)?, number(minor)?, number(patch)?], suffix: suffix.to_owned() })
     }
 
-    /// Returns the tag of the version itself.
     pub(super) fn tag(&self) -> String {
         let [major, minor, patch] = self.numbers;
         format!("{major}.{minor}.{patch}{}", self.suffix)
     }
 
-    /// Returns the series of this release. A pre-release belongs to no series.
+    /// Returns the series of this release. A pre-release has none.
     ///
-    /// The highest release of a series is this release, or a higher one among the `existing` tags of the repository.
+    /// The highest release is this one, or a higher one of the `existing` tags.
     pub(super) fn series(&self, existing: &[String]) -> Vec<Series> {
         let [major, minor, _] = self.numbers;
         if !self.suffix.is_empty() {
@@ -56,7 +53,7 @@ impl ImageVersion {
     }
 }
 
-/// Versions that share a tag, which points to the highest release.
+/// Releases that share a tag, which points to the highest one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Series {
     /// Tag of the series: `latest`, `N` or `N.N`.

@@ -1,7 +1,7 @@
 //! `builtin://script`: runs the user's commands in one shell (docs/spec/job-execution.md, sections 4.3, 4.4 and 4.7).
 //!
-//! The script around the commands is the same as in gitlab-runner. The shell reads the script from standard input or a file, so that no part
-//! of the script is in an argument list (J6 of ARCHITECTURE.md).
+//! The script equals gitlab-runner's. It is never in an argument list, but in standard input or a file (J6 of
+//! ARCHITECTURE.md).
 
 mod offer;
 mod posix;
@@ -29,7 +29,7 @@ use crate::private_file;
 use crate::shell_text::{ScriptBlock, commands};
 use crate::variables::ResolvedVariable;
 
-/// Name of the file in the job's temporary directory that shows that the shell has executed its profile.
+/// File in the temporary directory that the shell writes after its profile.
 const STARTED_FILE: &str = ".shell_started";
 
 #[async_trait]
@@ -57,7 +57,6 @@ impl Builtin<Context> for Script {
     }
 }
 
-/// Runs blocks of commands in one shell, with the options of `script`.
 pub(crate) async fn run_blocks(
     context: &Context,
     script: &Script,
@@ -90,7 +89,7 @@ pub(crate) async fn run_blocks(
     })
 }
 
-/// File that the shell writes to after it has executed its profile. It is kept open, because the script may remove it.
+/// File that the shell writes after its profile. It is open, because the script may remove it.
 struct ProfileMarker {
     path: PathBuf,
     file: fs::File,
@@ -108,30 +107,28 @@ impl ProfileMarker {
 
     fn is_set(&self) -> bool {
         let is_written = |found: io::Result<fs::Metadata>| found.is_ok_and(|found| found.is_file() && found.len() > 0);
-        // If the profile has removed the file, the shell has created another one.
+        // If the profile removed the file, the shell created a new one.
         is_written(self.file.metadata()) || is_written(fs::symlink_metadata(&self.path))
     }
 }
 
-/// Content of the script that a shell reads.
 struct ScriptFrame<'a> {
     script: &'a Script,
     directory: &'a Path,
-    /// File that the shell writes to after it has executed its profile. `None` means that the shell does not execute a
-    /// profile.
+    /// File that the shell writes after its profile. `None` means that it executes no profile.
     started: Option<&'a Path>,
     blocks: &'a [ScriptBlock<'a>],
 }
 
 impl ScriptFrame<'_> {
-    /// Returns the variables that the script sets: the variables `of_job`, and the variables of the script itself. An operator's script does
-    /// not get variables of the job that select programs.
+    /// Returns the variables that the script sets: `of_job` and its own. An operator's script excludes variables of the
+    /// job that select programs.
     fn exports<'b>(&'b self, of_job: Vec<ResolvedVariable<'b>>) -> Vec<ResolvedVariable<'b>> {
         let of_job = of_job.into_iter().filter(|(key, _)| !self.script.by_operator || !selects_programs(key));
         of_job.chain(self.script.env.iter().map(|(key, value)| (key.into(), value.into()))).collect()
     }
 
-    /// Returns the process of a shell. `text` is its standard input. `None` means that the script is in a file.
+    /// Returns the process of a shell. `text` is its standard input. `None` means that the script is a file.
     fn shell_process(&self, context: &Context, program: PathBuf, args: Vec<OsString>, text: Option<String>) -> Command {
         let mut env = context.environment();
         if self.script.by_operator {
@@ -142,14 +139,12 @@ impl ScriptFrame<'_> {
         Command { program, args, env, stdin: text.map(String::into_bytes), ..Command::default() }
     }
 
-    /// Returns the trimmed commands, each with the name of its section.
     fn commands(&self) -> impl Iterator<Item = (String, &str)> {
         commands(self.blocks)
     }
 }
 
-/// Returns the failure about missing shells.
-/// In a container, it is a configuration error, because the job has chosen the image.
+/// Returns the failure for missing shells. In a container, it is a configuration error of the job's image.
 fn no_shell(context: &Context, names: &[&str]) -> Failure {
     let message = shell_not_found(names, context.image());
     if context.image().is_empty() { Failure::System(message) } else { Failure::Configuration(message) }
@@ -159,7 +154,7 @@ fn program(name: &str) -> Option<PathBuf> {
     find_program(name)
 }
 
-/// Returns whether a variable changes which programs a shell or another common program executes, or how.
+/// Returns whether a variable changes which programs a shell or a common program executes, or how.
 fn selects_programs(key: &str) -> bool {
     const PREFIXES: [&str; 8] = ["LD_", "BASH_FUNC_", "PYTHON", "PERL5", "RUBY", "NODE_", "GIT_CONFIG", "GIT_SSH"];
     let names = ["PATH", "IFS", "CDPATH", "SHELLOPTS", "BASHOPTS", "PS4", "GIT_EXEC_PATH", "GIT_ASKPASS"];

@@ -6,7 +6,6 @@ use serde_json::json;
 
 use crate::offer::map;
 
-/// Returns the inputs of `builtin://script`.
 pub(super) fn script(step: &Script) -> Offer {
     let inputs = map([
         ("shell", json!(if step.shell.is_empty() { "bash" } else { &step.shell })),

@@ -13,12 +13,11 @@ use crate::context::Context;
 use crate::shell_text::{PIPEFAIL, can_be_set, push_commands, push_quoted};
 use crate::variables::ResolvedVariable;
 
-/// Returns the command that starts the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let wanted = frame.script.shell.as_str();
     let shell = find_shell(wanted).ok_or_else(|| no_shell(context, names(wanted)))?;
-    // A profile can overwrite variables of the environment, and a traced shell prints the variables that it sets. In both cases the
-    // script sets all variables. Otherwise it sets only the variables that the environment cannot hold.
+    // The environment may not suffice: a profile can overwrite it, and a traced shell must print the variables that it
+    // sets.
     let of_job = if frame.script.login || frame.script.debug {
         context.variables.all(&context.temp_dir)
     } else {
@@ -29,12 +28,11 @@ pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Comm
     Ok(frame.shell_process(context, shell.path.clone(), args, Some(text(frame, shell.is_bash, &exports))))
 }
 
-/// Returns the names of the shells that can run a script for the shell `wanted`, the preferred one first.
+/// Returns the shells for a script, preferred ones first.
 fn names(wanted: &str) -> &'static [&'static str] {
     if wanted == "sh" { &["sh"] } else { &["bash", "sh"] }
 }
 
-/// Shell on this machine, or in this container.
 #[derive(Debug, Clone)]
 struct Shell {
     path: PathBuf,
@@ -52,8 +50,8 @@ fn find_shell(wanted: &str) -> Option<&'static Shell> {
 pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // The shell parses the text for `eval` twice, so variables are set before `eval` to save time. A traced shell must set them in the
-    // text, so that it prints them.
+    // The shell parses the text of `eval` twice, so variables are set before it. A traced shell must print them in the
+    // text.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");
@@ -68,7 +66,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVa
     let pipefail = if is_bash { "set -o pipefail" } else { PIPEFAIL };
     let mut text = String::with_capacity(before.len() + 2 * body.len() + 256);
     if let Some(path) = frame.started {
-        // The line in this file shows that the profile did not end the shell.
+        // This line shows that the profile did not end the shell.
         text.push_str("command echo >> ");
         push_quoted(&mut text, &path.to_string_lossy());
         text.push('\n');
@@ -81,8 +79,8 @@ pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVa
 
 /// Adds `export` commands for the variables.
 ///
-/// A single command for all variables saves a tenth of the run time of the smallest script. A traced shell gets one command for
-/// each variable, because that is easier to read.
+/// One command for all saves a tenth of the run time of the smallest script. A traced shell gets readable single
+/// commands.
 fn export(to: &mut String, exports: &[ResolvedVariable<'_>], is_traced: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {

@@ -28,19 +28,18 @@ const BASE_FLAGS: [&str; 9] = [
     "Bypass",
 ];
 const FILE_FLAGS: [&str; 5] = ["-NoProfile", "-NonInteractive", "-ExecutionPolicy", "Bypass", "-File"];
-/// Commands that configure UTF-8, and start the shell that reads the script from standard input.
+/// Commands that configure UTF-8 and start the shell that reads the script.
 const BOOTSTRAP: &str = "$OutputEncoding = [console]::InputEncoding = [console]::OutputEncoding = \
                          New-Object System.Text.UTF8Encoding\r\n\
                          pwsh -NoProfile -NonInteractive -Command -\r\n\
                          exit $LASTEXITCODE\r\n";
-/// Check after each command: a failure ends the script with the status of the command.
+/// Check after each command, which ends the script with the status of a failure.
 const CHECK: &str = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
 /// Makes Windows PowerShell read a file as UTF-8.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// Name of the script file in the job's temporary directory.
+/// Name of the script file, in the temporary directory.
 const FILE: &str = "script.ps1";
 
-/// Returns the process of the shell.
 pub(super) fn command(context: &Context, frame: &ScriptFrame<'_>) -> Result<Command, Failure> {
     let name = &frame.script.shell;
     let file = uses_file(frame).then(|| context.temp_dir.join(FILE));
@@ -62,7 +61,7 @@ fn uses_file(frame: &ScriptFrame<'_>) -> bool {
     frame.script.as_file && frame.script.shell == "powershell"
 }
 
-/// Returns the arguments of the shell. They never contain a part of the script.
+/// Returns the arguments of the shell, which contain no part of the script.
 pub(super) fn arguments(frame: &ScriptFrame<'_>, file: Option<&Path>) -> Vec<OsString> {
     let os_strings = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     match file {
@@ -75,7 +74,7 @@ pub(super) fn arguments(frame: &ScriptFrame<'_>, file: Option<&Path>) -> Vec<OsS
     }
 }
 
-/// Returns the script. Its lines end as on Unix for `pwsh`, and as on Windows for `powershell`.
+/// Returns the script. Lines end as on Unix for `pwsh`, or as on Windows for `powershell`.
 pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) -> String {
     let pwsh = frame.script.shell == "pwsh";
     let mut lines: Vec<String> = Vec::new();
@@ -94,7 +93,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) 
     for (_, command) in frame.commands() {
         lines.push(match command {
             "" => "echo \"\"".to_owned(),
-            // PowerShell gets no sections: the whole command is printed instead (docs/spec/job-execution.md, section 4.7).
+            // PowerShell has no sections, so the whole command is printed (docs/spec/job-execution.md, section 4.7).
             command if frame.script.sections => {
                 format!("echo {}", quote(&EchoColor::OF_JOB.paint(&format!("$ {command}"))))
             }
@@ -112,7 +111,7 @@ pub(super) fn text(frame: &ScriptFrame<'_>, variables: &[ResolvedVariable<'_>]) 
     if pwsh { text } else { text.replace('\n', "\r\n") }
 }
 
-/// Returns a string in double quotes in which PowerShell expands nothing.
+/// Returns a string in double quotes, without expansion.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {

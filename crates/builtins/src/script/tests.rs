@@ -1,4 +1,4 @@
-//! Tests of the script frames. Scripts for POSIX shells are executed. Scripts for PowerShell are compared as text.
+//! Scripts for POSIX shells are executed. Scripts for PowerShell are compared as text.
 
 use std::io::Write;
 use std::process::{Output, Stdio};
@@ -127,7 +127,6 @@ fn traced_shell_prints_variables_and_commands() {
     assert!(printed.contains("+ true\n"), "{printed}");
 }
 
-/// Returns the script that PowerShell reads.
 fn powershell_text(script: &Script) -> String {
     let commands = ["Write-Output \"a\"".to_owned(), String::new(), "if ($true) {\n  1\n}".to_owned()];
     let blocks = [("script_step", &commands[..])];

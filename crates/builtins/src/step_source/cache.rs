@@ -1,6 +1,6 @@
-//! Cache of the content of remote steps, by digest. The jobs of an agent share it.
+//! Cache of remote steps by digest, which jobs of an agent share.
 //!
-//! Content is written under a temporary name and then renamed. So an entry is always complete, even if the agent is killed.
+//! Content is renamed when it is complete, so a killed agent leaves no partial entry.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -15,48 +15,46 @@ use walkdir::WalkDir;
 
 use crate::removal::remove_tree;
 
-/// Maximum size of all entries in bytes. The least recently used entries are removed first.
+/// Maximum size of all entries in bytes. Least recently used entries are removed first.
 const MAX_BYTES: u64 = 4 * 1024 * 1024 * 1024;
-/// Name of the directory for incomplete entries.
 const INCOMPLETE: &str = ".incomplete";
 
-/// Cache of the content of remote steps.
+/// Cache of remote steps.
 #[derive(Debug, Default)]
 pub struct StepCache {
-    /// Directory of the entries. `None` means that nothing is cached.
+    /// Directory of the entries. `None` means no cache.
     directory: Option<PathBuf>,
     max_bytes: u64,
-    /// Locks of the entries, by key. A job holds the lock while it fetches or reads the entry.
+    /// Locks of entries that jobs fetch or read, by key.
     entries: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Held shared while an entry is used, and exclusively while entries are removed.
+    /// Shared lock for using entries, exclusive lock for removing them.
     users: Arc<RwLock<()>>,
 }
 
-/// Right to use one entry. While it is held, no other job fetches the entry, and the entry is not removed.
+/// Guard of one entry. Meanwhile, no other job fetches it, and it is not removed.
 #[derive(Debug)]
 pub(super) struct EntryGuard {
-    /// Path of the entry. It may not exist yet.
+    /// Path of the entry, which may not exist yet.
     pub(super) path: PathBuf,
-    /// Directory for incomplete entries.
     pub(super) incomplete: PathBuf,
-    /// Temporary directory of an entry that is not cached.
+    /// Temporary directory, if there is no cache.
     _temporary: Option<tempfile::TempDir>,
     _lock: OwnedMutexGuard<()>,
     _user: OwnedRwLockReadGuard<()>,
 }
 
 impl StepCache {
-    /// Returns the cache in a directory. Incomplete entries of an earlier process are removed. Only one process may use the directory.
+    /// Returns the cache in a directory that only this process uses. Removes incomplete entries of an earlier process.
     ///
     /// # Errors
-    /// The directory cannot be created or cleaned.
+    /// If the directory cannot be created or cleaned.
     pub fn new(directory: PathBuf) -> io::Result<Self> {
         remove_tree(&directory.join(INCOMPLETE))?;
         fs::create_dir_all(directory.join(INCOMPLETE))?;
         Ok(Self { directory: Some(directory), max_bytes: MAX_BYTES, ..Self::default() })
     }
 
-    /// Waits until no other job uses the entry `<kind>-<name>`, and returns the right to use it.
+    /// Waits until no other job uses the entry `<kind>-<name>`.
     pub(super) async fn entry(&self, kind: &str, name: &str) -> io::Result<EntryGuard> {
         let key = format!("{kind}-{name}");
         let lock = Arc::clone(self.entries.lock().entry(key.clone()).or_default());
@@ -71,13 +69,13 @@ impl StepCache {
         let (path, incomplete) = (root.join(key), root.join(INCOMPLETE));
         fs::create_dir_all(&incomplete)?;
         if path.exists() {
-            // The modification time of an entry is the time of its last use.
+            // The modification time is the time of the last use.
             let _ = File::open(&path).and_then(|file| file.set_modified(now()));
         }
         Ok(EntryGuard { path, incomplete, _temporary: temporary, _lock: lock, _user: user })
     }
 
-    /// Removes the least recently used entries until the others fit into the limit. Does nothing while an entry is used.
+    /// Removes least recently used entries above the limit. Does nothing while an entry is in use.
     pub(super) fn prune(&self) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let Ok(_exclusive) = self.users.try_write() else { return Ok(()) };
@@ -103,13 +101,12 @@ impl StepCache {
 }
 
 impl EntryGuard {
-    /// Moves complete content, which is a file or a directory, into the cache.
+    /// Moves a complete file or directory into the cache.
     pub(super) fn complete(&self, content: &Path) -> io::Result<()> {
         remove(&self.path)?;
         fs::rename(content, &self.path)
     }
 
-    /// Removes an invalid entry.
     pub(super) fn discard(&self) -> io::Result<()> {
         remove(&self.path)
     }

@@ -1,6 +1,6 @@
-//! Fetches a commit of a Git repository with libgit2, over HTTP (docs/spec/steps.md, section 2.7).
+//! Fetches a commit with libgit2, over HTTP (docs/spec/steps.md, section 2.7).
 //!
-//! The cache has a bare repository for each commit. libgit2 compares every object that it reads with its hash.
+//! The cache has a bare repository for each commit. libgit2 verifies the hash of each object.
 
 use std::fs;
 use std::path::Path;
@@ -18,39 +18,32 @@ use tokio::runtime::Handle;
 use super::{StepFetcher, entry_name, git_notices, system};
 use crate::git_http::{self, Clients, Credentials, Session, without_credentials};
 
-/// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum number of bytes that are received in one fetch. A source can need several fetches.
+/// Maximum number of bytes per fetch. A source can need several fetches.
 const MAX_BYTES: usize = 1024 * 1024 * 1024;
-/// Minimum number of digits of a shortened hash.
 const MIN_HASH_DIGITS: usize = 8;
-/// Reference to the fetched commit in a repository of the cache.
+/// Reference to the fetched commit in the cache.
 const FETCHED: &str = "refs/muster/step";
-/// Explanation for the user if the server refuses access.
+/// Explanation if the server refuses access.
 const ACCESS: &str = "check the name of the repository. On the GitLab server of the job, the job's token must have access to the repository. \
      For another server, write a user and a token into the URL: https://USER:TOKEN@HOST/PATH";
 
-/// Commit that a revision denotes.
 struct Resolved {
     commit: String,
-    /// Reference at the server that points to the commit. `None` means that the commit is fetched by its hash.
+    /// Reference to the commit at the server. `None` means that the commit is fetched by hash.
     reference: Option<String>,
 }
 
-/// Maximum number of files and directories of a commit.
 const MAX_FILES: u64 = 200_000;
-/// Maximum size of the files of a commit in bytes.
+/// Maximum size of a commit's files in bytes.
 const MAX_FILE_BYTES: u64 = 8 << 30;
 
-/// Connection to a server, for a thread that may block.
 struct Connection {
     url: String,
     session: Arc<Session>,
 }
 
-/// Fetches a revision of a repository.
 pub(super) async fn fetch(
     fetcher: &StepFetcher,
     url: &str,
@@ -70,7 +63,7 @@ pub(super) async fn fetch(
     .await?;
     let commit = resolved.commit.clone();
     let name = entry_name(request.source, &commit);
-    // Another job may be downloading the content.
+    // Another job may hold the entry.
     let entry = tokio::select! {
         biased;
         cause = stop.stopped() => return Err(PortError::Stopped(cause)),
@@ -84,7 +77,7 @@ pub(super) async fn fetch(
             match export(&entry.path, &resolved.commit, &into, &stopped) {
                 Ok(()) => return Ok(false),
                 Err(error) => {
-                    // A job can change the files of the cache if it has the same user as the agent.
+                    // A job with the agent's user can change the cache.
                     tracing::warn!(%error, commit = resolved.commit, "invalid entry in the cache of steps, fetching it again");
                     entry.discard().and_then(|()| crate::removal::remove_tree(&into)).map_err(io_failed)?;
                     fs::create_dir_all(&into).map_err(io_failed)?;
@@ -133,13 +126,12 @@ fn connect(fetcher: &StepFetcher, url: &str, lookup: Lookup<'_>, stop: &StopToke
     Ok(Connection { url: url.to_owned(), session: Arc::new(session) })
 }
 
-/// Returns scheme, host and port of an HTTP URL.
 fn origin(url: &str) -> Option<String> {
     let url = url::Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https"))?;
     Some(url.origin().ascii_serialization())
 }
 
-/// Runs work on a thread that may block. The requests of the work end when the job is stopped.
+/// Runs work on a thread that may block. A stop ends its requests.
 async fn run<T: Send + 'static>(
     stop: &StopToken,
     work: impl FnOnce() -> Result<T, git2::Error> + Send + 'static,
@@ -153,7 +145,7 @@ async fn run<T: Send + 'static>(
     })
 }
 
-/// Adds a remedy to a network error, unless it already has one.
+/// Adds a remedy to a network error without one.
 fn with_remedy(error: git2::Error) -> git2::Error {
     if error.class() != git2::ErrorClass::Net || error.message().ends_with(ACCESS) {
         return error;
@@ -168,9 +160,9 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 }
 
 impl Connection {
-    /// Returns the pinned commit, or the commit that the revision denotes if there is no pin.
+    /// Returns the pinned commit, or else the commit of the revision.
     ///
-    /// `references` are the references that the server listed. By listing them, the server has shown that the job may read the repository.
+    /// `references` are the references of the server, which thus has shown that the job may read the repository.
     fn resolve(
         &self,
         references: &[(String, String)],
@@ -178,7 +170,7 @@ impl Connection {
         pin: Option<&str>,
     ) -> Result<Resolved, git2::Error> {
         if let Some(pin) = pin {
-            // The pin comes from a lock file in the repository of the job, so it is not trusted.
+            // The pin comes from a lock file of the job, so it is validated.
             if pin.len() != 40 || !pin.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
                 return Err(not_found(pin));
             }
@@ -209,14 +201,14 @@ impl Connection {
         Ok(Resolved { commit, reference: None })
     }
 
-    /// Returns the references of the server, such as branches and tags, with their commits.
+    /// Returns the references of the server with their commits.
     fn references(&self) -> Result<Vec<(String, String)>, git2::Error> {
         let mut remote = git2::Remote::create_detached(self.url.as_str())?;
         remote.connect(Direction::Fetch)?;
         let mut found: Vec<(String, String)> = Vec::new();
         for head in remote.list()? {
             let (name, id) = (head.name(), head.oid().to_string());
-            // An annotated tag is followed by the commit that it points to.
+            // The commit of an annotated tag follows the tag.
             match (name.strip_suffix("^{}"), found.last_mut()) {
                 (Some(name), Some((last, commit))) if last == name => *commit = id,
                 _ => found.push((name.to_owned(), id)),
@@ -225,7 +217,7 @@ impl Connection {
         Ok(found)
     }
 
-    /// Returns the notices about a revision. An invalid file is ignored, because it must not fail the jobs that use the step.
+    /// Returns the notices about a revision. An invalid file must not fail jobs, and is ignored.
     fn notices(&self, revision: &str, commit: &str) -> Result<Vec<Notice>, git2::Error> {
         let directory = tempfile::tempdir().map_err(io_failed)?;
         let repository = Repository::init_bare(directory.path())?;
@@ -246,7 +238,6 @@ impl Connection {
         Ok(git_notices::parse(&text, revision, commit).unwrap_or_else(|error| ignored(&error)))
     }
 
-    /// Downloads a commit into a new bare repository.
     fn download(&self, resolved: &Resolved, directory: &Path) -> Result<(), git2::Error> {
         let commit = Oid::from_str(&resolved.commit)?;
         let download = || -> Result<(), git2::Error> {
@@ -256,7 +247,7 @@ impl Connection {
             if fetched.is_ok() && repository.find_commit(commit).is_ok() {
                 return Ok(());
             }
-            // The branch may have changed, or the server may permit only hashes of branches and tags.
+            // The branch may have changed, or the server may refuse other hashes.
             if self.session.stop.cause().is_some() {
                 return fetched;
             }
@@ -267,7 +258,6 @@ impl Connection {
         self.session.enter(download)
     }
 
-    /// Fetches all branches and tags with their history.
     fn fetch_all(&self, directory: &Path) -> Result<Repository, git2::Error> {
         let repository = Repository::init_bare(directory)?;
         for refspec in ["+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"] {
@@ -297,7 +287,6 @@ impl Connection {
     }
 }
 
-/// Writes the files of a commit into an empty directory.
 fn export(repository: &Path, commit: &str, into: &Path, stop: &StopToken) -> Result<(), git2::Error> {
     let repository = Repository::open_bare(repository)?;
     let tree = repository.find_commit(Oid::from_str(commit)?)?.tree()?;
@@ -307,7 +296,7 @@ fn export(repository: &Path, commit: &str, into: &Path, stop: &StopToken) -> Res
     repository.checkout_tree(tree.as_object(), Some(&mut options))
 }
 
-/// Checks the number and the size of the files before any of them is written: a small pack can contain a large tree.
+/// Checks the number and size of the files, because a small pack can contain a large tree.
 fn check_size(repository: &Repository, tree: &git2::Tree<'_>, stop: &StopToken) -> Result<(), git2::Error> {
     let odb = repository.odb()?;
     let (mut files, mut bytes) = (0_u64, 0_u64);

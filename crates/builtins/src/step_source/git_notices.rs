@@ -1,18 +1,14 @@
 //! Notices about the steps of a Git repository: the file `notices.toml` on its branch `muster-notices`.
 //!
-//! The branch is separate, because a notice applies to commits that exist already, and must not change them.
+//! Notices are on a separate branch, because they apply to commits that already exist.
 
 use muster_steps::remote::{Notice, NoticeKind};
 use serde::Deserialize;
 
-/// Reference of the branch with the notices.
 pub(super) const BRANCH: &str = "refs/heads/muster-notices";
-/// Name of the file with the notices.
 pub(super) const FILE: &str = "notices.toml";
-/// Maximum size of the file in bytes.
 pub(super) const MAX_FILE_BYTES: usize = 1024 * 1024;
 
-/// Content of the file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NoticeFile {
@@ -20,22 +16,18 @@ struct NoticeFile {
     notice: Vec<Entry>,
 }
 
-/// Notices about one version.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Tag or branch as the users of the step write it, or the hash of a commit.
+    /// Tag or branch as users of the step write it, or a commit.
     version: String,
     deprecated: Option<String>,
     defective: Option<String>,
 }
 
-/// Returns the notices about a version of a step.
+/// Returns the notices about a step.
 ///
-/// `revision` is the version as the user wrote it, and `commit` is the hash of its commit.
-///
-/// # Errors
-/// The text is not a valid file with notices.
+/// `revision` is the version as the user wrote it, and `commit` its hash.
 pub(super) fn parse(text: &str, revision: &str, commit: &str) -> Result<Vec<Notice>, toml::de::Error> {
     let file: NoticeFile = toml::from_str(text)?;
     let applies = |entry: &Entry| entry.version == revision || entry.version == commit;

@@ -4,9 +4,8 @@
 //! source --server, with the job's credentials--> digest --cache, or server--> verified content --> directory of the job
 //! ```
 //!
-//! Every job queries the server for each source, so a job does not get content that its credentials cannot read. The content comes from the
-//! [`StepCache`] of the agent if an earlier job has fetched it. The content is verified against its digest each time it is read, and each job
-//! gets its own copy of the files.
+//! Each job queries the server, which checks the job's credentials. Content comes from the [`StepCache`] if an earlier
+//! job fetched it. It is verified by its digest, and each job gets its own copy.
 
 mod cache;
 mod git;
@@ -27,30 +26,30 @@ use sha2::{Digest as _, Sha256};
 pub use cache::StepCache;
 pub use oci::{CREATED, LAYER_TYPE, NOTICE_TYPE, notice_annotation, registry_notices};
 
-/// Fetches the remote steps of one job, or of one command.
+/// Fetches remote steps for a job or command.
 #[derive(Debug, Clone)]
 pub struct StepFetcher {
-    /// Content that earlier jobs have fetched.
+    /// Content from earlier jobs.
     pub cache: Arc<StepCache>,
-    /// Directory for the content of this job. It is created if necessary, and may contain files of the job.
+    /// Directory for the content, which may contain files of the job. It is created if necessary.
     pub directory: PathBuf,
-    /// URLs of the job's GitLab server, in addition to `CI_SERVER_URL`. They get the token of the job.
+    /// URLs of the job's GitLab server besides `CI_SERVER_URL`. They get the job's token.
     pub servers: Vec<String>,
-    /// Certificates for the job's own server. Other servers do not get the client certificate.
+    /// Certificates for the job's server only.
     pub tls: TlsFiles,
-    /// Docker configuration of the user, for a command. `None` means that only variables of the job have credentials of registries.
+    /// Docker configuration of the user. `None` means that only variables of the job provide credentials.
     pub docker: Option<DockerConfig>,
 }
 
 impl StepFetcher {
-    /// Returns a fetcher without credentials, which writes into `directory`.
+    /// Returns a fetcher without credentials for a directory.
     #[must_use]
     pub fn new(cache: Arc<StepCache>, directory: PathBuf) -> Self {
         let (servers, tls, docker) = (Vec::new(), TlsFiles::default(), None);
         Self { cache, directory, servers, tls, docker }
     }
 
-    /// Creates an empty directory for the content of a source. Its name is random, so that a job cannot put files into it in advance.
+    /// Creates a directory. Its random name keeps a job from preparing files in it.
     fn new_directory(&self) -> Result<PathBuf, PortError> {
         let create = || {
             std::fs::create_dir_all(&self.directory)?;
@@ -60,9 +59,8 @@ impl StepFetcher {
     }
 }
 
-/// Returns the name of content in the cache.
-///
-/// The name depends on the source, because the server of each source decides who may read its content.
+/// Returns the name of content in the cache. It includes the source, because each server decides who may read its
+/// content.
 fn entry_name(source: &Source, digest: &str) -> String {
     format!(
         "{}-{}",
@@ -83,7 +81,7 @@ impl StepSource for StepFetcher {
     }
 }
 
-/// Returns a function that turns an I/O error into a failure of the machine.
+/// Returns a function that converts an I/O error.
 fn system(operation: &str) -> impl FnOnce(std::io::Error) -> PortError {
     let operation = operation.to_owned();
     move |error| PortError::System(format!("{operation}: {error}"))

@@ -1,6 +1,6 @@
 //! Fetches an image with steps from a registry (docs/spec/steps.md, section 2.8).
 //!
-//! The cache contains the layers. Each layer is verified whenever it is unpacked.
+//! The cache contains layers. Each layer is verified before it is unpacked.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -21,23 +21,20 @@ use sha2::{Digest as _, Sha256};
 use super::cache::EntryGuard;
 use super::{StepFetcher, entry_name, system};
 
-/// Media type of the layers of published steps.
+/// Media type of a layer of a step.
 pub const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
-/// Type of the document with the notices about a published step.
+/// Type of a document with notices about a step.
 pub const NOTICE_TYPE: &str = "application/vnd.muster.step.notice.v1";
-/// Key of the annotation with the time at which a document was created (OCI image specification, "annotations").
+/// Annotation with the creation time of a document (OCI image specification, "annotations").
 pub const CREATED: &str = "org.opencontainers.image.created";
-/// Value of `os` in the platform of an image that runs on every platform.
+/// Value of `os` for an image that runs on every platform.
 const GENERIC: &str = "generic";
-/// Maximum size of all compressed layers in bytes.
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
-/// Maximum number of layers.
 const MAX_LAYERS: usize = 128;
-/// Limits of the files of a layer.
 const LIMITS: Limits =
     Limits { bytes: 8 << 30, entries: 200_000, ratio: 1000, ratio_floor: 1 << 30, header_bytes: 64 << 20 };
 
-/// Fetches the image `(registry, repository, tag)`, or the pinned image of this repository.
+/// Fetches an image, or the pinned image of the same repository.
 pub(super) async fn fetch(
     fetcher: &StepFetcher,
     (host, path, tag): (&str, &str, &str),
@@ -53,7 +50,7 @@ pub(super) async fn fetch(
             )));
         }
         let (digest, index) = registry.resolve(request.pin.unwrap_or(tag)).await.map_err(|error| failed(&error))?;
-        // Notices that cannot be read do not fail the jobs that use the step.
+        // Unreadable notices must not fail jobs.
         let notices = registry_notices(&registry, digest, &index).await.unwrap_or_else(|error| {
             tracing::warn!(error = error_chain(&error), "failed to read the notices about a step, ignoring them");
             Vec::new()
@@ -81,7 +78,7 @@ pub(super) async fn fetch(
     }
 }
 
-/// Returns a client of the repository, with credentials from variables or the Docker configuration.
+/// Returns a client with credentials from variables or the Docker configuration.
 pub(crate) async fn open(
     fetcher: &StepFetcher,
     repository: Repository,
@@ -111,7 +108,7 @@ pub(crate) fn failed(error: &RegistryError) -> PortError {
     PortError::Failed(format!("{}{remedy}", error_chain(error)))
 }
 
-/// Returns the image for this platform, or else the image for every platform.
+/// Returns the image for this platform, or else for every platform.
 fn select(index: &Index) -> Result<&Descriptor, String> {
     let this = HostPlatform::this();
     let is_generic = |entry: &&Descriptor| entry.platform.as_ref().is_some_and(|platform| platform.os == GENERIC);
@@ -125,7 +122,7 @@ fn select(index: &Index) -> Result<&Descriptor, String> {
     })
 }
 
-/// Returns the notices of the publisher: annotations of the index, and annotations of the newest document that was published about the index.
+/// Returns the notices in the annotations of the index, and of the newest document about it.
 ///
 /// # Errors
 /// [`RegistryError`] if the registry does not list the documents.
@@ -146,7 +143,7 @@ pub async fn registry_notices(
     Ok(found)
 }
 
-/// Returns the newest document with notices. Registries keep earlier documents, whose notices a publisher may have withdrawn.
+/// Returns the newest document with notices. A publisher may have withdrawn older notices.
 fn newest_notice(referrers: &[Descriptor]) -> Option<&Descriptor> {
     let created = |entry: &&Descriptor| -> jiff::Timestamp {
         entry.annotations.get(CREATED).and_then(|time| time.parse().ok()).unwrap_or(jiff::Timestamp::MIN)
@@ -154,13 +151,13 @@ fn newest_notice(referrers: &[Descriptor]) -> Option<&Descriptor> {
     referrers.iter().filter(|entry| entry.artifact_type == NOTICE_TYPE).max_by_key(created)
 }
 
-/// Returns the key of the annotation with a notice of a kind.
+/// Returns the annotation for notices of a kind.
 #[must_use]
 pub fn notice_annotation(kind: NoticeKind) -> String {
     format!("io.muster.step.{}", kind.name())
 }
 
-/// Unpacks a layer into the directory of the step. Downloads it first if the cache does not have it.
+/// Unpacks a layer. Downloads it first if the cache does not have it.
 async fn fetch_layer(
     fetcher: &StepFetcher,
     registry: &Registry,
@@ -176,7 +173,7 @@ async fn fetch_layer(
         match unpack_layer(&entry, digest, dir, stop).await {
             Ok(()) => return Ok(()),
             Err(LayerError::Changed) => {
-                // A job can change the files of the cache if it has the same user as the agent.
+                // A job with the agent's user can change the cache.
                 tracing::warn!(layer = layer.digest, "invalid entry in the cache of steps, fetching it again");
                 entry.discard().map_err(system("failed to remove a layer from the cache of steps"))?;
             }
@@ -199,9 +196,8 @@ async fn fetch_layer(
     })
 }
 
-/// Reason why a layer was not unpacked.
 enum LayerError {
-    /// The file cannot be opened, or its content does not match the digest.
+    /// The file cannot be opened or does not match the digest.
     Changed,
     Failed(PortError),
 }
@@ -215,7 +211,7 @@ async fn unpack_layer(entry: &Arc<EntryGuard>, digest: Digest, dir: &Path, stop:
     })
 }
 
-/// Copies a layer to a private file, verifies the digest of the copy, and unpacks the copy. A job cannot change the copy in between.
+/// Unpacks a private copy of a layer after its digest was verified, because a job can change the original.
 fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) -> Result<(), LayerError> {
     let io = |error: io::Error| LayerError::Failed(PortError::System(format!("failed to unpack a layer: {error}")));
     let mut layer = muster_files::open(path).map_err(|_| LayerError::Changed)?;
@@ -234,7 +230,6 @@ fn unpack_verified(path: &Path, digest: Digest, dir: &Path, stop: &StopToken) ->
     })
 }
 
-/// Copies a file. Returns its digest.
 fn copy_hashed(from: &mut File, to: &mut File) -> io::Result<String> {
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 64 * 1024]);
     loop {

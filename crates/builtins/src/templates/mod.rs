@@ -1,4 +1,4 @@
-//! Cache of work trees of commits, for checkouts of repositories on this machine. Each work tree is read once and copied for every job.
+//! Cache of work trees of commits of local repositories, which checkouts copy.
 
 mod restore;
 mod tree;
@@ -18,12 +18,11 @@ use crate::trash::Trash;
 use restore::{FileStamps, Restore};
 pub(crate) use tree::Tree;
 
-/// Maximum number of cached commits. The oldest is evicted first.
+/// Maximum number of cached commits. The oldest one is evicted first.
 const MAX_TEMPLATES: usize = 8;
-/// Maximum number of project directories whose last state is known. In any other directory, all files are compared.
+/// Maximum number of project directories whose state is known. In other directories, all files are compared.
 const MAX_LAST_RESTORES: usize = 64;
 
-/// Commit of a template.
 #[derive(Debug, PartialEq, Eq, Clone)]
 pub(crate) struct TemplateKey {
     pub(crate) repository: PathBuf,
@@ -31,17 +30,17 @@ pub(crate) struct TemplateKey {
     pub(crate) url: String,
 }
 
-/// Work tree of a commit, ready to be copied.
+/// Work tree of a commit.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// Number that is unique in the cache.
+    /// Unique number in the cache.
     number: u64,
     tree: Tree,
-    /// Directory that the tree was read from. It is removed together with the template.
+    /// Directory of the tree, which is removed with the template.
     _directory: tempfile::TempDir,
 }
 
-/// A template, which may still be created by the first job that needs it.
+/// A template that a job may still be creating.
 pub(crate) type Cell = Arc<OnceCell<Arc<Template>>>;
 
 /// Templates of an agent.
@@ -53,28 +52,27 @@ pub struct Templates {
     next_number: AtomicU64,
 }
 
-/// State of a project directory after its last restore.
+/// State of a project directory after a restore.
 #[derive(Debug)]
 struct LastRestore {
     project: PathBuf,
-    /// Number of the template.
     number: u64,
     bare: bool,
     stamps: FileStamps,
 }
 
 impl Templates {
-    /// Returns an empty cache in `directory`. Templates of an earlier agent are removed from it.
+    /// Returns an empty cache in `directory`. Removes its content.
     ///
     /// # Errors
-    /// The directory cannot be emptied or created.
+    /// If the directory cannot be emptied or created.
     pub fn new(directory: PathBuf) -> io::Result<Self> {
         remove_tree(&directory)?;
         fs::create_dir_all(&directory)?;
         Ok(Self { directory, ..Self::default() })
     }
 
-    /// Restores a project directory to the state of the template. If that fails, removes the directory and fills a new one.
+    /// Restores a project directory to the template. After a failure, fills a new directory.
     pub(crate) fn restore(
         &self,
         template: &Template,
@@ -103,12 +101,10 @@ impl Templates {
         Ok(())
     }
 
-    /// Creates an empty directory for a new template.
     pub(crate) fn directory(&self) -> io::Result<tempfile::TempDir> {
         tempfile::TempDir::new_in(&self.directory)
     }
 
-    /// Returns a template with the tree that was read from `directory`.
     pub(crate) fn template(&self, tree: Tree, directory: tempfile::TempDir) -> Arc<Template> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         Arc::new(Template { number, tree, _directory: directory })

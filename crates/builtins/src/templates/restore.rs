@@ -1,9 +1,7 @@
-//! Restores a directory to the state of a [`Tree`], whatever a job has changed in it, with as few changes as possible.
+//! Restores a directory to the state of a [`Tree`] with as few changes as possible.
 //!
-//! Creating and removing files is most of the work of a checkout.
-//!
-//! A file or directory is unchanged if its inode and its ctime are the same as after the last restore, because programs cannot set
-//! the ctime. If the restore was so recent that a later change could have the same ctime, the contents are compared.
+//! A file or directory is unchanged if its inode and ctime are, because programs cannot set the ctime. After a very
+//! recent restore, a change could have the same ctime, so contents are compared.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -17,10 +15,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::tree::{Content, Entry, Kind, Tree, permissions};
 use crate::trash::Trash;
 
-/// Time within which two changes can have the same ctime. The kernel's clock for it has a resolution of up to 10 ms.
+/// Time within which two changes can have the same ctime. Its clock has a resolution of up to 10 ms.
 const CTIME_RESOLUTION: Duration = Duration::from_millis(20);
 
-/// Identity and ctime of a file or directory, with which a later change can be detected.
+/// Identity and ctime of a file or directory, which reveal a later change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileStamp {
     device: u64,
@@ -34,7 +32,7 @@ impl FileStamp {
         Self { device: metadata.dev(), inode: metadata.ino(), changed }
     }
 
-    /// Returns whether every change after `now` gets another ctime.
+    /// Returns whether changes after `now` get another ctime.
     fn is_stable(&self, now: SystemTime) -> bool {
         let limit = now.checked_sub(CTIME_RESOLUTION).and_then(|limit| limit.duration_since(UNIX_EPOCH).ok());
         let limit = limit.unwrap_or_default();
@@ -42,23 +40,21 @@ impl FileStamp {
     }
 }
 
-/// State of a directory after a restore: one item for the root, then one for each entry of its tree.
-/// `None` means unknown.
+/// Stamps of the root and of each entry of a tree after a restore. `None` means unknown.
 #[derive(Debug, Default)]
 pub(super) struct FileStamps(Vec<Option<FileStamp>>);
 
-/// Parameters of a restore.
 pub(super) struct Restore<'a> {
     pub(super) tree: &'a Tree,
-    /// Directory to restore. It is created if it does not exist; its parent must exist.
+    /// Directory to restore. Its parent must exist.
     pub(super) target: &'a Path,
-    /// Whether to restore only the repository without its index, because nothing is checked out.
+    /// Whether to restore only the repository without its index.
     pub(super) bare: bool,
-    /// Removes directories that are not in the tree.
+    /// Receives directories that are not in the tree.
     pub(super) trash: &'a Trash,
-    /// Called before each entry. The restore ends with an error if it returns false.
+    /// Called before each entry. The restore fails if it returns false.
     pub(super) should_continue: &'a dyn Fn() -> bool,
-    /// State after the last restore, if it had the same tree. Otherwise empty.
+    /// Result of the last restore of the same tree, or empty.
     pub(super) last_stamps: FileStamps,
 }
 
@@ -66,14 +62,14 @@ impl Restore<'_> {
     /// Restores the directory. Returns its state for the next restore.
     ///
     /// # Errors
-    /// A file cannot be read or written, or the restore was ended. The directory is then incomplete.
+    /// If a file cannot be used, or `should_continue` returned false. The directory is then incomplete.
     pub(super) fn run(self) -> io::Result<FileStamps> {
         let stamps = vec![None; self.tree.entries.len() + 1];
         let mut run =
             RestoreRun { uid: rustix::process::geteuid().as_raw(), stamps: FileStamps(stamps), restore: self };
         run.directory(0, run.restore.target.to_owned(), run.restore.tree.mode, false)?;
         let (mut stamps, time) = (run.stamps, SystemTime::now());
-        // Until now, only this restore has changed the files, so their ctimes belong to the right content.
+        // Only this restore has changed the files, so these ctimes are those of the right content.
         for stamp in &mut stamps.0 {
             *stamp = stamp.filter(|stamp| stamp.is_stable(time));
         }
@@ -81,7 +77,7 @@ impl Restore<'_> {
     }
 }
 
-/// State of a running restore. In `stamps`, the root has index 0, and the first entry of the tree has index 1.
+/// State of a running restore. Index 0 of `stamps` is the root, and index 1 the first entry.
 struct RestoreRun<'a> {
     restore: Restore<'a>,
     uid: u32,
@@ -89,9 +85,9 @@ struct RestoreRun<'a> {
 }
 
 impl RestoreRun<'_> {
-    /// Restores one directory with its content. Returns whether the directory was created.
+    /// Restores a directory with its content. Returns whether it was created.
     ///
-    /// `parent_is_new` means that the parent was just created, so the directory cannot exist.
+    /// `parent_is_new` means that the directory cannot exist.
     fn directory(&mut self, stamp: usize, path: PathBuf, mode: u32, parent_is_new: bool) -> io::Result<bool> {
         let found = if parent_is_new { None } else { metadata_if_exists(&path)? };
         let found = match found {
@@ -172,9 +168,9 @@ impl RestoreRun<'_> {
         Ok(true)
     }
 
-    /// Returns whether everything except the content is as in the tree.
+    /// Returns whether everything except the content equals the tree.
     ///
-    /// Returns false for a file with several hard links, because the file can be changed through another path.
+    /// Returns false for several hard links, because the file can change through another path.
     fn has_same_metadata(&self, content: &Content, found: &fs::Metadata) -> bool {
         found.is_file()
             && found.nlink() == 1
@@ -194,7 +190,7 @@ impl RestoreRun<'_> {
         }
     }
 
-    /// Removes from a directory everything that is not in the tree. Returns whether anything was removed.
+    /// Removes entries that are not in the tree. Returns whether there were any.
     fn remove_untracked(&self, path: &Path, stamp: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
         let children = self.children(stamp);
@@ -211,7 +207,7 @@ impl RestoreRun<'_> {
         Ok(removed)
     }
 
-    /// Returns the indexes of the entries directly in a directory.
+    /// Returns the indexes of the direct entries of a directory.
     fn children(&self, stamp: usize) -> Vec<usize> {
         let entries = &self.restore.tree.entries;
         let range: Range<usize> = match stamp.checked_sub(1).and_then(|index| entries.get(index)) {
@@ -241,12 +237,11 @@ impl RestoreRun<'_> {
     }
 }
 
-/// Returns whether a path is part of a bare checkout, which has only the repository without its index.
+/// Returns whether a bare checkout includes a path.
 fn is_repository(path: &Path) -> bool {
     path.starts_with(".git") && path != Path::new(".git/index")
 }
 
-/// Returns the metadata of `path`. `None` means that it does not exist.
 fn metadata_if_exists(path: &Path) -> io::Result<Option<fs::Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),

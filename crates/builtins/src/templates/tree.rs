@@ -1,6 +1,5 @@
-//! Directory tree from which checkouts are copied. It is read once and written many times.
-//!
-//! Small files are cached in memory, so that writing them takes few system calls.
+//! Directory tree from which checkouts are copied. It is read once and written many times, so small files are cached in
+//! memory.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -10,20 +9,18 @@ use std::path::{Path, PathBuf};
 use muster_files::{Limit, open, read_open};
 use rustix::fs::{Timespec, Timestamps};
 
-/// Maximum size in bytes of a file to keep in memory.
+/// Maximum size of a cached file in bytes.
 const MAX_CACHED_FILE_BYTES: u64 = 64 * 1024;
-/// Maximum total size in bytes of the files of a tree to keep in memory.
+/// Maximum size of all cached files of a tree in bytes.
 const MAX_CACHED_BYTES: u64 = 16 * 1024 * 1024;
-/// Number of bytes to compare at once.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Directory tree.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: PathBuf,
-    /// Entries in depth-first order: a directory comes before its content.
+    /// Entries in depth-first order.
     pub(super) entries: Vec<Entry>,
-    /// Permissions of the root itself.
+    /// Permissions of the root.
     pub(super) mode: u32,
 }
 
@@ -36,7 +33,7 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Directory. `end` is the index after the last entry in it.
+    /// `end` is the index after the last entry of the directory.
     Directory {
         mode: u32,
         end: usize,
@@ -45,18 +42,17 @@ pub(super) enum Kind {
     File(Content),
 }
 
-/// Properties and content of a file.
 #[derive(Debug)]
 pub(super) struct Content {
     pub(super) mode: u32,
     pub(super) modified: Timespec,
     pub(super) size: u64,
-    /// Content in memory. `None` means that the content must be read from the template.
+    /// Content in memory. `None` means that it is only in the template.
     cached: Option<Box<[u8]>>,
 }
 
 impl Tree {
-    /// Reads the tree below `root`. The files must not change while the returned tree exists.
+    /// Reads the tree at `root`. Its files must not change while the result exists.
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut cached = 0;
@@ -87,7 +83,7 @@ impl Tree {
         Ok(Self { root: root.to_owned(), entries, mode: permissions(&fs::metadata(root)?) })
     }
 
-    /// Creates a copy of the file `entry` at `path`, which must not exist.
+    /// Copies the file `entry` to `path`, which must not exist.
     pub(super) fn write(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<File> {
         let mut file = File::options().write(true).create_new(true).mode(content.mode).open(path)?;
         match &content.cached {
@@ -99,7 +95,7 @@ impl Tree {
         Ok(file)
     }
 
-    /// Returns whether the file at `path` has the same content as `entry`. The sizes must be equal.
+    /// Returns whether the file at `path` has the content of `entry`, which must have the same size.
     pub(super) fn has_bytes(&self, entry: &Path, content: &Content, path: &Path) -> io::Result<bool> {
         let mut file = open(path)?;
         match &content.cached {
@@ -118,7 +114,7 @@ fn read_small_file(path: &Path) -> io::Result<Box<[u8]>> {
     Ok(read_open(open(path)?, path, limit)?.into_boxed_slice())
 }
 
-/// Sets the end of the open directories that are deeper than `depth`.
+/// Sets the end of open directories that are deeper than `depth`.
 fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
     let next_index = entries.len();
     for index in open.drain(depth.min(open.len())..) {
@@ -128,12 +124,12 @@ fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize)
     }
 }
 
-/// Returns the permission bits. For a directory, setuid, setgid and the sticky bit are left out.
+/// Returns the permission bits, for a directory without setuid, setgid and sticky.
 pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
     metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }
 
-/// Copies a file by sharing its blocks, if the file system supports that, or else inside the kernel.
+/// Copies a file by sharing its blocks if possible, or else in the kernel.
 fn copy(from: &File, to: &mut File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(&*to, from).is_ok() {
         return Ok(());
@@ -141,7 +137,7 @@ fn copy(from: &File, to: &mut File) -> io::Result<()> {
     io::copy(&mut &*from, to).map(|_| ())
 }
 
-/// Returns whether two files of the same size have the same content.
+/// Returns whether two files of the same size are equal.
 fn has_same_content(one: &mut File, other: &mut File) -> io::Result<bool> {
     let (mut left, mut right) = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     loop {

@@ -1,30 +1,27 @@
-//! Lines `::add-mask::VALUE`, with which a running job adds values to mask (`proxy_exec`; docs/spec/job-execution.md, section 1.10).
+//! Lines `::add-mask::VALUE`, with which a job adds values to mask (`proxy_exec`; docs/spec/job-execution.md, section
+//! 1.10).
 
 use std::borrow::Cow;
 
 use memchr::{memchr, memmem};
 
-/// Beginning of a line that adds a value.
+/// Prefix of a line that adds a value.
 pub(super) const COMMAND: &str = "::add-mask::";
-/// Maximum length of such a line in bytes.
 const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of values.
 const MAX_VALUES: usize = 1000;
-/// Maximum size of all values in bytes.
 const MAX_TOTAL_BYTES: usize = 256 * 1024;
 
-/// A part of the output.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// Output that adds no value.
+    /// Output without such a line.
     Text(Cow<'a, [u8]>),
-    /// A line that adds this value.
+    /// Value of a line.
     Value(String),
-    /// A line whose value is not masked, for this reason. The line must not be printed.
+    /// Reason why a value is not masked. The line must not be printed.
     Rejected(&'static str),
 }
 
-/// Finds the lines that add values, in output that arrives in pieces of any size.
+/// Finds lines that add values, in output of pieces of any size.
 #[derive(Debug)]
 pub(super) struct AddedMasks {
     line: Line,
@@ -32,14 +29,13 @@ pub(super) struct AddedMasks {
     bytes: usize,
 }
 
-/// What is known about the current line.
+/// State of the current line.
 #[derive(Debug)]
 enum Line {
-    /// The line until now. It may turn out to add a value.
+    /// The line until now, which may add a value.
     Candidate(Vec<u8>),
-    /// The line adds no value.
     Other,
-    /// The line is too long. Its rest is dropped.
+    /// The line is too long, and its rest is dropped.
     Rejected,
 }
 
@@ -48,7 +44,7 @@ impl AddedMasks {
         Self { line: Line::Candidate(Vec::new()), values: 0, bytes: 0 }
     }
 
-    /// Processes more output, and returns its parts. The end of the output may be held back.
+    /// Processes output, and returns its parts. An incomplete line may be held back.
     pub(super) fn push<'a>(&mut self, mut bytes: &'a [u8]) -> Vec<Part<'a>> {
         let mut parts = Vec::new();
         while !bytes.is_empty() {
@@ -70,7 +66,7 @@ impl AddedMasks {
         parts
     }
 
-    /// Returns the part that was held back. The current line counts as complete.
+    /// Returns the part that was held back, as a complete line.
     pub(super) fn finish(&mut self) -> Option<Part<'static>> {
         let Line::Candidate(line) = std::mem::replace(&mut self.line, Line::Candidate(Vec::new())) else { return None };
         match line.strip_prefix(COMMAND.as_bytes()) {
@@ -79,10 +75,9 @@ impl AddedMasks {
         }
     }
 
-    /// Adds a piece of the current line. Returns the part that can be written now.
+    /// Adds a piece of the current line. Returns the part that can be written.
     ///
-    /// The line ends with the piece if the piece ends with a line break. If the line adds no value, the piece may continue with further
-    /// lines that add none.
+    /// The piece ends with the line, or it continues with further lines that add no value.
     fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
         let line = match &mut self.line {
             Line::Candidate(line) => line,
@@ -119,12 +114,12 @@ impl AddedMasks {
     }
 }
 
-/// Returns whether a line that starts with these bytes may add a value.
+/// Returns whether a line with this beginning may add a value.
 fn may_add(start: &[u8]) -> bool {
     start.starts_with(COMMAND.as_bytes()) || COMMAND.as_bytes().starts_with(start)
 }
 
-/// Returns the position of the next line that may add a value. `bytes` start inside a line that adds none.
+/// Returns the position of the next line that may add a value. `bytes` start inside another line.
 fn next_candidate(bytes: &[u8]) -> usize {
     let breaks = memmem::find_iter(bytes, b"\n:").map(|index| index + 1);
     let mut candidates = breaks.filter(|start| bytes.get(*start..).is_some_and(may_add));
@@ -135,7 +130,7 @@ fn next_candidate(bytes: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns the values, and the text with `<>` in place of each line that adds one.
+    /// Returns the values, and the text with `<>` for each line that adds one.
     fn run(pieces: &[&[u8]]) -> (Vec<String>, String) {
         let (mut added, mut values, mut text) = (AddedMasks::new(), Vec::new(), Vec::new());
         let mut take = |part: Part<'_>| match part {

@@ -1,14 +1,13 @@
-//! Converts a stream to valid UTF-8 and limits its size (docs/spec/runner-api.md, section 3.3).
+//! Converts a stream to UTF-8, and limits its size (docs/spec/runner-api.md, section 3.3).
 
-/// Default limit in bytes.
 const DEFAULT_LIMIT: u64 = 4 * 1024 * 1024;
 const REPLACEMENT: &[u8] = "\u{fffd}".as_bytes();
 
-/// Replaces invalid UTF-8, and truncates the stream at the limit with a notice.
+/// Replaces invalid UTF-8, and truncates the stream with a notice.
 pub(super) struct SizeLimiter {
     limit: u64,
     size: u64,
-    /// First bytes of a character whose other bytes are missing, at most 3.
+    /// First bytes of an incomplete character, at most 3.
     incomplete: Vec<u8>,
     truncated: bool,
 }
@@ -19,12 +18,12 @@ impl SizeLimiter {
         Self { limit, size: initial_length, incomplete: Vec::new(), truncated: initial_length >= limit }
     }
 
-    /// Returns whether the limit was reached, so that all further output is dropped.
+    /// Returns whether further output is dropped.
     pub(super) fn is_truncated(&self) -> bool {
         self.truncated
     }
 
-    /// Processes more of the stream, in place.
+    /// Processes bytes in place.
     pub(super) fn push(&mut self, bytes: &mut Vec<u8>) {
         if self.truncated {
             bytes.clear();
@@ -35,7 +34,7 @@ impl SizeLimiter {
         if !self.incomplete.is_empty() {
             bytes.splice(..0, std::mem::take(&mut self.incomplete));
         }
-        // Most output is ASCII, and the check for that is faster.
+        // This check is faster, and most output is ASCII.
         if !bytes.is_ascii()
             && let Err(error) = std::str::from_utf8(bytes)
         {
@@ -49,7 +48,7 @@ impl SizeLimiter {
         self.count(bytes);
     }
 
-    /// Ends the stream, and returns its last bytes. An incomplete character at its end is invalid.
+    /// Ends the stream, and returns its last bytes. Replaces an incomplete character.
     pub(super) fn finish(&mut self) -> Vec<u8> {
         let mut end = Vec::new();
         if !self.truncated && !std::mem::take(&mut self.incomplete).is_empty() {
@@ -73,7 +72,7 @@ impl SizeLimiter {
         out.extend_from_slice(bytes);
     }
 
-    /// Counts more bytes of the stream, and truncates them at the limit.
+    /// Counts bytes, and truncates them at the limit.
     fn count(&mut self, bytes: &mut Vec<u8>) {
         let added = bytes.len() as u64;
         if self.size + added < self.limit {
@@ -82,7 +81,7 @@ impl SizeLimiter {
         }
         let capacity = usize::try_from(self.limit.saturating_sub(self.size)).unwrap_or(usize::MAX);
         let mut end = capacity.min(bytes.len());
-        // All bytes of a character except the first have the form 10xxxxxx.
+        // All bytes of a character after the first have the form 10xxxxxx.
         while end > 0 && bytes.get(end).is_some_and(|byte| byte & 0b1100_0000 == 0b1000_0000) {
             end -= 1;
         }

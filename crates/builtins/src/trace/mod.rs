@@ -1,4 +1,5 @@
-//! Writes a job's trace: masking, then timestamps, then valid UTF-8 and the size limit (docs/spec/job-execution.md, section 1.10).
+//! Writes a job's trace: masks secrets, adds timestamps, and limits the size (docs/spec/job-execution.md, section
+//! 1.10).
 
 mod added_masks;
 mod limit;
@@ -16,12 +17,12 @@ use added_masks::{AddedMasks, COMMAND, Part};
 use limit::SizeLimiter;
 use timestamps::LineTimestamper;
 
-/// Storage for the bytes of a trace.
+/// Storage of a trace.
 pub trait Sink: Send {
-    /// Appends `bytes`. If the disk is full, appends as many bytes as possible, and fails.
+    /// Appends `bytes`. On a full disk, appends as many as possible, and fails.
     ///
     /// # Errors
-    /// The bytes cannot be written.
+    /// If not all bytes can be written.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
@@ -30,15 +31,15 @@ pub trait Sink: Send {
 pub struct TraceOptions {
     /// Values to mask.
     pub secrets: Secrets,
-    /// Whether lines `::add-mask::VALUE` of the output add values to mask.
+    /// Whether `::add-mask::VALUE` adds values to mask.
     pub adds_masks: bool,
-    /// Whether each line starts with the time and the stream.
+    /// Whether lines start with time and stream.
     pub timestamps: bool,
     /// Maximum size in bytes. Further output is dropped. 0 means 4 MiB.
     pub limit: u64,
 }
 
-/// What is printed in place of a masked value.
+/// Replacement of a masked value.
 const MASKED: &str = "[MASKED]";
 
 /// Callback for the first error of the sink.
@@ -54,17 +55,17 @@ pub struct Trace {
 struct Inner {
     channels: Vec<(Stream, Channel)>,
     secrets: Secrets,
-    /// Whether values were added to `secrets` while the job ran.
+    /// Whether values were added to `secrets`.
     has_added_secrets: bool,
-    /// Finds the values that the job adds. `None` means that it cannot add any.
+    /// Finds values that the job adds. `None` means that it cannot add any.
     added_masks: Option<AddedMasks>,
     limiter: SizeLimiter,
     sink: Box<dyn Sink>,
-    /// Whether the sink failed. Later output is dropped, because there would be a gap before it.
+    /// Whether the sink failed. Later output is dropped, because it would follow a gap.
     faulted: bool,
 }
 
-/// Buffers for one piece of output: after masking, and with timestamps.
+/// Buffers for one piece of output.
 #[derive(Default)]
 struct Buffers {
     masked: Vec<u8>,
@@ -72,7 +73,7 @@ struct Buffers {
 }
 
 thread_local! {
-    /// Buffers that all jobs of the thread share, to save memory.
+    /// Buffers that jobs on this thread share.
     static BUFFERS: RefCell<Buffers> = RefCell::default();
 }
 
@@ -83,8 +84,7 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// Preparing the search for the secrets takes time. The search is therefore prepared at the next output, not for each value that the job
-/// adds.
+/// The search for secrets is expensive to prepare. After new secrets, it is prepared at the next output.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 
@@ -93,7 +93,7 @@ impl StreamMasker {
         self.0.get_or_insert_with(|| Masker::new(secrets)).push(bytes, out);
     }
 
-    /// Appends the output that was held back. Later output is masked with the secrets that are known then.
+    /// Appends output that was held back. Later output is masked with new secrets, too.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if let Some(mut masker) = self.0.take() {
             masker.finish(out);
@@ -108,10 +108,10 @@ impl std::fmt::Debug for Trace {
 }
 
 impl Trace {
-    /// Returns a trace that writes to `sink`. `initial_length` is the current size of the sink, which counts against the limit.
+    /// Returns a trace that writes to `sink`. `initial_length` is the current size of the sink in bytes.
     #[must_use]
     pub fn new(options: &TraceOptions, sink: Box<dyn Sink>, initial_length: u64, on_fault: OnFault) -> Self {
-        // Without timestamps all streams form one text, and a secret can be split between them.
+        // Without timestamps, all streams are one text, and a secret can be split between them.
         let streams: &[Stream] = if options.timestamps { &[Stream::Runner, Stream::Output] } else { &[Stream::Runner] };
         let channel = |stream: &Stream| {
             let stamper = options.timestamps.then(|| LineTimestamper::new(*stream));
@@ -132,25 +132,24 @@ impl Trace {
         }
     }
 
-    /// Returns the masked values, including values that were added while the job ran.
-    /// `None` means that no value was added.
+    /// Returns the masked values if any were added.
     #[must_use]
     pub fn secrets_with_added(&self) -> Option<Secrets> {
         let inner = self.inner.lock();
         inner.has_added_secrets.then(|| inner.secrets.clone())
     }
 
-    /// Masks a value from now on, in the output of all streams.
+    /// Masks a value in later output of all streams.
     pub fn add_secret(&self, value: &str) {
         let mut inner = self.inner.lock();
         inner.secrets.add(value);
         inner.has_added_secrets = true;
         drop(inner);
-        // The output that is held back was written before the value was known.
-        self.write_or_report(Inner::write_all_held);
+        // This output was written before the value was known.
+        self.write_or_report(Inner::flush_maskers);
     }
 
-    /// Writes, unless the sink failed before. Reports the first failure.
+    /// Writes unless the sink has failed. Reports the first failure.
     fn write_or_report(&self, write: impl FnOnce(&mut Inner) -> io::Result<()>) {
         let mut inner = self.inner.lock();
         if inner.faulted {
@@ -163,12 +162,12 @@ impl Trace {
         }
     }
 
-    /// Ends the trace: writes the output that was held back, then `last`. `last` is written even if the sink failed before.
+    /// Ends the trace with `last`, which is written even after a failure.
     pub fn close(&self, last: &[u8]) {
         let mut inner = self.inner.lock();
         let mut result = inner.flush();
         if inner.faulted {
-            // The fault callback may have freed space for this text.
+            // The callback may have freed space.
             result = inner.sink.append(b"\n").and_then(|()| inner.sink.append(last));
         } else {
             result = result.and_then(|()| inner.write(Stream::Runner, last)).and_then(|()| inner.flush());
@@ -188,8 +187,7 @@ impl Log for Trace {
         self.write_or_report(|inner| inner.write(stream, bytes));
     }
 
-    /// Writes an incomplete line, so that it precedes Muster's next message. Without timestamps there is only one stream, which is in
-    /// order anyway.
+    /// Completes the line before Muster's next message. Without timestamps, there is only one stream.
     fn end_lines(&self) {
         if self.timestamps {
             self.write_or_report(|inner| inner.finish(Stream::Output));
@@ -208,12 +206,11 @@ impl Inner {
         }
     }
 
-    /// Masks text and writes it.
     fn mask(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         self.process(stream, |masker, secrets, out| masker.push(secrets, bytes, out), false)
     }
 
-    /// Writes a part of the output. A value that it adds is masked from here on.
+    /// Writes a part of the output. Its value is masked in later output.
     fn write_part(&mut self, part: Part<'_>) -> io::Result<()> {
         match part {
             Part::Text(bytes) => self.mask(Stream::Output, &bytes),
@@ -230,34 +227,33 @@ impl Inner {
     }
 
     fn add(&mut self, value: &str) -> io::Result<()> {
-        // The agent in a container has replaced the value already.
+        // The agent in a container has already replaced the value.
         if value != MASKED {
             self.secrets.add(value);
             self.has_added_secrets = true;
         }
-        // A masker holds back output that may be the beginning of a masked value. No masked value continues with a line that adds a value, so
-        // what is held back can be written.
-        self.write_all_held()
+        // Held output is the beginning of a masked value, which no command line can continue.
+        self.flush_maskers()
     }
 
-    /// Writes what the maskers of all streams hold back. Later output is masked with all secrets that are known then.
-    fn write_all_held(&mut self) -> io::Result<()> {
-        self.streams().into_iter().try_for_each(|stream| self.write_held(stream, false))
+    /// Writes the output that the maskers hold back. Later output is masked with new secrets, too.
+    fn flush_maskers(&mut self) -> io::Result<()> {
+        self.streams().into_iter().try_for_each(|stream| self.flush_masker(stream, false))
     }
 
     fn streams(&self) -> Vec<Stream> {
         self.channels.iter().map(|(stream, _)| *stream).collect()
     }
 
-    /// Writes the output of a stream that is held back.
+    /// Writes the held output of a stream.
     fn finish(&mut self, stream: Stream) -> io::Result<()> {
-        let held = self.added_masks.as_mut().filter(|_| stream == Stream::Output).and_then(AddedMasks::finish);
-        held.map_or(Ok(()), |part| self.write_part(part))?;
-        self.write_held(stream, true)
+        let pending = self.added_masks.as_mut().filter(|_| stream == Stream::Output).and_then(AddedMasks::finish);
+        pending.map_or(Ok(()), |part| self.write_part(part))?;
+        self.flush_masker(stream, true)
     }
 
-    /// Writes what the masker of a stream holds back. `ends_line` also completes the current line.
-    fn write_held(&mut self, stream: Stream, ends_line: bool) -> io::Result<()> {
+    /// Writes the output that a masker holds back. `ends_line` also completes the line.
+    fn flush_masker(&mut self, stream: Stream, ends_line: bool) -> io::Result<()> {
         self.process(stream, |masker, _, out| masker.finish(out), ends_line)
     }
 
@@ -265,9 +261,9 @@ impl Inner {
         if self.faulted {
             return Ok(());
         }
-        // Without timestamps, `streams` does not contain `Stream::Output`, so the loop below does not write what is held back.
-        let held = self.added_masks.as_mut().and_then(AddedMasks::finish);
-        held.map_or(Ok(()), |part| self.write_part(part))?;
+        // Without timestamps, the loop below does not cover `Stream::Output`.
+        let pending = self.added_masks.as_mut().and_then(AddedMasks::finish);
+        pending.map_or(Ok(()), |part| self.write_part(part))?;
         for stream in self.streams() {
             self.finish(stream)?;
         }
@@ -281,7 +277,7 @@ impl Inner {
         ends_line: bool,
     ) -> io::Result<()> {
         if self.limiter.is_truncated() {
-            // Output that will be dropped need not be masked.
+            // Output that will be dropped needs no masking.
             return Ok(());
         }
         let index = self.channels.iter().position(|(known, _)| *known == stream).unwrap_or(0);

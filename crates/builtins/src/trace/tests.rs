@@ -1,5 +1,3 @@
-//! Tests of the whole path from output to trace.
-
 use std::sync::Arc;
 
 use proptest::prelude::*;
@@ -116,7 +114,7 @@ fn c117_stamps_mark_streams_and_continuations() {
     let expected =
         [("01O ", "one"), ("00O ", "own"), ("01O ", "two"), ("01O ", "10%\r20%\r"), ("01O+", "30%"), ("00O ", "end")];
     assert_eq!(lines, expected);
-    // The header has exactly 32 bytes: a time in UTC with microseconds, a space, the stream, and a space or `+`.
+    // The header has 32 bytes: UTC time with microseconds, a space, the stream, and a space or `+`.
     for line in text.lines() {
         let shape: String = line[..28].chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
         assert_eq!(shape, "0000-00-00T00:00:00.000000Z ", "{line}");
@@ -126,7 +124,7 @@ fn c117_stamps_mark_streams_and_continuations() {
 #[test]
 fn c117_line_over_8_kib_is_split_and_continued_per_stream() {
     let options = TraceOptions { timestamps: true, ..TraceOptions::default() };
-    // The line of the other stream in between is not a continuation, and does not end the line of the first stream.
+    // The other stream's line in between neither is a continuation nor ends the first line.
     let pieces: [(Stream, &[u8]); 3] =
         [(Stream::Output, &[b'x'; 9000]), (Stream::Runner, b"other\n"), (Stream::Output, b"y\n")];
     let text = written(&options, &pieces);

@@ -1,16 +1,15 @@
 //! Adds time and stream to lines (docs/spec/runner-api.md, section 3.5): `2026-11-21T09:32:20.888012Z 01O hello`.
 //!
-//! The letter is always `O`. gitlab-runner writes `E` for standard error, which it reads from a separate pipe, so
-//! lines of the two streams can appear in the wrong order. Muster reads both from one pipe, which keeps their order.
+//! The letter is always `O`, because Muster reads standard output and error from one pipe, which keeps their order.
+//! gitlab-runner uses two pipes, and marks standard error with `E`.
 
 use memchr::memchr;
 use muster_steps::log::Stream;
 use time::OffsetDateTime;
 
-/// Maximum number of bytes of an incomplete line to hold back. A longer line is split.
+/// Maximum number of bytes of an incomplete line. A longer line is split.
 const MAX_HELD_BYTES: usize = 8 * 1024;
 
-/// Prefixes the lines of one stream.
 pub(super) struct LineTimestamper {
     tag: &'static str,
     line: Vec<u8>,
@@ -27,7 +26,7 @@ impl LineTimestamper {
         Self { tag, line: Vec::new(), continues: false }
     }
 
-    /// Processes more of the stream. All lines that end in `bytes` have the same time.
+    /// Processes bytes. All lines that end in `bytes` get the same time.
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let time = now();
         let mut rest = bytes;
@@ -37,21 +36,21 @@ impl LineTimestamper {
             rest = after.get(1..).unwrap_or_default();
         }
         self.line.extend_from_slice(rest);
-        // A progress bar rewrites its line with `\r` and no `\n`. Such a line is shown immediately, not held back until its end.
+        // A progress bar rewrites its line with `\r`, which must be shown immediately.
         let redraws = rest.len() == bytes.len() && rest.contains(&b'\r');
         if redraws || self.line.len() > MAX_HELD_BYTES {
             self.emit(&time, &[], true, out);
         }
     }
 
-    /// Ends the stream, and writes its last line if it is incomplete.
+    /// Writes an incomplete last line.
     pub(super) fn finish(&mut self, out: &mut Vec<u8>) {
         if !self.line.is_empty() {
             self.emit(&now(), &[], false, out);
         }
     }
 
-    /// Writes the line that was held back, followed by `end`. `unfinished` means that the next line continues this one.
+    /// Writes the current line and `end`. `unfinished` means that the next line continues it.
     fn emit(&mut self, time: &str, end: &[u8], unfinished: bool, out: &mut Vec<u8>) {
         out.extend_from_slice(time.as_bytes());
         out.extend_from_slice(self.tag.as_bytes());
@@ -63,7 +62,7 @@ impl LineTimestamper {
     }
 }
 
-/// Returns the current time as the beginning of a line.
+/// Returns the current time as a prefix.
 fn now() -> String {
     let now = OffsetDateTime::now_utc();
     let (date, time) = (now.date(), now.time());

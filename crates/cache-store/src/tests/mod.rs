@@ -1,4 +1,4 @@
-//! Tests of signed URLs. Those in `servers` transfer objects to and from servers.
+//! Signed URLs. The module `servers` transfers objects to and from servers.
 
 mod servers;
 
@@ -92,7 +92,7 @@ async fn invalid_object_name_is_an_error() {
     }
 }
 
-/// Returns the private key of an account that does not exist.
+/// The account of this key does not exist.
 fn private_key() -> String {
     include_str!("key.pem").to_owned()
 }

@@ -1,5 +1,5 @@
-//! Signed URLs at servers: Azurite verifies signatures; moto implements Amazon's S3, roles and the metadata service of machines, and
-//! fake-gcs-server implements Google Cloud Storage. These two do not verify signatures.
+//! Signed URLs at servers. Azurite verifies signatures. moto (S3, roles and the metadata service of machines) and
+//! fake-gcs-server do not.
 //!
 //! The signatures for S3 and Google Cloud Storage are compared with those of Amazon's and Google's own libraries.
 
@@ -14,7 +14,6 @@ use reqwest::StatusCode;
 
 use super::*;
 
-/// Names of objects: an ordinary one, and one with characters that have a meaning in URLs.
 const NAMES: [&str; 2] = ["runner/abc/project/5/deps-main-protected", "project/5/test job/größe #1+2 50%?=&"];
 
 fn settings(server: &Server) -> S3Settings {
@@ -40,7 +39,6 @@ fn options() -> UploadOptions<'static> {
     UploadOptions { cache_key: "deps main", max_bytes: 1000 }
 }
 
-/// Queries, uploads, queries again and downloads an object with each of the [`NAMES`].
 async fn transfers(store: &CacheStore) {
     for name in NAMES {
         assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::NOT_FOUND, "{name}");
@@ -52,7 +50,7 @@ async fn transfers(store: &CacheStore) {
     }
 }
 
-/// Returns the signature or the signed URL from the library of the store's vendor. `None` if the Python environment is missing.
+/// Returns the signature or the signed URL from the vendor's library. `None` if the Python environment is missing.
 fn signed_by_library(job: &serde_json::Value) -> Option<String> {
     let output = python_program("python3")?.args(["-c", include_str!("libraries.py")]).arg(job.to_string()).output();
     let output = output.unwrap();
@@ -60,7 +58,6 @@ fn signed_by_library(job: &serde_json::Value) -> Option<String> {
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// Returns all URLs that a store signs, with the method and the headers of each.
 async fn all_urls(store: &CacheStore, name: &str) -> Vec<(&'static str, Url, serde_json::Value)> {
     let upload = store.upload_url(name, HOUR, options()).await.unwrap();
     let headers = upload.headers.into_iter().map(|(name, value)| (name, value.into())).collect();
@@ -120,7 +117,6 @@ async fn s3_server_stores_objects_under_their_exact_names() {
     assert_eq!(keys, [NAMES[1], NAMES[0]]);
 }
 
-/// Opens a bucket of an emulator of Google Cloud Storage. The value of the environment variable is `address`.
 fn gcs_at(address: String) -> CacheStore {
     let credentials = GcsCredentials::Key { account: "me".to_owned(), private_key: Secret::new(private_key()) };
     let settings = GcsSettings { bucket: GCS_BUCKET.to_owned(), credentials, domain: None };
@@ -174,7 +170,6 @@ async fn azure_server_accepts_the_signatures() {
     let store = store_of(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
     transfers(&store).await;
     for name in NAMES {
-        // A URL must permit only reading or only writing, and only one object.
         let upload = store.upload_url(name, HOUR, options()).await.unwrap();
         let download = store.download_url(name, HOUR).await.unwrap();
         let write = SignedUpload { url: download.clone(), headers: upload.headers.clone() };

@@ -1,17 +1,16 @@
-//! The packs and the list of chunks that a save builds.
+//! Packs and chunks of a save.
 
 use std::collections::HashMap;
 use std::io::{BufWriter, Write};
 
 use tempfile::NamedTempFile;
 
-use super::{Found, Save, SaveError};
+use super::{FileChunk, Save, SaveError};
 use crate::index::Chunk;
 use crate::reference::Object;
 use crate::restore::ChunkReader;
 use crate::{ChunkError, Hash};
 
-/// Pack that is being written.
 struct Pack {
     number: u32,
     name: String,
@@ -19,10 +18,9 @@ struct Pack {
     written: u64,
 }
 
-/// Packs and chunks of the index.
 pub(super) struct Packs<'a> {
     save: &'a Save<'a>,
-    /// Packs of earlier saves, and new packs. The size of a new pack is set when the pack is complete.
+    /// Packs of earlier saves, and new packs. The size of a new pack is set at its completion.
     packs: Vec<Object>,
     numbers: HashMap<String, u32>,
     chunks: Vec<Chunk>,
@@ -44,13 +42,12 @@ impl<'a> Packs<'a> {
         }
     }
 
-    /// Returns whether a new pack was begun.
     pub(super) fn has_new(&self) -> bool {
         self.current.is_some() || !self.new.is_empty()
     }
 
-    /// Returns the position of a chunk in the list. Stores the chunk if it is new.
-    pub(super) fn chunk(&mut self, found: &Found) -> Result<u32, SaveError> {
+    /// Returns the position of a chunk. Stores the chunk if it is new.
+    pub(super) fn chunk(&mut self, found: &FileChunk) -> Result<u32, SaveError> {
         if let Some(position) = self.positions.get(&found.hash) {
             return Ok(*position);
         }
@@ -77,7 +74,7 @@ impl<'a> Packs<'a> {
         })
     }
 
-    /// Appends the bytes of a chunk to the current pack.
+    /// Appends a chunk to the current pack.
     fn write(&mut self, hash: Hash, length: u32, packed: &[u8]) -> Result<Chunk, SaveError> {
         let is_full = self.current.as_ref().is_some_and(|pack| pack.written >= self.save.pack_bytes);
         if is_full && self.new.len() + 1 < self.save.max_packs {
@@ -115,9 +112,8 @@ impl<'a> Packs<'a> {
         Ok(())
     }
 
-    /// Returns the packs of earlier saves, each with the number of bytes that the cache uses.
-    /// The least used pack is first.
-    pub(super) fn used_by_old(&self) -> Vec<(u32, u64)> {
+    /// Returns the packs of earlier saves with the number of used bytes, least used first.
+    pub(super) fn used_bytes_of_old_packs(&self) -> Vec<(u32, u64)> {
         let mut used: HashMap<u32, u64> = HashMap::new();
         for chunk in &self.chunks {
             *used.entry(chunk.pack).or_default() += u64::from(chunk.packed);
@@ -132,7 +128,7 @@ impl<'a> Packs<'a> {
         used
     }
 
-    /// Copies the chunks of an earlier pack that the cache uses. Does nothing if the pack is not in the directory or is damaged.
+    /// Copies the used chunks of an earlier pack, unless the store does not have it or it is damaged.
     pub(super) fn copy_chunks_of(&mut self, pack: u32) -> Result<(), SaveError> {
         let Some(object) = self.packs.get(pack as usize).filter(|object| self.save.store.has(object)) else {
             return Ok(());
@@ -154,13 +150,13 @@ impl<'a> Packs<'a> {
         Ok(())
     }
 
-    /// Completes the last pack. Returns the new packs.
+    /// Completes the last pack, and returns the new packs.
     pub(super) fn finish(&mut self) -> Result<Vec<Object>, SaveError> {
         self.complete()?;
         Ok(std::mem::take(&mut self.new))
     }
 
-    /// Returns the packs that have chunks of the cache, and the chunks.
+    /// Returns the used packs, and the chunks.
     pub(super) fn into_table(self) -> (Vec<Object>, Vec<Chunk>) {
         let Self { packs, mut chunks, .. } = self;
         let mut renumbered: HashMap<u32, u32> = HashMap::new();

@@ -1,4 +1,4 @@
-//! The parts of a save: batches of small files, and blocks of large ones.
+//! Parts of a save: batches of small files, and blocks of large ones.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -12,42 +12,37 @@ use crate::Hash;
 use crate::cut::{ReaderChunks, cut, cut_reader};
 use crate::known::Known;
 
-/// Size in bytes above which one thread divides a file into blocks for the other threads.
+/// Size in bytes above which a file is divided into blocks for several threads.
 const LARGE_FILE_BYTES: u64 = 1 << 20;
-/// Number of bytes from which a batch or a block is complete.
+/// Size of a complete batch or block in bytes.
 const PART_BYTES: usize = 1 << 20;
-/// Maximum number of files in a batch.
 const BATCH_FILES: usize = 64;
 
-/// A part to work on.
 pub(super) enum Part {
     /// Small files, directories and links.
     Files(Vec<Entry>),
-    /// Consecutive chunks of a large file. `start` is the file's entry, and is set only in its first block.
+    /// Consecutive chunks of a large file. Only the first block has the entry, in `start`.
     Block { start: Option<Entry>, chunks: Vec<Vec<u8>>, is_last: bool },
 }
 
-/// Result of a part.
 pub(super) enum PartResult {
-    Files(Vec<(Entry, Vec<Found>)>),
-    Block { start: Option<Entry>, found: Vec<Found>, is_last: bool },
+    Files(Vec<(Entry, Vec<FileChunk>)>),
+    Block { start: Option<Entry>, found: Vec<FileChunk>, is_last: bool },
 }
 
-/// A chunk of a file.
-pub(super) struct Found {
+pub(super) struct FileChunk {
     pub(super) hash: Hash,
     pub(super) length: u32,
-    /// Bytes of the chunk to write to a pack. `None` if an earlier save has already stored the chunk.
+    /// Bytes to write to a pack. `None` means that the chunk is already stored.
     pub(super) packed: Option<Vec<u8>>,
 }
 
-/// Divides the files into parts.
 pub(super) struct Plan<'a> {
     save: &'a Save<'a>,
     files: std::slice::Iter<'a, PathBuf>,
     /// Large file after the current batch.
     next: Option<Entry>,
-    /// Large file that is being read, with its entry until the first block.
+    /// Large file that is being read. The entry is set until its first block.
     blocks: Option<(Option<Entry>, PathBuf, ReaderChunks<BufReader<File>>)>,
 }
 
@@ -56,7 +51,7 @@ impl<'a> Plan<'a> {
         Self { save, files: save.files.iter(), next: None, blocks: None }
     }
 
-    /// Returns the next part. `None` after the last one.
+    /// Returns the next part, or `None` at the end.
     fn part(&mut self) -> Result<Option<Part>, SaveError> {
         loop {
             self.save.check_stop()?;
@@ -81,7 +76,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Returns the next small files, and stores a large file that follows them in `next`.
+    /// Returns the next small files. Stores a large file after them in `next`.
     fn batch(&mut self) -> Result<Vec<Entry>, SaveError> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < BATCH_FILES && bytes < PART_BYTES as u64 {
@@ -101,7 +96,6 @@ impl<'a> Plan<'a> {
         Ok(batch)
     }
 
-    /// Returns the next block of the large file that is being read.
     fn block(&mut self) -> Result<Part, SaveError> {
         let Some((start, path, mut content)) = self.blocks.take() else {
             return Ok(Part::Files(Vec::new()));
@@ -128,7 +122,6 @@ impl Iterator for Plan<'_> {
     }
 }
 
-/// State of one thread.
 pub(super) struct Worker<'a> {
     save: &'a Save<'a>,
     chunker: Chunker<'a>,
@@ -165,15 +158,15 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Returns the chunks of a small file. `None` if it was removed or replaced.
-    fn file(&mut self, entry: &Entry) -> Result<Option<Vec<Found>>, SaveError> {
+    /// Returns the chunks of a small file. `None` means that it was removed or replaced.
+    fn file(&mut self, entry: &Entry) -> Result<Option<Vec<FileChunk>>, SaveError> {
         if entry.kind != EntryKind::File {
             return Ok(Some(Vec::new()));
         }
         let path = self.save.root.join(&entry.path);
         let Some(file) = open(&path)? else { return Ok(None) };
         self.buffer.clear();
-        // A file that grows while it is read is truncated at twice the limit of small files.
+        // Truncates a file that grows meanwhile.
         let read = file.take(2 * LARGE_FILE_BYTES).read_to_end(&mut self.buffer);
         read.map_err(|error| SaveError::Read(path, error))?;
         let content = self.buffer.as_slice();
@@ -182,11 +175,11 @@ impl<'a> Worker<'a> {
 }
 
 impl Chunker<'_> {
-    fn chunk(&mut self, content: &[u8]) -> Result<Found, SaveError> {
+    fn chunk(&mut self, content: &[u8]) -> Result<FileChunk, SaveError> {
         let hash = *blake3::hash(content).as_bytes();
         let length = u32::try_from(content.len()).map_err(|error| SaveError::Compress(io::Error::other(error)))?;
         if self.known.get(&hash).is_some_and(|(chunk, _)| chunk.length == length) {
-            return Ok(Found { hash, length, packed: None });
+            return Ok(FileChunk { hash, length, packed: None });
         }
         let compressed = match &mut self.compressor {
             Ok(compressor) => compressor.compress(content),
@@ -194,6 +187,6 @@ impl Chunker<'_> {
         };
         let compressed = compressed.map_err(SaveError::Compress)?;
         let packed = if compressed.len() < content.len() { compressed } else { content.to_vec() };
-        Ok(Found { hash, length, packed: Some(packed) })
+        Ok(FileChunk { hash, length, packed: Some(packed) })
     }
 }

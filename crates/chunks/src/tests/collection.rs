@@ -1,4 +1,4 @@
-//! Collections of unused objects, also while saves are in progress and after they were killed.
+//! Collections of unused objects, also during saves and after a process was killed.
 
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime};
@@ -7,22 +7,21 @@ use filetime::FileTime;
 
 use super::*;
 use crate::reference::Object;
-use crate::{Listed, MAX_MARKS_BYTES, Marks, Sweep};
+use crate::{MAX_MARKS_BYTES, Marks, StoredObject, Sweep};
 
-/// Mode, modification time and content of each file.
 type Files = BTreeMap<PathBuf, (u32, i64, Vec<u8>)>;
 
 const GRACE: Duration = Duration::from_secs(1000);
 const KEYS: [&str; 3] = ["main", "feature", "deep/key"];
 
-/// A save that has not set its reference.
+/// A save before it sets its reference.
 struct Pending {
     reference: Option<Reference>,
     files: Files,
     began: Duration,
 }
 
-/// A machine in virtual time, with the files that each key must have.
+/// A machine in virtual time, with the expected files of each key.
 struct Simulation {
     machine: Machine,
     numbers: Numbers,
@@ -47,7 +46,7 @@ impl Simulation {
             }
             6..=7 => {
                 self.time += Duration::from_secs(self.numbers.next() % 700);
-                // A job never lasts as long as the grace period. Its machine may fail at any time.
+                // A job is shorter than the grace period. Its machine may fail.
                 let (time, is_lost) = (self.time, self.numbers.below(4) == 0);
                 self.pending.retain(|pending| time < pending.began + GRACE);
                 if is_lost {
@@ -94,7 +93,7 @@ impl Simulation {
             store.collect(self.now(), GRACE, None).unwrap();
             return;
         }
-        // The process is killed after some of its changes.
+        // The process is killed after some changes.
         let (sweep, _) = store.plan(self.now(), GRACE, None).unwrap();
         let mut changes = self.numbers.below(4);
         let proceed = || {
@@ -136,12 +135,11 @@ fn no_collection_deletes_what_a_cache_or_a_save_needs() {
             simulation.step();
         }
         simulation.check(seed);
-        // Saves that are in progress at the end set their references, too.
         while !simulation.pending.is_empty() {
             simulation.end_save();
         }
         simulation.check(seed);
-        // Without saves, everything unused is deleted after two grace periods.
+        // Without saves, unused objects are deleted after two grace periods.
         for _ in 0..3 {
             simulation.time += GRACE + GRACE;
             let store = simulation.machine.store();
@@ -200,24 +198,24 @@ fn plan_counts_references_that_are_too_old_and_changes_nothing() {
     assert_eq!(store.collect(now, GRACE, Some(max_age)).unwrap(), planned);
 }
 
-/// The list must not exceed the size that jobs and later collections accept. They treat a longer list as empty, so no
-/// object would ever be deleted.
+/// Jobs and later collections treat a longer list as empty, so no object would ever be deleted.
 #[test]
 fn list_of_marks_stays_readable_however_many_objects_are_unused() {
     let old = SystemTime::UNIX_EPOCH;
     let now = old + Duration::from_secs(1_800_000_000);
     let object = |number: u32| Object { name: format!("{:0>60}-{number}", ""), size: 1 };
-    let listed: Vec<Listed> = (0..200_000).map(|number| Listed { object: object(number), stored: old }).collect();
+    let listed: Vec<StoredObject> =
+        (0..200_000).map(|number| StoredObject { object: object(number), stored_at: old }).collect();
     let first = Sweep::plan(&Marks::default(), &listed, &HashSet::new(), now, GRACE);
     let stored = first.after.to_bytes();
     let bytes = stored.len() as u64;
     assert!(bytes <= MAX_MARKS_BYTES && bytes > MAX_MARKS_BYTES / 2, "{bytes}");
-    // The marked objects are deleted, and then the others are marked.
+    // The marked objects are deleted, and then others are marked.
     let marks = Marks::parse(&stored);
     let second = Sweep::plan(&marks, &listed, &HashSet::new(), now + 2 * GRACE, GRACE);
     assert_eq!(second.delete.len(), marks.names().count());
     let deleted: HashSet<&str> = marks.names().collect();
-    let left: Vec<Listed> =
+    let left: Vec<StoredObject> =
         listed.iter().filter(|listed| !deleted.contains(listed.object.name.as_str())).cloned().collect();
     let third = Sweep::plan(&second.after, &left, &HashSet::new(), now + 3 * GRACE, GRACE);
     assert!(third.after.names().count() > 0 && third.after.to_bytes().len() as u64 <= MAX_MARKS_BYTES);

@@ -1,8 +1,8 @@
-//! Damaged stores, from which no wrong file is ever restored.
+//! Damaged stores, from which no wrong file may be restored.
 
 use super::*;
 
-/// Returns a machine whose store has two keys with caches that share chunks.
+/// Returns a machine with two keys whose caches share chunks.
 fn two_keys() -> Machine {
     let mut machine = Machine::new();
     let mut numbers = Numbers(5);
@@ -16,7 +16,7 @@ fn two_keys() -> Machine {
     machine
 }
 
-/// Restores a damaged cache over old files, and checks that each file has its old content or the right one.
+/// Restores a damaged cache over old files. Each file must have its old content or the right one.
 fn check_no_wrong_file(machine: &Machine, what: &str) -> Result<(), String> {
     let target = tempfile::tempdir().unwrap();
     fs::create_dir(target.path().join("d")).unwrap();
@@ -41,7 +41,7 @@ fn flipped_missing_and_additional_bytes_are_found() {
     let store = machine.store();
     let mut paths: Vec<PathBuf> = fs::read_dir(store.objects()).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.push(store.reference_path("main").unwrap());
-    // A restore of `main` does not read the index of `branch`.
+    // Restoring `main` does not read the index of `branch`.
     paths.retain(|path| !path.ends_with("save1-index"));
     paths.sort();
     let mut numbers = Numbers(11);
@@ -66,7 +66,7 @@ fn flipped_missing_and_additional_bytes_are_found() {
             };
             fs::write(&path, &bytes).unwrap();
             let restored = check_no_wrong_file(&machine, &what);
-            // The packs of the branch have a chunk that `main` does not use.
+            // These packs have a chunk that `main` does not use.
             let is_unused = path.ends_with("save1-0") || path.ends_with("save1-1") || path.ends_with("save1-2");
             assert!(restored.is_err() || is_unused, "{what}");
         }
@@ -95,7 +95,7 @@ fn missing_object_is_found_and_saved_again() {
 }
 
 #[test]
-fn damaged_packs_are_named() {
+fn error_names_the_damaged_packs() {
     let machine = two_keys();
     let store = machine.store();
     let reference = store.reference("main").unwrap().unwrap();
@@ -116,7 +116,7 @@ fn index_and_reference_of_another_cache_are_not_used() {
     let mut machine = two_keys();
     let store = machine.store();
     let (main, branch) = (store.reference("main").unwrap().unwrap(), store.reference("branch").unwrap().unwrap());
-    // The file of the reference of `main` is overwritten with the reference of another key.
+    // The file of this reference gets the reference of another key.
     fs::copy(store.reference_path("branch").unwrap(), store.reference_path("main").unwrap()).unwrap();
     let error = check_no_wrong_file(&machine, "reference").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");

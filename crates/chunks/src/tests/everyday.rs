@@ -4,7 +4,6 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// Fills the machine with files of different sizes.
 fn fill(machine: &Machine, files: usize) {
     let mut numbers = Numbers(1);
     for number in 0..files {
@@ -13,7 +12,6 @@ fn fill(machine: &Machine, files: usize) {
     }
 }
 
-/// Returns the number of bytes that a save stored.
 fn stored_bytes(saved: &Saved) -> u64 {
     let index = saved.reference.as_ref().map_or(0, |reference| reference.index.size);
     index + saved.packs.iter().map(|pack| pack.size).sum::<u64>()
@@ -43,7 +41,7 @@ fn change_of_one_percent_stores_and_loads_at_most_three_percent() {
     let target = tempfile::tempdir().unwrap();
     machine.restore_into("main", target.path()).unwrap();
 
-    // Six of 600 files get other content, and one byte is inserted at the start of a large file.
+    // Six of 600 files get other content, and a large file gets one more byte at its start.
     let mut numbers = Numbers(9);
     for number in [60, 120, 180, 240, 301, 590] {
         let path = machine.root().join(format!("d{}/file{number}", number % 7));
@@ -85,7 +83,7 @@ fn unchanged_cache_stores_nothing_and_another_key_only_an_index() {
 fn content_with_the_old_size_and_time_is_saved() {
     let mut machine = Machine::new();
     machine.write("package.json", b"version 1.2.3");
-    // npm gives all files of all packages this time.
+    // npm gives all files this time.
     let time = filetime::FileTime::from_unix_time(499_162_500, 0);
     filetime::set_file_mtime(machine.root().join("package.json"), time).unwrap();
     machine.save("main");
@@ -105,12 +103,12 @@ fn file_that_exists_is_kept_only_with_the_right_content() {
     machine.restore_into("main", target.path()).unwrap();
     let untouched = target.path().join("d0/file7");
     let before = untouched.metadata().unwrap();
-    // This file keeps its size and time, but gets other content.
+    // Other content of the same size and time.
     let changed = target.path().join("d0/other");
     let time = filetime::FileTime::from_last_modification_time(&changed.metadata().unwrap());
     fs::write(&changed, "9876543210").unwrap();
     filetime::set_file_mtime(&changed, time).unwrap();
-    // This file becomes a hard link to a file outside of the directory.
+    // A hard link to a file outside of the directory.
     let outside = machine.directory.path().join("outside");
     fs::write(&outside, "0123456789").unwrap();
     fs::remove_file(target.path().join("d1/file1")).unwrap();
@@ -127,7 +125,7 @@ fn number_of_packs_stays_small() {
     fill(&machine, 100);
     machine.save("main");
     let mut numbers = Numbers(4);
-    // Each save stores a file that no later save changes, so its pack is used until the file is copied to a newer pack.
+    // No later save changes this file, so its pack is used until the file is copied to a newer one.
     for number in 0..150 {
         machine.write(&format!("new/file{number}"), &numbers.text(1_000));
         machine.save("main");

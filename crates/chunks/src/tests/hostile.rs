@@ -1,11 +1,9 @@
-//! Indexes that no save creates.
-
 use muster_archive::{Entry, EntryKind};
 
 use super::*;
 use crate::index::Chunk;
 
-/// Stores an index that a test built as the index of the key `main`, and reads it.
+/// Stores an index for the key `main`, and reads it.
 fn read(machine: &Machine, index: &Index, limits: &Limits) -> Result<Index, String> {
     let store = machine.store();
     let object = index.encode("main", store.level()).unwrap();
@@ -21,7 +19,6 @@ fn entry(path: &str, kind: EntryKind) -> Entry {
     Entry { path: path.into(), kind, mode: Some(0o644), modified: None, size: Some(0) }
 }
 
-/// Returns an index without files.
 fn empty(packs: Vec<Object>, chunks: Vec<Chunk>) -> Index {
     let mut index = Index::default();
     (index.packs, index.chunks) = (packs, chunks);
@@ -77,7 +74,7 @@ fn sizes_and_numbers_are_limited() {
     (0..20).for_each(|number| many.add(&entry(&format!("file{number}"), EntryKind::File), Vec::new()));
     fails(&many, Limits { entries: 19, ..limits }, "more than 19 entries");
     fails(&many, Limits { header_bytes: 100, ..limits }, "longer than 100 bytes");
-    // One file has the chunk of 10 bytes once, and the other has it a hundred times: 1010 bytes.
+    // 10 bytes once in one file, and a hundred times in the other.
     let mut bomb = with_chunk(CHUNK);
     bomb.add(&entry("bomb", EntryKind::File), vec![0; 100]);
     fails(&bomb, Limits { bytes: 1009, ..limits }, "more than 1009 bytes");
@@ -100,7 +97,7 @@ fn no_file_is_written_through_a_link() {
     let target = tempfile::tempdir().unwrap();
     let restored = restore(&machine.store(), &index, target.path()).unwrap();
     assert_eq!(restored.skipped.lines().count(), 1);
-    // The target has a link that leads out of the directory, and a link in place of a file of the cache.
+    // The target has links in place of a directory and of a file.
     fs::remove_file(target.path().join("link")).unwrap();
     std::os::unix::fs::symlink(&outside, target.path().join("d")).unwrap();
     std::os::unix::fs::symlink(outside.join("new"), target.path().join("f")).unwrap();

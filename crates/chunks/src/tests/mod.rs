@@ -1,5 +1,3 @@
-//! Tests of saves, restores and collections in a directory.
-
 mod collection;
 mod damage;
 mod everyday;
@@ -17,7 +15,6 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// Pseudorandom numbers that depend only on the seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -30,7 +27,6 @@ impl Numbers {
         usize::try_from(self.next() % end.max(1) as u64).unwrap()
     }
 
-    /// Returns text that compresses like source code.
     fn text(&mut self, length: usize) -> Vec<u8> {
         let mut text = Vec::with_capacity(length + 16);
         while text.len() < length {
@@ -41,7 +37,7 @@ impl Numbers {
     }
 }
 
-/// A directory of files, and a directory of caches.
+/// Directories of files and of caches.
 struct Machine {
     directory: TempDir,
     saves: u32,
@@ -74,7 +70,7 @@ impl Machine {
         found.map(|found| found.unwrap().path().strip_prefix(&root).unwrap().to_owned()).collect()
     }
 
-    /// Stores the files, without setting the reference of the key.
+    /// Stores the files, but does not set the reference.
     fn begin_save(&mut self, key: &str, marks: &Marks, references: &[Reference]) -> Saved {
         self.saves += 1;
         let store = self.store();
@@ -122,7 +118,7 @@ impl Machine {
         restore(&store, &index, target)
     }
 
-    /// Restores a cache into an empty directory, and compares it with the files.
+    /// Restores a cache, and compares it with the files.
     fn check(&self, key: &str) {
         let target = tempfile::tempdir().unwrap();
         self.restore_into(key, target.path()).unwrap();
@@ -136,7 +132,6 @@ fn restore(store: &Store, index: &Index, target: &Path) -> Result<Restored, Stri
     restore.run(&into).map_err(|error| error.to_string())
 }
 
-/// Returns the files of a directory with their modes, times and contents.
 fn tree(root: &Path) -> BTreeMap<PathBuf, (u32, i64, Vec<u8>)> {
     let found = walkdir::WalkDir::new(root).min_depth(1).into_iter().map(Result::unwrap);
     let described = found.map(|found| {

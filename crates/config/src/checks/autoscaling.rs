@@ -28,7 +28,7 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Returns the maximum number of instances of all groups together. Returns 0 (no limit) if any group has no limit.
+/// Returns the maximum of all groups together, or 0 if a group has no limit.
 fn total_max_instances(autoscaler: &Table) -> i64 {
     let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(max_instances);
@@ -36,7 +36,7 @@ fn total_max_instances(autoscaler: &Table) -> i64 {
     sum.unwrap_or_else(|| max_instances(autoscaler))
 }
 
-/// Checks policies and idle capacity (checks C070, C074).
+/// Checks C070 and C074.
 fn check_policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let capacity = capacity(autoscaler);
     let policies = autoscaler.tables("policy");
@@ -63,7 +63,7 @@ fn check_policies(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks the limits on instances (checks C072, C073, C075, C076).
+/// Checks C072, C073, C075 and C076.
 fn check_instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("state_storage.enabled") != Some(true) {
         let message = "state_storage is off: Muster keeps its instances across a restart anyway, but GitLab Runner would remove them all";
@@ -109,7 +109,7 @@ fn check_instances(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks `use_common_build_dir` (check C079).
+/// Check C079.
 fn check_build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let isolated = autoscaler.bool("vm_isolation.enabled") == Some(true) || autoscaler.int("max_use_count") == Some(1);
     if runner.table.bool("instance.use_common_build_dir") == Some(true) && !isolated {
@@ -125,7 +125,7 @@ fn check_build_directory(check: &mut Check<'_>, runner: &Runner, autoscaler: &Ta
     }
 }
 
-/// Checks that jobs of several projects do not share a user (check C084), unless each job has its own virtual machine.
+/// Check C084: without virtual machines, jobs of several projects must not share a user.
 fn check_shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") == Some(true) {
         return;
@@ -146,7 +146,7 @@ fn check_shared_user(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table)
     }
 }
 
-/// Checks `vm_isolation` (check C085).
+/// Check C085.
 fn check_isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     if autoscaler.bool("vm_isolation.enabled") != Some(true) {
         return;
@@ -173,7 +173,7 @@ fn check_isolation(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks amounts of memory (check C014).
+/// Check C014 of amounts of memory.
 fn check_amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for key in ["density.slot_memory", "sticky_context.max_size"] {
         if let Some(text) = autoscaler.str(key).filter(|text| memory_bytes(text).is_none()) {
@@ -183,7 +183,7 @@ fn check_amounts(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks that the templates of cgroups contain the slot (check C083).
+/// Check C083.
 fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.bool("use_slot_cgroups") != Some(true) {
         return;
@@ -199,13 +199,13 @@ fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks that no two runners use the same instance group (check C071).
+/// Check C071.
 fn check_shared_groups(check: &mut Check<'_>) {
     let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
     for runner in check.runners {
         let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
         let Some(plugin) = autoscaler.str("plugin") else { continue };
-        // Two tables that differ only in line breaks or in the order of keys describe the same group.
+        // Line breaks and the order of keys do not matter.
         let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
             Some(Value::Any(text)) => text
                 .split(['\n', ',', '{', '}'])
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn c077_one_ssh_session_serves_many_slots() {
-        // gitlab-runner opens two sessions for each slot, and sshd allows ten. Muster opens one for all jobs of an instance.
+        // Muster opens one session for all jobs of an instance, and sshd allows ten.
         clean("C077", &runner("a", "capacity_per_instance = 64"));
     }
 

@@ -1,11 +1,9 @@
-//! Checks of cron patterns.
-
 use muster_taskscaler::cron::Cron;
 
 use super::super::machine;
 use super::super::problem::shown_name;
 
-/// Returns why the scaler rejects a pattern, which must have `wanted` fields. `None` if the pattern is valid.
+/// Returns why the scaler rejects a pattern, which must have `wanted` fields.
 pub(super) fn pattern_error(pattern: &str, wanted: usize) -> Option<String> {
     let fields: Vec<_> = pattern.split_whitespace().collect();
     if fields.len() != wanted {
@@ -27,14 +25,14 @@ pub(super) fn pattern_error(pattern: &str, wanted: usize) -> Option<String> {
         .map(|error| shown_name(&error.cause().to_string()))
 }
 
-/// Returns whether a valid pattern matches at no time, such as one for February 30.
+/// Returns whether a valid pattern never matches, such as one for February 30.
 pub(super) fn never_matches(pattern: &str, fields: usize) -> bool {
     let patterns = if fields == 7 { machine::five_fields(pattern) } else { vec![pattern.to_owned()] };
     !patterns.is_empty()
         && patterns.iter().all(|pattern| pattern.parse::<Cron>().is_ok_and(|period| period.never_matches()))
 }
 
-/// Returns whether a part of the seconds or the year is valid: `*`, `?`, `5`, `1-5` or `*/5`.
+/// Returns whether a part of seconds or years is valid: `*`, `?`, `5`, `1-5` or `*/5`.
 fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     let (range, step) = part.split_once('/').map_or((part, None), |(range, step)| (range, Some(step)));
     if step.is_some_and(|step| !step.parse::<u32>().is_ok_and(|step| step > 0)) {
@@ -44,12 +42,11 @@ fn is_part(part: &str, (low, high): (u32, u32)) -> bool {
     matches!(range, "*" | "?") || range.split('-').count() <= 2 && range.split('-').all(is_value)
 }
 
-/// Returns whether all fields of the pattern are wildcards.
 pub(super) fn always_matches(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }
 
-/// Returns whether the patterns of `by` match whenever one of `periods` matches, as far as their texts show.
+/// Returns whether a pattern of `by` matches whenever one of `periods` does, judging by their texts.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
     let normalized = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let by_normalized: Vec<_> = by.iter().map(|pattern| normalized(pattern)).collect();

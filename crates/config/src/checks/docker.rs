@@ -29,7 +29,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks values with a special syntax (check C057).
+/// Check C057.
 fn check_invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     for problem in read(docker, runner.is_public()).1 {
         let message = format!("{}; every job fails", problem.message);
@@ -37,7 +37,7 @@ fn check_invalid_values(check: &mut Check<'_>, runner: &Runner, docker: &Table) 
     }
 }
 
-/// Checks for ways in which jobs can gain root: privileged containers, and the engine's socket as a volume (check C050).
+/// Check C050.
 fn check_root_access(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     const HELP: &str = "keep this runner for trusted projects, or allow specific images with allowed_privileged_images";
     let limited = docker.node("allowed_privileged_images").is_some();
@@ -62,7 +62,7 @@ fn check_root_access(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// Checks images and pull policies (checks C052 to C055).
+/// Checks C052 to C055.
 fn check_images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: &str) {
     for (policy, node) in table.strings("pull_policy") {
         if section == "docker" && matches!(policy, "if-not-present" | "never") {
@@ -108,7 +108,7 @@ fn check_images(check: &mut Check<'_>, runner: &Runner, table: &Table, section: 
     }
 }
 
-/// Checks volumes and the local cache (checks C056, C058, C059).
+/// Checks C056, C058 and C059.
 fn check_volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     if docker.bool("volume_keep") == Some(true) {
         check.report(
@@ -144,7 +144,7 @@ fn check_volumes(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     }
 }
 
-/// Checks the storage of the cache (check C060).
+/// Check C060.
 fn check_storage(check: &mut Check<'_>, runner: &Runner) {
     let Some(cache) = runner.table.table("cache") else { return };
     let Some(kind) = cache.str("Type") else { return };
@@ -193,7 +193,7 @@ fn check_storage(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks values of `[runners.cache.s3]` that gitlab-runner ignores without an error (check C060).
+/// Check C060 of values that gitlab-runner ignores without an error.
 fn check_s3_storage(check: &mut Check<'_>, runner: &Runner, s3: &Table) {
     let has = |key: &str| s3.str(key).is_some_and(|value| !value.is_empty());
     let mut warn = |key: &str, message: &str, help: &str| {

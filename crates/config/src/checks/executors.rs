@@ -1,4 +1,4 @@
-//! Checks of the custom, ssh and shell executors, and of settings of all executors (checks C014, C100 to C103, C106, C107).
+//! Checks of executors and their settings (checks C014, C100 to C103, C106, C107).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
@@ -19,7 +19,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks the custom executor (check C100).
+/// Check C100.
 fn check_custom(check: &mut Check<'_>, runner: &Runner) {
     if runner.table.str("custom.run_exec").is_none() {
         let help = "set it in [runners.custom] to the program that runs a job's stages";
@@ -43,7 +43,7 @@ fn check_custom(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks the ssh executor (checks C014, C101).
+/// Checks C014 and C101.
 fn check_ssh(check: &mut Check<'_>, runner: &Runner) {
     let mut error = |key: &str, message: String, help: &str| {
         let problem = Problem::new("C014", message).severity(Severity::Error).of(runner.index, &runner.name);
@@ -84,7 +84,7 @@ fn is_port(text: &str) -> bool {
     text.trim().parse::<u16>().is_ok_and(|port| port > 0)
 }
 
-/// Checks the shell executor (check C102).
+/// Check C102.
 fn check_shell(check: &mut Check<'_>, runner: &Runner) {
     let user = if check.facts.user.is_empty() { "the manager's user" } else { &check.facts.user };
     if check.facts.job_user.is_none() {
@@ -99,7 +99,7 @@ fn check_shell(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks the shell, and values below the minimum, which are treated as another value (check C014).
+/// Check C014 of the shell, and of values below the minimum.
 fn check_values(check: &mut Check<'_>, runner: &Runner) {
     let shells = ["bash", "sh", "pwsh", "powershell"];
     if let Some(shell) = runner.table.str("shell").filter(|shell| !shell.is_empty() && !shells.contains(shell)) {
@@ -132,9 +132,9 @@ fn check_values(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks `output_limit` (check C103).
+/// Check C103.
 fn check_output_limit(check: &mut Check<'_>, runner: &Runner) {
-    /// From this value on, the operator probably meant bytes.
+    /// From this number on, the operator probably meant bytes.
     const MANY_KIB: i64 = 1_000_000;
     if let Some(kib) = runner.table.int("output_limit").filter(|kib| *kib >= MANY_KIB) {
         let message = format!("output_limit = {kib} KiB is {} MiB", kib / 1024);
@@ -142,7 +142,7 @@ fn check_output_limit(check: &mut Check<'_>, runner: &Runner) {
     }
 }
 
-/// Checks variables and proxies (checks C106, C107).
+/// Checks C106 and C107.
 fn check_environment(check: &mut Check<'_>, runner: &Runner) {
     for (index, (entry, node)) in runner.table.strings("environment").enumerate() {
         if !entry.contains('=') {

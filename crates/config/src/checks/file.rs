@@ -36,7 +36,7 @@ fn check_location_and_mode(check: &mut Check<'_>) {
     }
 }
 
-/// Checks addresses (checks C014, C037, C038).
+/// Checks C014, C037 and C038.
 fn check_addresses(check: &mut Check<'_>) {
     let invalid = check.tree.str("listen_address").filter(|address| !address.is_empty());
     let invalid = invalid.and_then(|address| address.parse::<ListenAddress>().err());
@@ -102,7 +102,7 @@ fn check_log_level(check: &mut Check<'_>) {
     }
 }
 
-/// Checks `log_format`. gitlab-runner does not start if the format is unknown.
+/// gitlab-runner does not start if the format is unknown.
 fn check_log_format(check: &mut Check<'_>) {
     let Some(format) =
         check.tree.str("log_format").filter(|format| !format.is_empty() && !LOG_FORMATS.contains(format))
@@ -114,9 +114,9 @@ fn check_log_format(check: &mut Check<'_>) {
     check.add(problem.help("use runner, text or json"));
 }
 
-/// Checks the shutdown timeout and the timeouts of stages (checks C014, C041, C042).
+/// Checks C014, C041 and C042.
 fn check_timeouts(check: &mut Check<'_>) {
-    /// Value of `shutdown_timeout` in seconds below which gitlab-runner warns.
+    /// Below this `shutdown_timeout`, gitlab-runner warns.
     const MIN_DRAIN_SECONDS: i64 = 300;
     let seconds = check.tree.int("shutdown_timeout").filter(|seconds| *seconds > 0).unwrap_or(30);
     if let Some(negative) = check.tree.int("shutdown_timeout").filter(|seconds| *seconds < 0) {

@@ -1,11 +1,11 @@
-//! Checks of feature flags (checks C009, C012, C097, C110). The flags are the ones of GitLab Runner 19.4.
+//! Checks of feature flags (checks C009, C012, C097, C110).
 
 use super::super::codes::Severity;
 use super::super::problem::{Problem, shown_name};
 use super::super::tree::Table;
 use super::Check;
 
-/// Existing feature flags.
+/// Feature flags of GitLab Runner 19.4.
 const FLAGS: &[&str] = &[
     "FF_TEST_FEATURE",
     "FF_NETWORK_PER_BUILD",
@@ -120,7 +120,7 @@ fn nearest(name: &str) -> Option<&'static str> {
     (near.0 <= MAX_DISTANCE).then_some(near.1)
 }
 
-/// Checks the flag for metrics with many series (check C110).
+/// Check C110.
 fn check_metrics(check: &mut Check<'_>) {
     const MANY_RUNNERS: usize = 10;
     let is_enabled = |table: &Table| table.bool("feature_flags.FF_EXPORT_HIGH_CARDINALITY_METRICS") == Some(true);
@@ -133,7 +133,7 @@ fn check_metrics(check: &mut Check<'_>) {
     }
 }
 
-/// Checks the flag for suspended environments (checks C009, C097).
+/// Checks C009 and C097.
 fn check_suspension(check: &mut Check<'_>) {
     const KEY: &str = "feature_flags.FF_SUSPENDABLE_ENVIRONMENTS";
     const HELP: &str = "set capacity_per_instance = 1 and max_use_count = 1 in [runners.autoscaler], without vm_isolation, \

@@ -28,7 +28,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     check_shared_tokens(check);
 }
 
-/// Checks references to the environment (check C022). The text after a dollar sign is not shown if it may be part of the token.
+/// Check C022. Does not show the text after a dollar sign if it may be part of the token.
 fn check_references(check: &mut Check<'_>, runner: &Runner) {
     let opaque = !runner.table.str("token").is_some_and(is_reference);
     let mut reported = BTreeSet::new();
@@ -129,7 +129,7 @@ fn check_shared_tokens(check: &mut Check<'_>) {
     }
 }
 
-/// Checks for an expiring token that cannot be renewed in the file (check C028).
+/// Check C028.
 fn check_token_expiry(check: &mut Check<'_>, runner: &Runner) {
     let Some(expires) = runner.token_expires_at else { return };
     let rotation_disabled = runner.table.bool("feature_flags.FF_DISABLE_AUTOMATIC_TOKEN_ROTATION") == Some(true);

@@ -16,9 +16,9 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Checks the timeouts of pods (checks C090, C091).
+/// Checks C090 and C091.
 fn check_pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
-    /// gitlab-runner's default in seconds. Even the default can be too short if nodes must start first, so lower values are reported.
+    /// gitlab-runner's default, which is often too short for pods that need a new node.
     const MIN_SECONDS: i64 = 180;
     if let Some(seconds) = kubernetes.int("poll_timeout").filter(|seconds| (1..MIN_SECONDS).contains(seconds)) {
         let message = format!("poll_timeout = {seconds} s; a pod waits longer than that when nodes must start");
@@ -35,9 +35,7 @@ fn check_pods(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     }
 }
 
-/// Checks that the runner's own variables overwrite no pod setting without permission (check C092).
-///
-/// The variables of jobs are not known here.
+/// Check C092.
 fn check_overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for (entry, node) in runner.table.strings("environment") {
         let name = entry.split('=').next().unwrap_or_default();
@@ -47,7 +45,7 @@ fn check_overwrites(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) 
     }
 }
 
-/// Checks that allowed users and groups are numbers (check C095).
+/// Check C095.
 fn check_numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     for key in ["allowed_users", "allowed_groups"] {
         for (entry, node) in kubernetes.strings(key) {
@@ -64,7 +62,7 @@ fn check_numeric_ids(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table)
     }
 }
 
-/// Checks feature flags (checks C096, C097).
+/// Checks C096 and C097.
 fn check_flags(check: &mut Check<'_>, runner: &Runner, kubernetes: &Table) {
     let is_enabled = |flag: &str| runner.table.bool(&format!("feature_flags.{flag}")) == Some(true);
     if !kubernetes.tables("pod_spec").is_empty() && !is_enabled("FF_USE_ADVANCED_POD_SPEC_CONFIGURATION") {

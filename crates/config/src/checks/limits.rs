@@ -10,7 +10,6 @@ pub(super) fn check(check: &mut Check<'_>) {
     check_request_rate(check);
 }
 
-/// Returns `concurrent`, which is 1 if it is not set.
 pub(super) fn concurrent_of(check: &Check<'_>) -> i64 {
     check.tree.int("concurrent").unwrap_or(1)
 }
@@ -28,10 +27,9 @@ fn check_concurrent(check: &mut Check<'_>) {
     }
 }
 
-/// Checks long polling (checks C002 to C004).
+/// Checks C002 to C004.
 ///
-/// In gitlab-runner, a held request occupies a worker, and other runners may wait for the worker. In Muster, runners take turns. These
-/// checks are about gitlab-runner with this file. Problems that also affect Muster are warnings. All others are information.
+/// In Muster, runners take turns, so problems that only affect gitlab-runner are information.
 fn check_long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();
@@ -80,7 +78,7 @@ fn check_excess(check: &mut Check<'_>) {
 }
 
 fn check_request_rate(check: &mut Check<'_>) {
-    /// Number of requests per second above which a server answers 429 with its default limits for runners.
+    /// Above this number, a server with default limits answers 429.
     const MAX_REQUESTS_PER_SECOND: usize = 10;
     let Some(node) = check.tree.node("check_interval") else { return };
     let seconds = check

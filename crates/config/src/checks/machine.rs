@@ -16,7 +16,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Reports that the executor is deprecated (check C082).
+/// Check C082.
 fn report_deprecation(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let unused = runner.table.table("autoscaler").is_some();
     let message = if unused {
@@ -32,7 +32,7 @@ fn report_deprecation(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     ));
 }
 
-/// Checks that the machines have capacity for `concurrent` jobs (check C080).
+/// Check C080.
 fn check_capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     let concurrent = limits::concurrent_of(check);
     let limit = runner.table.int("limit").filter(|limit| *limit > 0);
@@ -47,7 +47,7 @@ fn check_capacity(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     }
 }
 
-/// Checks names of machines (check C081): `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
+/// Check C081. A name is `runner-<9 characters of the token>-<MachineName>`, with `<seconds>-<8 characters>` for `%s`.
 fn check_names(check: &mut Check<'_>, runner: &Runner, machine: &Table) {
     const MAX_NAME_LENGTH: usize = 64;
     const ADDED_LENGTH: usize = "runner-123456789-".len() + "1700000000-12345678".len() - "%s".len();

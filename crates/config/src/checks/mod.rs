@@ -1,6 +1,6 @@
-//! The checks of a configuration, by topic. Each check is pure: it reads [`Check`] and adds problems.
+//! The checks of a configuration, by topic.
 //!
-//! Problems that only a running manager can find are in [`super::runtime`].
+//! [`super::runtime`] has the checks that only a running manager can make.
 
 mod autoscaling;
 mod blocked;
@@ -30,7 +30,6 @@ use super::problem::{Problem, Problems};
 use super::runners::Runner;
 use super::tree::Table;
 
-/// What a check reads, and the problems that it reports.
 pub(super) struct Check<'a> {
     pub(super) tree: &'a Table,
     pub(super) runners: &'a [Runner],
@@ -43,7 +42,7 @@ impl Check<'_> {
         self.problems.add(problem);
     }
 
-    /// Reports a problem of a runner at one of its keys (`docker.image`), or at the table where that key would be.
+    /// `key` is a key of the runner, such as `docker.image`. The problem is at the key, or at its table.
     fn report(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.span_of(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });
@@ -55,7 +54,6 @@ impl Check<'_> {
     }
 }
 
-/// Runs all checks.
 pub(super) fn all(check: &mut Check<'_>) {
     for check_topic in [
         unsupported::check,

@@ -1,7 +1,6 @@
-//! Checks of runners whose jobs belong to people who do not trust each other (check C112).
+//! Checks of public runners (check C112).
 //!
-//! GitLab does not report who may use a runner: its answers contain only the runner's ID, and the token with its expiry time
-//! (docs/spec/runner-api.md, section 1). The operator must therefore set the key `public`.
+//! GitLab does not report who may use a runner, so the operator must set the key `public`.
 
 use super::super::runners::Runner;
 use super::super::tree::Table;
@@ -18,7 +17,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Returns the key that forbids a public runner to request jobs, and the reason. `None` means that the runner may request jobs.
+/// Returns the key that forbids a public runner to request jobs, and the reason.
 pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'static str)> {
     let table = &runner.table;
     let is_set = |key: &str| table.bool(key) == Some(true);

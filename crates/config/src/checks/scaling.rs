@@ -1,4 +1,4 @@
-//! Checks for values that the scaler, its connector and its plugin do not accept (checks C088, C086).
+//! Checks for values that the scaler, its connector and its plugin do not accept (checks C086, C088).
 
 use std::ops::Range;
 
@@ -12,9 +12,8 @@ use super::super::scaling;
 use super::super::tree::{Table, Value, visit};
 use super::Check;
 
-/// Executors whose instances are created by a plugin.
 pub(in super::super) const PLUGIN_EXECUTORS: [&str; 2] = ["instance", "docker-autoscaler"];
-/// Suffixes of keys whose values are checked elsewhere (checks C014 to C016).
+/// Suffixes of keys that other checks report (C014 to C016).
 const REPORTED_ELSEWHERE: [&str; 3] = [".periods", ".timezone", "slot_memory"];
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -29,7 +28,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Reports values that the scaler rejects (check C088).
+/// Check C088.
 fn check_values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for problem in out_of_range(autoscaler, &REPORTED_ELSEWHERE) {
         let problem = problem.of(runner.index, &runner.name);
@@ -37,7 +36,7 @@ fn check_values(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Returns the values that the scaler rejects (check C088), except the values of keys that end with one of `except`.
+/// Returns the values that the scaler rejects, without keys that end with one of `except`.
 pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator<Item = Problem> {
     let (_, problems) = scaling::read(autoscaler);
     problems.into_iter().filter(|problem| !except.iter().any(|except| problem.key.ends_with(except))).map(|problem| {
@@ -46,7 +45,7 @@ pub(crate) fn out_of_range(autoscaler: &Table, except: &[&str]) -> impl Iterator
     })
 }
 
-/// Checks for negative durations (check C088).
+/// Check C088 of negative durations.
 fn check_durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for (path, span) in negative_durations(autoscaler) {
         let message = format!("`{path}` is negative and ignored");
@@ -55,7 +54,7 @@ fn check_durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Returns the keys with negative durations, each with the byte range of its value.
+/// Returns the keys, and the byte ranges of their values.
 pub(crate) fn negative_durations(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     let mut found = Vec::new();
     visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {
@@ -66,7 +65,7 @@ pub(crate) fn negative_durations(autoscaler: &Table) -> Vec<(String, Range<usize
     found
 }
 
-/// Checks ports of connectors (check C088).
+/// Check C088 of ports.
 fn check_ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     for table in std::iter::once(autoscaler).chain(autoscaler.tables("groups")) {
         let Some(node) = table.node("connector_config.protocol_port") else { continue };
@@ -80,7 +79,7 @@ fn check_ports(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Checks that every group has a plugin, and that this machine can run it (check C086).
+/// Check C086: every group needs a plugin that this machine can run.
 fn check_plugins(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     let own = std::slice::from_ref(autoscaler);
     let groups = autoscaler.tables("groups");

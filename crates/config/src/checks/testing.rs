@@ -10,19 +10,16 @@ fn problems(code: &str, text: &str, facts: &HostFacts) -> Vec<Problem> {
     parse(text, facts).problems.into_iter().filter(|problem| problem.code == code).collect()
 }
 
-/// Returns each problem that has this code, as `line:column severity[code]: message` and its help.
-///
-/// # Panics
-/// If there is no such problem.
+/// Returns `line:column severity[code]: message` and help. Panics if there is no such problem.
 pub(in super::super) fn found(code: &str, text: &str) -> String {
     found_with(code, text, |_| ())
 }
 
 /// Like [`found`], with other facts.
-pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&mut HostFacts)) -> String {
-    let mut given = HostFacts { exists: true, writable: true, ..HostFacts::default() };
-    facts(&mut given);
-    let found = problems(code, text, &given);
+pub(in super::super) fn found_with(code: &str, text: &str, change: impl FnOnce(&mut HostFacts)) -> String {
+    let mut facts = HostFacts { exists: true, writable: true, ..HostFacts::default() };
+    change(&mut facts);
+    let found = problems(code, text, &facts);
     assert!(!found.is_empty(), "{code} is not found in:\n{text}");
     let line = |problem: &Problem| {
         // The rendered problem must contain the code, too.
@@ -37,7 +34,6 @@ pub(in super::super) fn found_with(code: &str, text: &str, facts: impl FnOnce(&m
     found.iter().map(line).collect()
 }
 
-/// Returns the number of problems with the code.
 pub(in super::super) fn count(code: &str, text: &str) -> usize {
     problems(code, text, &HostFacts { exists: true, writable: true, ..HostFacts::default() }).len()
 }
@@ -48,9 +44,9 @@ pub(in super::super) fn clean(code: &str, text: &str) {
 }
 
 /// Like [`clean`], with other facts.
-pub(in super::super) fn clean_with(code: &str, text: &str, facts: impl FnOnce(&mut HostFacts)) {
-    let mut given = HostFacts { exists: true, writable: true, ..HostFacts::default() };
-    facts(&mut given);
-    let found = problems(code, text, &given);
+pub(in super::super) fn clean_with(code: &str, text: &str, change: impl FnOnce(&mut HostFacts)) {
+    let mut facts = HostFacts { exists: true, writable: true, ..HostFacts::default() };
+    change(&mut facts);
+    let found = problems(code, text, &facts);
     assert!(found.is_empty(), "{found:#?} in:\n{text}");
 }

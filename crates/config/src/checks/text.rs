@@ -6,7 +6,7 @@ use super::super::schema::{Entry, Kind};
 use super::super::tree::{Node, Table, Value, visit};
 use super::{Check, cron};
 
-/// Maximum number of labels of a runner, including the global ones.
+/// Includes global labels.
 const MAX_LABELS: usize = 32;
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -130,7 +130,7 @@ fn check_periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &
     }
 }
 
-/// Returns the periods of an entry. A policy without periods is always active.
+/// A policy without periods is always active.
 fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     match (table.node(key), fields) {
         (None, 5) => vec!["* * * * *"],
@@ -138,7 +138,7 @@ fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     }
 }
 
-/// Checks `OffPeak*` keys, which have had no effect since 14.0 (check C011).
+/// Check C011. `OffPeak*` keys have had no effect since 14.0.
 fn check_off_peak(check: &mut Check<'_>, table: &Table) {
     let machine = table.table("machine").map(Table::entries).into_iter().flatten();
     let set: Vec<_> =

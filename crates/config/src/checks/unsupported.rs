@@ -1,4 +1,4 @@
-//! Checks for keys that Muster does not support (checks C008, C009). Each key or table is reported once for all runners.
+//! Checks for keys that Muster does not support (checks C008, C009), once for all runners.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,7 +57,7 @@ fn check_executors(check: &mut Check<'_>) {
     }
 }
 
-/// Unsupported tables and keys, by path: the first location, the reason, and the names that are set in a table.
+/// By path: the first location, the reason, and the names that are set in the table.
 type UnsupportedTables = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
 fn check_unsupported_keys(check: &mut Check<'_>) {
@@ -71,7 +71,7 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
         if matches!(entry, Entry::Key(key) if is_default(key, node)) {
             return;
         }
-        // A key is reported with its outermost table that has the same reason.
+        // A key is reported with its outermost table of the same reason.
         let enclosing = unsupported
             .iter()
             .find(|(table, (_, table_reason, _))| *table_reason == reason && path.starts_with(&format!("{table}.")));
@@ -92,7 +92,6 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
     for (path, (span, reason, names)) in unsupported {
         let is_table = super::super::schema::schema().table(&path).is_some();
         if is_table && names.is_empty() {
-            // Nothing is set in the table.
             continue;
         }
         let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
@@ -102,7 +101,7 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
     }
 }
 
-/// Returns whether the key is empty or has its default value. gitlab-runner writes many of its defaults into the file.
+/// gitlab-runner writes many defaults into the file.
 fn is_default(key: &Key, node: &Node) -> bool {
     match &node.value {
         Value::Int(number) => number.to_string() == key.default,

@@ -11,29 +11,22 @@ use crate::settings::{
     ContainerSettings, Device, DockerService, DockerSettings, GpuRequest, PULL_POLICIES, PreparedContainers, Ulimit,
 };
 
-/// Default of `wait_for_services_timeout`, in seconds.
 const DEFAULT_WAIT_FOR_SERVICES_S: u32 = 30;
-/// Defaults of `[runners.docker.prepared_containers]`.
 const DEFAULT_PREPARED: PreparedContainers =
     PreparedContainers { max_containers: 0, min_uses: 2, window_s: 3600, max_idle_s: 600 };
-/// Largest value of `max_containers`.
 const MAX_PREPARED: u32 = 100;
-/// Keys of `log_options` that are allowed, because they affect neither other jobs nor the engine's machine.
+/// Allowed `log_options`, which affect neither other jobs nor the engine's machine.
 const ALLOWED_LOG_OPTIONS: [&str; 2] = ["env", "labels"];
 
-/// An invalid value in `[runners.docker]`.
 pub(super) struct InvalidValue {
-    /// Key in the table.
     pub(super) key: &'static str,
-    /// Error message.
     pub(super) message: String,
-    /// What to write instead.
     pub(super) help: &'static str,
 }
 
-/// Returns the settings, and the problems of invalid values. Each problem is also a message in the settings.
+/// Returns the settings and the invalid values.
 ///
-/// `is_public` is the runner's key `public`. It determines the default of `blocked_addresses`.
+/// `is_public` determines the default of `blocked_addresses`.
 pub(super) fn read(docker: &Table, is_public: bool) -> (DockerSettings, Vec<InvalidValue>) {
     let mut reader = Reader { docker, is_public, problems: Vec::new() };
     let settings = reader.settings();
@@ -103,7 +96,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the settings of the build container.
     fn build(&mut self) -> ContainerSettings {
         ContainerSettings {
             privileged: self.docker.bool("privileged").unwrap_or_default(),
@@ -138,10 +130,9 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the settings of services.
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
-        // Invalid addresses have been reported with the settings of the build container.
+        // The build container's settings report invalid addresses.
         let dns = self.docker.strings("dns").filter_map(|(address, _)| address.parse().ok()).collect();
         ContainerSettings {
             privileged: privileged.unwrap_or_default(),
@@ -204,7 +195,7 @@ impl Reader<'_> {
         self.parsed(key, |text| values::gpus(text).map(|gpus| vec![gpus]), "request for GPUs", HELP)
     }
 
-    /// Returns the parsed value of a key, or the default if it is not set or invalid.
+    /// Returns the default if the key is not set or invalid.
     fn parsed<T: Default>(
         &mut self,
         key: &'static str,
@@ -276,7 +267,7 @@ impl Reader<'_> {
         let mut addresses = Vec::new();
         for text in self.list(KEY) {
             match text.parse::<IpAddr>() {
-                // An IPv4 address in the notation of IPv6 is an IPv4 address.
+                // An IPv4 address may be written as IPv6.
                 Ok(address) => addresses.push(address.to_canonical()),
                 Err(_) => {
                     self.invalid(KEY, &text, "IP address", "write an address without a prefix, such as 169.254.169.254")
@@ -337,7 +328,7 @@ fn map<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a str, &'a st
     })
 }
 
-/// Reads one service. `None` if it has no `name` (its image).
+/// `None` means that the service has no `name`, which is its image.
 fn service_entry(table: &Table) -> Option<DockerService> {
     let text = |key: &str| table.str(key).unwrap_or_default().to_owned();
     let list = |key: &str| table.strings(key).map(|(text, _)| text.to_owned()).collect();

@@ -24,7 +24,7 @@ pub(super) fn size(text: &str) -> Option<i64> {
     i64::try_from(decimal(number)?.checked_mul(1024_i128.pow(exponent))? / NANOS).ok()
 }
 
-/// Parses a number of CPUs, such as `1.5` or `1/2`, to billionths of a CPU.
+/// Parses a number of CPUs, such as `1.5` or `1/2`, to billionths.
 pub(super) fn cpus(text: &str) -> Option<i64> {
     let (number, divisor) = match text.trim().split_once('/') {
         Some((number, divisor)) => (decimal(number)?, decimal(divisor)?),
@@ -33,7 +33,7 @@ pub(super) fn cpus(text: &str) -> Option<i64> {
     i64::try_from(number.checked_mul(NANOS)?.checked_div(divisor)?).ok()
 }
 
-/// Parses a decimal number with up to nine decimal places to billionths.
+/// Parses up to nine decimal places to billionths.
 fn decimal(text: &str) -> Option<i128> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -58,7 +58,7 @@ pub(super) fn device(text: &str) -> Option<Device> {
     })
 }
 
-/// Parses `soft[:hard]` of the limit with this name. -1 means no limit.
+/// Parses `soft[:hard]`. -1 means no limit.
 pub(super) fn ulimit(name: &str, text: &str) -> Option<Ulimit> {
     let (soft, hard) = text.split_once(':').unwrap_or((text, text));
     let number = |text: &str| text.trim().parse::<i64>().ok().filter(|number| *number >= -1);
@@ -67,7 +67,6 @@ pub(super) fn ulimit(name: &str, text: &str) -> Option<Ulimit> {
     fits.then(|| Ulimit { name: name.to_owned(), soft, hard })
 }
 
-/// Returns whether the text is a MAC address of six bytes.
 pub(super) fn is_mac_address(text: &str) -> bool {
     let has_six_bytes = |separator: char| {
         let bytes: Vec<&str> = text.split(separator).collect();
@@ -76,7 +75,7 @@ pub(super) fn is_mac_address(text: &str) -> bool {
     has_six_bytes(':') || has_six_bytes('-')
 }
 
-/// Parses GPUs in the syntax of `docker run --gpus`: `all`, a number, or fields such as `"device=0,1",capabilities=utility`.
+/// Parses `all`, a number, or fields such as `"device=0,1",capabilities=utility`, like `docker run --gpus`.
 pub(super) fn gpus(text: &str) -> Option<GpuRequest> {
     let mut request = GpuRequest::default();
     let mut has_count = false;
@@ -114,7 +113,7 @@ fn options(text: &str) -> Option<BTreeMap<String, String>> {
         .collect()
 }
 
-/// Splits a line of comma-separated values. A field in double quotes may contain commas.
+/// A field in double quotes may contain commas.
 fn fields(text: &str) -> Option<Vec<String>> {
     let mut fields = Vec::new();
     let mut rest = text;

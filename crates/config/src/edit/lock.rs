@@ -1,6 +1,4 @@
-//! The two locks of a configuration file.
-//!
-//! A writer holds one briefly, and a running manager holds the other (check C030).
+//! The two locks of a configuration file: one for writers, and one for a running manager (check C030).
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -10,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::EditError;
 
-/// Time between two attempts to get a lock. The system call that waits for a lock has no timeout.
+/// The system call that waits for a lock has no timeout.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A lock. It is released when it is dropped, or when the process ends for any reason.
+/// A lock, which is released when it is dropped or its process ends.
 #[derive(Debug)]
 pub struct ConfigLock {
     _file: File,
@@ -24,7 +22,7 @@ pub struct ConfigLock {
 /// If the directory is not writable, the file itself is locked. No save can replace the locked file there.
 ///
 /// # Errors
-/// [`EditError::Locked`] without waiting if another process holds the lock. [`EditError::Io`] if the lock cannot be created.
+/// [`EditError::Locked`] at once if another process holds the lock. [`EditError::Io`] if the lock cannot be created.
 pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
@@ -43,7 +41,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     }
 }
 
-/// Returns a lock without effect, for a file that does not exist and cannot be created.
+/// Returns a lock without effect, for a missing file that cannot be created.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
     let null = File::open("/dev/null");
     null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {
@@ -53,8 +51,7 @@ fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError>
     })
 }
 
-/// Locks the file for a writer.
-pub(super) fn writer(path: &Path, wait: Duration) -> Result<ConfigLock, EditError> {
+pub(super) fn lock_for_writer(path: &Path, wait: Duration) -> Result<ConfigLock, EditError> {
     let lock = beside(path, "lock");
     super::save::create_directory(path)?;
     let file =
@@ -73,7 +70,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    // The file is not truncated: it may contain the ID of another process.
+    // The file may contain the ID of another process.
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 
@@ -93,7 +90,7 @@ fn acquire(mut file: File, path: &Path, wait: Duration) -> Result<ConfigLock, Ed
             }
         }
     }
-    // The process ID is only for messages. The lock is valid without it, even on a full disk.
+    // The process ID is only for messages, so the lock is valid without it.
     let pid = format!("{}\n", std::process::id());
     let _ = file.rewind().and_then(|()| file.set_len(0)).and_then(|()| file.write_all(pid.as_bytes()));
     Ok(ConfigLock { _file: file })

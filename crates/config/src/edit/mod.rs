@@ -9,12 +9,11 @@
 //! # }
 //! ```
 //!
-//! - Comments, order, unknown keys and `$VAR` references are kept. gitlab-runner loses all of them.
-//! - A save writes a new file beside the old one, syncs it and renames it, so a crash or a full disk leaves either the old file or the
-//!   new one. The mode is kept, and the owner if the process may set it. A new file has mode 0600 in a directory with mode 0700. Symbolic
-//!   links are followed. A file that is itself a mount point cannot be replaced, so it is overwritten.
+//! - Comments, order, unknown keys and `$VAR` references are kept, unlike in gitlab-runner.
+//! - A save renames a new file over the old one. A file that is a mount point is overwritten instead.
+//! - The mode is kept, and the owner if possible. A new file has mode 0600, and a new directory mode 0700.
 //! - Writers exclude each other by a lock file, `.<name>.lock`. [`lock_for_manager`] takes the lock of a running manager.
-//! - If a program without the lock, such as an editor, changes the file in the meantime, nothing is saved
+//! - If a program without the lock changes the file in the meantime, nothing is saved
 //!   ([`EditError::ModifiedConcurrently`]).
 
 mod lock;
@@ -42,10 +41,10 @@ pub use lock::{ConfigLock, lock_for_manager};
 /// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Action of an error after which the file can be incomplete, because it is a mount point.
+/// A mount point can be incomplete after an error of this action.
 const OVERWRITE: &str = "overwrite";
 
-/// Reason why a file was not changed. Only a file that is a mount point can be incomplete after a failed save.
+/// Reason why a file was not changed. After a failed save, only a file that is a mount point can be incomplete.
 #[derive(Debug, thiserror::Error)]
 pub enum EditError {
     /// Another process has locked the file.
@@ -115,7 +114,7 @@ fn hint(doing: &str, error: &std::io::Error) -> String {
     format!("; {state}{remedy}")
 }
 
-/// Returns the path of the file behind symbolic links.
+/// Returns the path behind symbolic links.
 fn target(path: &Path) -> Result<PathBuf, EditError> {
     links::target(path).map_err(|source| EditError::Io { doing: "find", path: path.to_owned(), source })
 }
@@ -127,14 +126,14 @@ pub struct NewToken {
     pub token: Secret,
     /// ID of the runner on the server. `None` if the server did not return an ID.
     pub id: Option<i64>,
-    /// Time at which the token was created. `None` means that it is unknown.
+    /// Time at which the token was created. `None` means unknown.
     pub obtained_at: Option<OffsetDateTime>,
     /// Time at which the token expires. `None` means never.
     pub expires_at: Option<OffsetDateTime>,
 }
 
 impl NewToken {
-    /// Returns the token from a coordinator's answer to a reset, for a runner whose ID does not change.
+    /// Returns the token of a coordinator's answer to a reset, which does not change the runner's ID.
     ///
     /// `expires_at` is the `token_expires_at` of the answer. GitLab sends none, or a date in year 1, for a token that never expires.
     #[must_use]
@@ -152,13 +151,13 @@ impl NewToken {
 /// A locked configuration file that is open for changes.
 pub struct ConfigFile {
     path: PathBuf,
-    /// Text of the file when it was opened. `None` if there was no file.
+    /// Original text. `None` if there was no file.
     before: Option<String>,
     document: DocumentMut,
     _lock: ConfigLock,
 }
 
-/// The text contains tokens, so it is not printed.
+/// The text contains tokens.
 impl fmt::Debug for ConfigFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigFile").field("path", &self.path).finish_non_exhaustive()
@@ -166,7 +165,7 @@ impl fmt::Debug for ConfigFile {
 }
 
 impl ConfigFile {
-    /// Locks and reads the file. A missing file is treated as empty.
+    /// Locks and reads the file. A missing file counts as empty.
     ///
     /// # Errors
     /// [`EditError`] if the file is locked, cannot be read or is not valid TOML.
@@ -174,13 +173,13 @@ impl ConfigFile {
         Self::open_within(path, LOCK_TIMEOUT)
     }
 
-    /// Locks and reads the file like [`ConfigFile::open`], with another timeout for the lock.
+    /// Like [`ConfigFile::open`], with another timeout for the lock.
     ///
     /// # Errors
     /// As for [`ConfigFile::open`].
     pub fn open_within(path: &Path, wait: Duration) -> Result<Self, EditError> {
         let path = target(path)?;
-        let lock = lock::writer(&path, wait)?;
+        let lock = lock::lock_for_writer(&path, wait)?;
         let before = match text_file::read(&path) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
@@ -193,7 +192,7 @@ impl ConfigFile {
         }
     }
 
-    /// Returns the path of the file that is changed, behind symbolic links.
+    /// Returns the path of the file behind symbolic links.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -211,8 +210,7 @@ impl ConfigFile {
         self.document.to_string()
     }
 
-    /// Adds an entry to `[[runners]]` after the others, and returns its index.
-    /// An empty file first gets `concurrent` and `check_interval`.
+    /// Adds an entry at the end of `[[runners]]`, and returns its index. An empty file first gets `concurrent` and `check_interval`.
     pub fn add_runner(&mut self, entry: Table) -> usize {
         let root = self.document.as_table_mut();
         if root.is_empty() {
@@ -259,9 +257,9 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Replaces the token of an entry, its times and, if the new one is known, the ID.
+    /// Replaces the token of an entry, its times and, if the new ID is known, its ID.
     ///
-    /// Returns C023 if the old token was a reference to the environment, because the new token is then in the file itself.
+    /// Returns C023 if the old token was a reference to the environment, because the new token is in the file itself.
     ///
     /// # Errors
     /// [`EditError::NoRunner`] if there is no such entry.
@@ -280,8 +278,10 @@ impl ConfigFile {
         }
         let name = string(entry, "name").unwrap_or_default();
         Ok(old.filter(|old| old.contains('$')).map(|old| {
-            let message =
-                format!("token = \"{}\" was replaced by the new token, which is now in the file", reference(&old));
+            let message = format!(
+                "token = \"{}\" was replaced by the new token, which is now in the file",
+                masked_reference(&old)
+            );
             Problem::new("C023", message)
                 .of(index, &name)
                 .help("store the new token at the source of the variable, and restore the reference")
@@ -300,13 +300,13 @@ impl ConfigFile {
     /// Saves the file if it was changed.
     ///
     /// # Errors
-    /// [`EditError`] if it cannot be saved. The file is then unchanged, even if the disk is full, unless it is a mount point.
+    /// [`EditError`] if the file cannot be saved. It is then unchanged, unless it is a mount point.
     pub fn save(&mut self) -> Result<(), EditError> {
         let text = self.document.to_string();
         if self.before.as_deref() == Some(text.as_str()) {
             return Ok(());
         }
-        // A defect must not destroy the file: the text to write must be valid TOML.
+        // A defect must not destroy the file, so the text must be valid TOML.
         let loaded = load::parse(&text, &HostFacts::default());
         if loaded.problems.iter().any(|problem| problem.code == "C000" && problem.severity == Severity::Fatal) {
             return Err(invalid(&self.path, &loaded));
@@ -319,7 +319,7 @@ impl ConfigFile {
     /// Checks that an existing file can be saved, by a trial save of its current content.
     ///
     /// # Errors
-    /// [`EditError`] if it cannot be saved. The content does not change in any case.
+    /// [`EditError`] if the file cannot be saved.
     pub fn check_writable(&self) -> Result<(), EditError> {
         match &self.before {
             Some(text) => save::replace(&self.path, Some(text), text),
@@ -360,7 +360,7 @@ fn string(table: &dyn TableLike, key: &str) -> Option<String> {
     table.get(&name_in(table, key)?)?.as_str().map(str::to_owned)
 }
 
-/// Sets a key in place and keeps the comment beside it. A new key is added at the end.
+/// Keeps the comment beside the key. A new key is added at the end.
 fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     let name = name_in(table, key).unwrap_or_else(|| key.to_owned());
     match table.get_mut(&name) {
@@ -376,21 +376,20 @@ fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     }
 }
 
-/// Returns a date in UTC with a precision of one second, as gitlab-runner writes it.
+/// Returns the time in UTC with a precision of one second, as gitlab-runner writes it.
 fn date(time: OffsetDateTime) -> Value {
     let time = time.to_offset(time::UtcOffset::UTC).replace_nanosecond(0).unwrap_or(time);
     let text = time.format(&time::format_description::well_known::Rfc3339).unwrap_or_default();
     text.parse::<toml_edit::Datetime>().map_or_else(|_| Value::from(text), Value::from)
 }
 
-/// Returns a reference to the environment for a message. It is masked if it may contain a part of a token.
-fn reference(text: &str) -> String {
+/// The result is masked if it may contain a part of a token.
+fn masked_reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
-/// Returns a copy of an entry without positions in a document, so that its tables are written directly below it.
+/// Without positions, the tables of an entry are written directly below it.
 fn without_positions(entry: &Table) -> Table {
-    // A table without a position follows what is written before it.
     let mut copy = Table::new();
     *copy.decor_mut() = entry.decor().clone();
     for (name, item) in entry {

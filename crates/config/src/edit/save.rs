@@ -1,4 +1,4 @@
-//! Replaces a file in such a way that either the old or the new one always exists.
+//! Replaces a file so that the old or the new one always exists.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write as _};
@@ -7,17 +7,16 @@ use std::path::{Path, PathBuf};
 
 use super::EditError;
 
-/// Maximum number of names that are tried for the new file.
 const MAX_NAMES: u32 = 100;
 
-/// Creates the directory of the file, with mode 0700. An existing directory is not changed.
+/// Creates the directory with mode 0700. An existing directory is not changed.
 pub(super) fn create_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     created.map_err(|source| EditError::Io { doing: "create the directory", path: directory.to_owned(), source })
 }
 
-/// Replaces the file with `text`, provided that it still contains `before`.
+/// Fails if the file no longer contains `before`.
 pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(), EditError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
@@ -46,8 +45,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
     }
     match fs::rename(&new, path) {
         Ok(()) => {}
-        // If a container engine mounted the file itself, it cannot be replaced, only overwritten. The file with the new text is
-        // kept until then.
+        // A container engine mounted the file itself, which can then only be overwritten.
         Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::CrossesDevices) => {
             overwrite(path, text).map_err(failed(super::OVERWRITE, path))?;
             remove_new();
@@ -57,7 +55,7 @@ pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(
             return Err(failed("replace", path)(source));
         }
     }
-    // The sync of the directory makes the rename durable. A file system that cannot sync directories does not need it.
+    // Makes the rename durable, if the file system needs that.
     let _ = path.parent().map_or(Ok(()), |directory| File::open(directory).and_then(|directory| directory.sync_all()));
     Ok(())
 }
@@ -69,7 +67,7 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Removes files of interrupted saves, because they contain tokens. The lock is held, so no other process is writing them.
+/// Files of interrupted saves contain tokens. Under the lock, no other process is writing them.
 fn remove_leftovers(path: &Path) {
     let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -95,7 +93,7 @@ fn create_new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(ErrorKind::AlreadyExists, format!("{MAX_NAMES} files `.{name}.new-*` exist; remove them")))
 }
 
-/// Gives the new file the mode and owner of the old one. Without an old file the mode is 0600.
+/// Without an old file, the mode is 0600.
 fn copy_mode_and_owner(path: &Path, file: &File) -> io::Result<()> {
     let old = match fs::metadata(path) {
         Ok(old) => old,
@@ -104,7 +102,7 @@ fn copy_mode_and_owner(path: &Path, file: &File) -> io::Result<()> {
     };
     let new = file.metadata()?;
     if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-        // Only root can keep the owner. Otherwise the new file belongs to the user that saves it.
+        // Only root can keep the owner.
         let _ = std::os::unix::fs::fchown(file, Some(old.uid()), Some(old.gid()));
     }
     file.set_permissions(Permissions::from_mode(old.mode() & 0o777))

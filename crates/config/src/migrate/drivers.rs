@@ -1,31 +1,28 @@
-//! Translates the options of four docker-machine drivers to instance groups of their clouds (requirements R025, R026).
+//! Translates the options of four docker-machine drivers to instance groups (R025, R026).
 //!
-//! Sources: the drivers' own options (docker/machine, `drivers/*`), and the settings of GitLab's plugins `aws`, `googlecloud` and
-//! `azure`.
+//! Sources: docker/machine, `drivers/*`, and GitLab's plugins `aws`, `googlecloud` and `azure`.
 
-/// Target of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum OptionTarget {
     /// A key of `plugin_config`.
     Plugin(&'static str),
     /// A key of `connector_config`.
     Connector(&'static str),
-    /// The manager connects to machines by their internal address.
+    /// Connections use the internal address.
     Internal,
-    /// Name of a property of the group or of its template.
+    /// Property of the group or of its template.
     Group(&'static str),
-    /// A credential. It is not written anywhere; the text describes where to put it.
+    /// A credential, which is not written. The text describes where to put it.
     Secret(&'static str),
-    /// The option is not translated. The text has the reason, or what to do instead.
+    /// Not translated, with the reason or a remedy.
     Dropped(&'static str),
 }
 
-/// A driver and its replacement.
 #[derive(Debug)]
 pub(super) struct Driver {
     /// Name in `MachineDriver`.
     pub(super) name: &'static str,
-    /// Value of `plugin`. `None` if the cloud has no group plugin.
+    /// Value of `plugin`. `None` if the cloud has no plugin for groups.
     pub(super) plugin: Option<&'static str>,
     /// The cloud's name for an instance group.
     pub(super) group: &'static str,
@@ -35,15 +32,13 @@ pub(super) struct Driver {
     pub(super) defaults: &'static [(&'static str, &'static str)],
     /// How to create the group.
     pub(super) advice: &'static [&'static str],
-    /// Options of the driver, with their targets.
     pub(super) options: &'static [(&'static str, OptionTarget)],
 }
 
-/// Advice for every group.
 pub(super) const IMAGE_ADVICE: &str = "docker-machine installed Docker Engine on each machine: the image of the group must contain it, and its user \
                                 must be in the group `docker`";
 
-/// Options of docker-machine itself.
+/// Options of docker-machine.
 pub(super) const COMMON: [(&str, OptionTarget); 9] = [
     ("engine-install-url", OptionTarget::Dropped("the image already contains the engine")),
     ("engine-opt", OptionTarget::Group("/etc/docker/daemon.json of the image")),
@@ -56,7 +51,6 @@ pub(super) const COMMON: [(&str, OptionTarget); 9] = [
     ("swarm", OptionTarget::Dropped("jobs need no swarm")),
 ];
 
-/// Returns the driver with this name.
 pub(super) fn driver(name: &str) -> Option<&'static Driver> {
     DRIVERS.iter().find(|driver| driver.name == name)
 }

@@ -1,11 +1,11 @@
-//! Notes about the parts of `[runners.machine]` that have no replacement or had no effect, so that none is dropped silently.
+//! Notes about the parts of `[runners.machine]` that have no replacement or had no effect.
 
 use super::super::machine::NO_PERIODS_NOTE;
 use super::super::problem::shown_name;
 use super::super::runners::Runner;
 use super::super::tree::{Node, Table, Value};
 
-/// Keys of counts, whose negative values mean 0, and the keys that replace them.
+/// Keys of counts, and their replacements. A negative count means 0.
 const COUNTS: [(&str, &str); 6] = [
     ("IdleCount", "idle_count"),
     ("IdleCountMin", "idle_count"),
@@ -17,7 +17,7 @@ const COUNTS: [(&str, &str); 6] = [
 /// Maximum length of a group name that all clouds accept.
 const MAX_NAME_LENGTH: usize = 63;
 
-/// Returns notes about settings that the new keys do not contain. `is_group` means that the plugin is not docker-machine.
+/// `is_group` means that the plugin is not docker-machine.
 pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
@@ -69,7 +69,7 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     notes
 }
 
-/// Returns each key that is set, with its value if that cannot be a secret. Options and periods have their own notes.
+/// Returns the keys that are set, with values that cannot be secret. Options and periods have their own notes.
 pub(super) fn keys(old: &Table) -> Vec<String> {
     let shown = |node: &Node| match &node.value {
         Value::Str(text) => Some(format!("\"{}\"", shown_name(text))),
@@ -86,7 +86,7 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
     old.entries().filter_map(key).collect()
 }
 
-/// Adds notes about counts and factors that are out of range, or that have no effect without another key.
+/// Adds notes about values that are out of range, or have no effect without another key.
 fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
@@ -118,20 +118,19 @@ fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     }
 }
 
-/// Returns a note about a count that exceeds the range of its new key.
+/// Returns a note if the count exceeds the range of its new key.
 fn too_large(prefix: &str, table: &Table, key: &str, new: &str) -> Option<String> {
     let maximum = u32::MAX;
     let count = table.int(key).filter(|count| *count > i64::from(maximum))?;
     Some(format!("{prefix}{key} = {count} exceeds the maximum {maximum}, which was written; correct {new}"))
 }
 
-/// Returns whether an option of docker-machine has a name.
 pub(super) fn has_name(option: &str) -> bool {
     let name = option.split_once('=').map_or(option, |(name, _)| name);
     !name.trim_start_matches('-').trim().is_empty()
 }
 
-/// Returns a template without the part that differs between machines.
+/// Removes the part that differs between machines.
 fn stem(template: &str) -> String {
     let stem = template.replace("%s", "");
     match stem.trim_matches(['-', '_', '.']) {
@@ -140,7 +139,7 @@ fn stem(template: &str) -> String {
     }
 }
 
-/// Returns the name of the group: the machines' template, reduced to what all clouds accept.
+/// Returns the machines' template, reduced to what all clouds accept.
 pub(super) fn name_of_group(old: &Table) -> String {
     let stem = stem(old.str("MachineName").unwrap_or_default()).to_lowercase();
     let mut name = String::new();

@@ -1,4 +1,4 @@
-//! Migrates `[runners.machine]` to `[runners.autoscaler]`: the same file with new keys, and notes about keys without a replacement (requirement R026).
+//! Migrates `[runners.machine]` to `[runners.autoscaler]`, with notes about keys without a replacement (R026).
 //!
 //! ```text
 //! text --load--> tree --machine.rs--> policies, limits --------------+
@@ -58,16 +58,14 @@ pub enum MigrateError {
     NoDriver(String),
 }
 
-/// New settings for a `[runners.machine]`.
 struct MigratedSettings {
     plugin: String,
     plugin_config: serde_json::Map<String, serde_json::Value>,
-    /// Values of `connector_config`. Empty if the plugin provides the connection details.
+    /// Empty if the plugin provides the connection details.
     connector: Vec<(&'static str, ConnectorValue)>,
     notes: Vec<String>,
 }
 
-/// A value of `connector_config`.
 enum ConnectorValue {
     Text(String),
     Number(i64),
@@ -109,7 +107,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
         return Err(MigrateError::Nothing);
     }
     if let Some(drain) = config.tree.table("machine") {
-        // `delete_instances_on_shutdown` is the only replacement for a key of the global `[machine]`.
+        // Only this key replaces a key of the global `[machine]`.
         let notes = drain.table("shutdown_drain").map(|_| {
             "[machine.shutdown_drain] was dropped: delete_instances_on_shutdown of each entry replaces it".to_owned()
         });
@@ -119,7 +117,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
     Ok(Migration { text: document.to_string(), entries })
 }
 
-/// Returns the entry in the text. `None` if the entry or its `machine` is written as an inline table.
+/// `None` means that the entry or its `machine` is an inline table.
 fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     let root = document.as_table_mut();
     let name = root.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("runners"))?.to_owned();
@@ -132,10 +130,9 @@ fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     machine.is_table().then_some(entry)
 }
 
-/// Executors that can have machines.
 const MACHINE_EXECUTORS: [&str; 3] = ["docker+machine", "docker-autoscaler", "instance"];
 
-/// Returns notes about a `[runners.machine]` whose entry keeps its `[runners.autoscaler]`: everything that it contained.
+/// Returns notes about an entry that keeps its `[runners.autoscaler]`.
 fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, delete_on_shutdown: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if runner.executor == "docker+machine" {
@@ -163,11 +160,10 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, del
     notes
 }
 
-/// Note about the executor that replaces `docker+machine`.
 const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: the image of the instance must \
                             contain a Docker engine, and the login user must have access to it";
 
-/// Removes a key in any spelling of upper and lower case.
+/// Removes the key in any case of its letters.
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
     if let Some(name) = name {
@@ -217,7 +213,7 @@ fn migrated_settings(runner: &Runner, old: &Table, target: MigrationTarget) -> M
     MigratedSettings { plugin, plugin_config, connector, notes }
 }
 
-/// Returns the settings of an instance group.
+/// Returns `plugin_config` and `connector_config` of an instance group.
 fn group_of(
     driver: &Driver,
     old: &Table,
@@ -233,7 +229,7 @@ fn group_of(
     notes.push(drivers::IMAGE_ADVICE.to_owned());
     let mut use_internal_address = false;
     for (option, value, to) in options(driver, old) {
-        // A later option also replaces the value of an earlier one, and the driver's default.
+        // A later option takes precedence over an earlier one, and over the default.
         match (to, value.filter(|value| !value.is_empty())) {
             (Some(OptionTarget::Plugin(key)), None) => {
                 config.remove(key);
@@ -276,7 +272,7 @@ fn group_of(
     (config, connector)
 }
 
-/// Adds notes about the replacements of the options, for an entry that continues to use docker-machine.
+/// Adds notes about an entry that continues to use docker-machine.
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
         Some(OptionTarget::Secret(target)) => {
@@ -291,7 +287,7 @@ fn without_value(option: &str, key: &str, table: &str) -> String {
     format!("{option} has no value: {key} was left out; set {key} = \"...\" in [runners.autoscaler.{table}]")
 }
 
-/// Parses a boolean of docker-machine. An option without a value is true.
+/// An option without a value is true.
 fn parse_bool(value: Option<&str>) -> Option<bool> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
@@ -300,7 +296,7 @@ fn parse_bool(value: Option<&str>) -> Option<bool> {
     }
 }
 
-/// Returns the note that names the replacement of an option, or says why it is not translated.
+/// Returns a note with the replacement of an option, or why it is not translated.
 fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     let option = shown_name(option);
     let set = match value {
@@ -314,12 +310,12 @@ fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
         Some(OptionTarget::Group(setting)) => format!("{set}: {setting}"),
         Some(OptionTarget::Secret(target)) => format!("{option}: not written to this file; put it into {target}"),
         Some(OptionTarget::Dropped(reason)) => format!("{option}: {reason}"),
-        // The value may be a secret, so it is not shown.
+        // The value may be a secret.
         None => format!("{option}: unknown option; look for its replacement in the settings of the group"),
     }
 }
 
-/// Returns the options of the machines: name, value if there is a `=`, and target.
+/// Returns name, value after `=`, and target.
 fn options<'a>(
     driver: &'a Driver,
     old: &'a Table,

@@ -8,7 +8,7 @@ const HEAD: &str = "concurrent = 10 # as many as we pay for\n\n[[runners]]\n  na
 const PERIODS: &str = "    [[runners.machine.autoscaling]]\n      Periods = [\"* * 9-17 * * mon-fri *\"]\n      Timezone = \"UTC\"\n      \
                        IdleCount = 50\n      IdleTime = 3600\n";
 
-fn with(options: &str) -> String {
+fn config_with(options: &str) -> String {
     format!("{HEAD}{options}{PERIODS}")
 }
 
@@ -21,14 +21,13 @@ fn migrated(text: &str, target: MigrationTarget) -> Migration {
     migration
 }
 
-/// Asserts that each part is in the text.
 fn check_each(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
 }
 
-/// Removes values that equal their default, because the migration does not write them.
+/// The migration does not write defaults.
 fn remove_defaults(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
@@ -47,7 +46,7 @@ fn remove_defaults(value: &mut serde_json::Value) {
 
 #[test]
 fn migration_keeps_meaning_and_rest_of_file() {
-    let text = with("    MachineDriver = \"none\"\n    MachineOptions = [\"url=tcp://h\"]\n");
+    let text = config_with("    MachineDriver = \"none\"\n    MachineOptions = [\"url=tcp://h\"]\n");
     let migration = migrated(&text, MigrationTarget::Machines);
     assert!(
         migration.text.starts_with("concurrent = 10 # as many as we pay for\n\n[[runners]]\n"),
@@ -80,7 +79,7 @@ fn amazonec2_becomes_an_auto_scaling_group() {
                    \"amazonec2-access-key=AKIAVERYSECRET\", \"amazonec2-secret-key=s3cr3t\", \"amazonec2-instance-type=m7i.large\", \
                    \"amazonec2-ssh-user=admin\", \"amazonec2-private-address-only=true\", \"amazonec2-request-spot-instance=true\", \
                    \"engine-registry-mirror=https://m.example\", \"amazonec2-brand-new=hidden\"]\n";
-    let migration = migrated(&with(options), MigrationTarget::Group);
+    let migration = migrated(&config_with(options), MigrationTarget::Group);
     check_each(
         &migration.text,
         &[
@@ -107,7 +106,7 @@ fn amazonec2_becomes_an_auto_scaling_group() {
 fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
     let google = "    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"google-zone=europe-west1-b\", \
                   \"google-machine-type=n2-standard-2\", \"google-use-internal-ip\"]\n";
-    let text = migrated(&with(google), MigrationTarget::Group).text;
+    let text = migrated(&config_with(google), MigrationTarget::Group).text;
     check_each(
         &text,
         &[
@@ -119,7 +118,7 @@ fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
     );
     let azure = "    MachineDriver = \"azure\"\n    MachineOptions = [\"azure-subscription-id=11-22\", \"azure-resource-group=ci\", \
                  \"azure-client-secret=s3cr3t\", \"azure-size=Standard_D4s_v5\"]\n";
-    let text = migrated(&with(azure), MigrationTarget::Group).text;
+    let text = migrated(&config_with(azure), MigrationTarget::Group).text;
     check_each(
         &text,
         &[
@@ -132,7 +131,7 @@ fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
     assert!(!text.contains("s3cr3t"));
     let ocean = "    MachineDriver = \"digitalocean\"\n    MachineOptions = [\"digitalocean-size=s-2vcpu-4gb\", \
                  \"digitalocean-access-token=t0ken\"]\n";
-    let text = migrated(&with(ocean), MigrationTarget::Group).text;
+    let text = migrated(&config_with(ocean), MigrationTarget::Group).text;
     check_each(
         &text,
         &["plugin = \"fleeting-plugin-docker-machine\"", "prefix = \"runner-abcdefghi-\"", "size of the droplet"],
@@ -142,7 +141,7 @@ fn google_and_azure_migrate_but_digitalocean_keeps_machines() {
 
 #[test]
 fn every_dropped_key_has_a_note() {
-    let text = with("    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"=x\", \"\"]\n    MaxRemovalAttempts = 3\n")
+    let text = config_with("    MachineDriver = \"google\"\n    MachineOptions = [\"google-project=ci\", \"=x\", \"\"]\n    MaxRemovalAttempts = 3\n")
         .replace("IdleCount = 2\n", "IdleCount = -4\n    IdleScaleFactor = 1.5\n")
         .replace("MaxBuilds = 100", "MaxBuilds = -1")
         .replace("auto-%s", "auto-scale-%s.My.domain.com")
@@ -162,16 +161,16 @@ fn every_dropped_key_has_a_note() {
         assert!(notes.contains(note) && migration.text.contains(note), "{note:?} is missing in\n{notes}");
     }
     assert!(migration.text.contains("name = \"auto-scale-my-domain-com\"\n"), "{}", migration.text);
-    let machines = migrated(&with("    MachineDriver = \"none\"\n"), MigrationTarget::Machines);
+    let machines = migrated(&config_with("    MachineDriver = \"none\"\n"), MigrationTarget::Machines);
     let notes = machines.entries[0].1.join("\n");
     assert!(!notes.contains("MaxGrowthRate"), "the plugin docker-machine must keep MaxGrowthRate: {notes}");
 }
 
-/// Migrates an entry with the driver `google` and these options, in which `change.0` is replaced with `change.1`.
+/// Migrates an entry with the driver `google`, in which `change.0` is replaced with `change.1`.
 ///
-/// Returns the new text and the notes, and checks that the text contains each note.
+/// Returns the new text, which must contain each note, and the notes.
 fn google(options: &str, change: (&str, &str)) -> (String, String) {
-    let text = with(&format!("    MachineDriver = \"google\"\n    MachineOptions = [{options}]\n"));
+    let text = config_with(&format!("    MachineDriver = \"google\"\n    MachineOptions = [{options}]\n"));
     assert!(text.contains(change.0));
     let migration = migrated(&text.replacen(change.0, change.1, 1), MigrationTarget::Group);
     migration.entries[0].1.iter().for_each(|note| check_each(&migration.text, &[note]));
@@ -238,7 +237,7 @@ fn option_without_value_is_dropped_with_note() {
         check_each(&text, &[&format!("use_external_addr = {wanted}")]);
     }
     let port = "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-ssh-port=99999\"]\n";
-    let migration = migrated(&with(port), MigrationTarget::Group);
+    let migration = migrated(&config_with(port), MigrationTarget::Group);
     assert!(!migration.text.contains("\n    protocol_port"), "{}", migration.text);
     check_each(
         &migration.text,
@@ -257,18 +256,18 @@ fn option_names_stay_inside_comments() {
 fn entry_without_driver_is_refused() {
     for driver in ["", "    MachineDriver = \"\"\n", "    MachineDriver = \" \"\n"] {
         for target in [MigrationTarget::Group, MigrationTarget::Machines] {
-            let error = migrate(&with(driver), &HostFacts::default(), target).unwrap_err();
+            let error = migrate(&config_with(driver), &HostFacts::default(), target).unwrap_err();
             assert!(error.to_string().starts_with("runner big: [runners.machine] has no MachineDriver"), "{error}");
             assert!(error.to_string().contains("set it, for example MachineDriver = \"amazonec2\""), "{error}");
         }
     }
-    // `[runners.machine]` beside `[runners.autoscaler]` is only removed, so it needs no driver.
-    migrated(&(with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), MigrationTarget::Group);
+    // Only removed, so it needs no driver.
+    migrated(&(config_with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), MigrationTarget::Group);
 }
 
 #[test]
 fn machine_table_beside_autoscaler_is_dropped_with_notes() {
-    let text = with(
+    let text = config_with(
         "    MachineDriver = \"amazonec2\"\n    MachineOptions = [\"amazonec2-instance-type=m7i.large\", \"amazonec2-secret-key=s3cr3t\"]\n",
     ) + "  [runners.autoscaler]\n    plugin = \"aws\"\n";
     let migration = migrated(&text, MigrationTarget::Group);
@@ -292,7 +291,7 @@ fn machine_table_beside_autoscaler_is_dropped_with_notes() {
 
 #[test]
 fn executor_without_machines_gets_no_autoscaler() {
-    let text = with("    MachineDriver = \"google\"\n").replace("\"docker+machine\"", "\"shell\"");
+    let text = config_with("    MachineDriver = \"google\"\n").replace("\"docker+machine\"", "\"shell\"");
     let migration = migrated(&text, MigrationTarget::Group);
     assert!(
         !migration.text.contains("autoscaler") && migration.text.contains("executor = \"shell\""),
@@ -307,7 +306,7 @@ fn executor_without_machines_gets_no_autoscaler() {
 
 #[test]
 fn drain_settings_move_to_each_entry() {
-    let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", with("    MachineDriver = \"none\"\n"));
+    let text = format!("[machine.shutdown_drain]\nenabled = true\n\n{}", config_with("    MachineDriver = \"none\"\n"));
     let migration = migrated(&text, MigrationTarget::Machines);
     assert!(migration.text.contains("delete_instances_on_shutdown = true"), "{}", migration.text);
     assert!(!migration.text.contains("shutdown_drain"), "{}", migration.text);

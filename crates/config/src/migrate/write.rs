@@ -7,7 +7,6 @@ use super::super::runners::Runner;
 use super::super::tree::Table as Tree;
 use super::{ConnectorValue, MigratedSettings, remove};
 
-/// Replaces `[runners.machine]` with `[runners.autoscaler]`.
 pub(super) fn replace(
     entry: &mut Table,
     runner: &Runner,
@@ -19,7 +18,7 @@ pub(super) fn replace(
     entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, delete_on_shutdown)));
 }
 
-/// Removes `[runners.machine]` and replaces the executor.
+/// Also replaces the executor.
 pub(super) fn remove_machine(entry: &mut Table, runner: &Runner) {
     remove(entry, "machine");
     if runner.executor == "docker+machine" {
@@ -104,7 +103,7 @@ fn set(table: &mut Table, key: &str, value: impl Into<Value>) {
     }
 }
 
-/// Converts JSON to TOML. Values that equal the plugin's default (empty lists and 0) are left out.
+/// Omits the plugin's defaults (empty lists and 0).
 fn toml(json: &serde_json::Value) -> Option<Value> {
     match json {
         serde_json::Value::String(text) => Some(text.as_str().into()),

@@ -6,10 +6,9 @@ use std::time::Duration;
 use super::ScalingProblem;
 use crate::tree::Table;
 
-/// Reads one table and collects its problems.
 pub(super) struct Reader<'a> {
     pub(super) table: &'a Table,
-    /// Name of the table followed by a dot, such as `policy[1].`. Empty for the top-level table.
+    /// Prefix of keys, such as `policy[1].`. Empty for the top-level table.
     prefix: String,
     pub(super) problems: Vec<ScalingProblem>,
 }
@@ -19,13 +18,12 @@ impl<'a> Reader<'a> {
         Self { table, prefix: String::new(), problems: Vec::new() }
     }
 
-    /// Applies `read` to a nested table. Returns `None` if the table is not set.
+    /// `None` means that the table is not set.
     pub(super) fn nested<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let table = self.table.table(name)?;
         Some(self.inner(table, name, read))
     }
 
-    /// Applies `read` to each table of a list.
     pub(super) fn each<T>(&mut self, name: &str, mut read: impl FnMut(&mut Self) -> T) -> Vec<T> {
         let tables = self.table.tables(name).iter().enumerate();
         tables.map(|(index, table)| self.inner(table, &format!("{name}[{}]", index + 1), &mut read)).collect()
@@ -52,7 +50,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Returns a finite number of at least 0. `None` means that it is not set or invalid.
+    /// Returns a finite number of at least 0. `None` means not set or invalid.
     pub(super) fn amount(&mut self, key: &str) -> Option<f64> {
         let value = self.table.float(key)?;
         if value.is_finite() && value >= 0.0 {
@@ -72,12 +70,12 @@ impl<'a> Reader<'a> {
         default
     }
 
-    /// Returns a duration. Zero means the default, as in gitlab-runner. A negative duration is reported elsewhere (check C088).
+    /// Zero means the default, as in gitlab-runner. Check C088 reports a negative duration.
     pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
         self.table.time(key).unwrap_or(default)
     }
 
-    /// Returns the value that belongs to the word in the file. `None` means that the word is not set or unknown.
+    /// `None` means not set or unknown.
     pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let value = self.table.str(key)?;
         let found = words.iter().find(|(word, _)| *word == value);

@@ -1,5 +1,3 @@
-//! Tests of the configuration that the scaler gets, and of rejected values.
-
 use super::*;
 use crate::parse_scaling;
 

@@ -1,9 +1,8 @@
-//! Reads the schema's own files, whose format is described in the module `schema`.
+//! Reads the schema's files, whose format the module `schema` describes.
 
 use super::{Key, KeySupport, Kind, Reload, Schema, TableSchema, parent};
 
 impl Schema {
-    /// Adds the content of one file.
     pub(super) fn read(mut self, text: &&'static str) -> Self {
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if line.starts_with('[') {
@@ -46,7 +45,7 @@ impl Schema {
         let mut table =
             TableSchema { path, array, reload: Reload::Live, status: KeySupport::Supported, keys: Vec::new() };
         for word in rest.split('|').map(str::trim) {
-            apply(word, &mut table.reload, &mut table.status);
+            apply_word(word, &mut table.reload, &mut table.status);
         }
         self.push(table);
     }
@@ -70,8 +69,8 @@ impl Schema {
     }
 }
 
-/// Applies a word of a schema line. Returns false for an unknown word.
-pub(super) fn apply(word: &'static str, reload: &mut Reload, status: &mut KeySupport) -> bool {
+/// Returns false for an unknown word.
+pub(super) fn apply_word(word: &'static str, reload: &mut Reload, status: &mut KeySupport) -> bool {
     match word {
         "live" => *reload = Reload::Live,
         "jobs" => *reload = Reload::Jobs,
@@ -112,7 +111,7 @@ fn key(line: &'static str, table: Option<&TableSchema>) -> Option<Key> {
         if word == "secret" {
             key.secret = true;
         } else {
-            apply(word, &mut key.reload, &mut key.status);
+            apply_word(word, &mut key.reload, &mut key.status);
         }
         rest = tail;
     }

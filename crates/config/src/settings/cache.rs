@@ -22,12 +22,12 @@ pub struct CacheSettings {
     pub chunks: bool,
     /// Automatic deletion of chunks that no cache needs. `None` means that only `muster cache gc` deletes them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub collection: Option<ChunkCollectionSettings>,
+    pub collection: Option<ChunkGcSettings>,
 }
 
 /// Automatic deletion of chunks that no cache needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ChunkCollectionSettings {
+pub struct ChunkGcSettings {
     /// Minimum time between two collections of a store.
     pub interval: Duration,
     /// Minimum age of unused data that is marked, and minimum time between its mark and its deletion.

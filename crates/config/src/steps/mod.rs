@@ -1,4 +1,4 @@
-//! Reads `[runners.steps]`: the steps of the operator, and the file with the policy for the steps of jobs.
+//! Reads `[runners.steps]`: the operator's steps, and the policy file.
 
 mod policy;
 mod replacements;
@@ -14,26 +14,20 @@ use super::problem::shown_name;
 use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
-/// Message about a relative reference. It follows the name of the step.
+/// Follows the name of the step in a message.
 const RELATIVE_STEP: &str = "is relative to the job's directory, whose content the job controls";
 const RELATIVE_STEP_HELP: &str = "use an absolute path, or a git or OCI reference";
-/// Default of `timeout` of a step.
 const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(300);
-/// Default of `timeout` of a service.
 const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A problem of `[runners.steps]`.
 pub(super) struct StepsProblem {
-    /// Name of the list (`before`, `before_upload`, `after`, `replace` or `services`), and index in it.
-    /// `None` means that no entry of a list has the problem.
+    /// List (`before`, `before_upload`, `after`, `replace` or `services`), and index in it. `None` means no single entry.
     pub(super) step: Option<(&'static str, usize)>,
-    /// What is wrong.
     pub(super) message: String,
-    /// What to do.
     pub(super) help: String,
 }
 
-/// Position of a step of the operator relative to the job.
+/// When a step of the operator runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Before,
@@ -50,8 +44,7 @@ impl Position {
         }
     }
 
-    /// Returns the position for messages.
-    fn text(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Self::Before => "before the job",
             Self::BeforeUpload => "before the upload",
@@ -60,7 +53,7 @@ impl Position {
     }
 }
 
-/// A step of the operator as it is written in a file.
+/// A step of the operator as written in a file.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StepSource {
@@ -75,13 +68,13 @@ struct StepSource {
     exports: BTreeMap<String, String>,
 }
 
-/// Returns the settings of an entry, with all problems. The policy file is read only if `may_read` is true.
+/// Returns the settings and all problems. Reads the policy file only if `may_read` is true.
 pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSettings, Vec<StepsProblem>) {
     let Some(table) = runner.table("steps") else { return (StepsSettings::default(), Vec::new()) };
     let mut problems = Vec::new();
     let mut list = |position: Position| {
-        let written = table.tables(position.key()).iter().map(step_source);
-        let (steps, invalid) = checked(written, position, position != Position::After);
+        let configured = table.tables(position.key()).iter().map(step_source);
+        let (steps, invalid) = checked(configured, position, position != Position::After);
         problems.extend(invalid.into_iter().map(|(index, message, help)| StepsProblem {
             step: Some((position.key(), index)),
             message,
@@ -98,8 +91,8 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     let (replace, invalid) = replacements::read(table);
     settings.replace = replace;
     problems.extend(invalid);
-    for (index, written) in table.tables("services").iter().enumerate() {
-        match service(written) {
+    for (index, configured) in table.tables("services").iter().enumerate() {
+        match service(configured) {
             Ok(service) => settings.services.push(service),
             Err((message, help)) => problems.push(StepsProblem { step: Some(("services", index)), message, help }),
         }
@@ -112,7 +105,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     if let Some(path) = table.str("policy").filter(|_| may_read) {
         match policy::read(Path::new(path)) {
             Ok(file) => {
-                // The steps of the policy surround the steps of the entry, because another operator may have written the entry.
+                // Another operator may have written the entry, so the steps of the policy surround its steps.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
                 // Another step may add files, which the steps of the policy must see.
@@ -141,14 +134,13 @@ fn step_source(table: &Table) -> StepSource {
         script: table.strings("script").map(|(line, _)| line.to_owned()).collect(),
         step: owned("step"),
         inputs: inputs(table),
-        env: texts(table, "env"),
+        env: string_map(table, "env"),
         timeout: table.time("timeout").map(|timeout| format!("{}ns", timeout.as_nanos())),
         required: table.bool("required"),
-        exports: texts(table, "exports"),
+        exports: string_map(table, "exports"),
     }
 }
 
-/// Returns the table `inputs`.
 fn inputs(table: &Table) -> Map<String, Json> {
     match table.node("inputs").map(|node| &node.value) {
         Some(Value::Any(text)) => json(text).as_object().cloned().unwrap_or_default(),
@@ -156,8 +148,7 @@ fn inputs(table: &Table) -> Map<String, Json> {
     }
 }
 
-/// Returns the strings of the table `key`.
-fn texts(table: &Table, key: &str) -> BTreeMap<String, String> {
+fn string_map(table: &Table, key: &str) -> BTreeMap<String, String> {
     let entries = table.table(key).into_iter().flat_map(Table::entries);
     let texts = entries.filter_map(|(key, node)| match &node.value {
         Value::Str(value) => Some((key.to_owned(), value.clone())),
@@ -178,20 +169,20 @@ fn service(table: &Table) -> Result<HostServiceSettings, (String, String)> {
         return Err((format!("{port} is not a valid port"), "write a number from 1 to 65535".to_owned()));
     };
     let timeout = table.time("timeout").unwrap_or(DEFAULT_SERVICE_TIMEOUT);
-    Ok(HostServiceSettings { image: image.to_owned(), command, env: texts(table, "env"), port, timeout })
+    Ok(HostServiceSettings { image: image.to_owned(), command, env: string_map(table, "env"), port, timeout })
 }
 
-/// Returns the valid steps, and the index, message and help of each problem. `required_by_default` is the default of `required`.
+/// Returns the valid steps, and the index, message and help of each problem.
 fn checked(
-    written: impl Iterator<Item = StepSource>,
+    configured: impl Iterator<Item = StepSource>,
     position: Position,
     required_by_default: bool,
 ) -> (Vec<OperatorStep>, Vec<(usize, String, String)>) {
     let (mut steps, mut problems, mut names) = (Vec::new(), Vec::new(), BTreeSet::new());
-    for (index, step) in written.enumerate() {
+    for (index, step) in configured.enumerate() {
         match checked_step(step, position, required_by_default) {
             Ok(step) if !names.insert(step.name.clone()) => {
-                let message = format!("two steps {} have the name `{}`", position.text(), step.name);
+                let message = format!("two steps {} have the name `{}`", position.description(), step.name);
                 problems.push((index, message, "give each step a different name".to_owned()));
             }
             Ok(step) => steps.push(step),
@@ -211,7 +202,7 @@ fn checked_step(
     let shown = shown_name(&name);
     if !is_identifier(&name) {
         return invalid(
-            format!("`{shown}` is not a valid name of a step {}", position.text()),
+            format!("`{shown}` is not a valid name of a step {}", position.description()),
             "set `name` to a letter or underscore, followed by letters, digits and underscores",
         );
     }
@@ -242,18 +233,16 @@ fn checked_step(
     Ok(OperatorStep { name, action, env, timeout, required: required.unwrap_or(required_by_default), exports })
 }
 
-/// Returns whether the reference is a path relative to the job's directory.
 fn is_relative(reference: &str) -> bool {
     reference.trim().starts_with('.')
 }
 
-/// Returns the kinds of the variables that a step exports.
 fn checked_exports(
-    written: BTreeMap<String, String>,
+    configured: BTreeMap<String, String>,
     position: Position,
     action: &OperatorAction,
 ) -> Result<BTreeMap<String, ExportKind>, (String, String)> {
-    if written.is_empty() {
+    if configured.is_empty() {
         return Ok(BTreeMap::new());
     }
     if position != Position::Before || matches!(action, OperatorAction::Script(_)) {
@@ -276,5 +265,5 @@ fn checked_exports(
             }
         }
     };
-    written.into_iter().map(kind).collect()
+    configured.into_iter().map(kind).collect()
 }

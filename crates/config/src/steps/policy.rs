@@ -11,14 +11,11 @@ use toml::Spanned;
 use super::{Position, StepSource, checked};
 use crate::settings::OperatorStep;
 
-/// A valid policy file.
+/// A valid policy file. Its steps are required by default.
 pub(super) struct PolicyFile {
     pub(super) policy: StepPolicy,
-    /// Steps before each job. They are required by default.
     pub(super) before: Vec<OperatorStep>,
-    /// Steps after each job. They are required by default.
     pub(super) after: Vec<OperatorStep>,
-    /// Steps before each upload of artifacts. They are required by default.
     pub(super) before_upload: Vec<OperatorStep>,
 }
 
@@ -58,26 +55,22 @@ struct Limits {
     disk: Option<Spanned<String>>,
 }
 
-/// A problem of the text: its location, a message and the remedy.
+/// Location, message and remedy.
 type Problem = (Option<Range<usize>>, String, String);
 
-/// Returns the content of the file.
-///
-/// # Errors
-/// Message with file and line, and the remedy.
+/// Fails with the remedy and a message that names file and line.
 pub(super) fn read(path: &Path) -> Result<PolicyFile, (String, String)> {
     let text = crate::text_file::read(path).map_err(|error| {
         let help = "create the file, or fix its path and its permissions".to_owned();
         (format!("failed to read the step policy {}: {error}", path.display()), help)
     })?;
     parse(&text, path).map_err(|(span, message, help)| {
-        let line = span.map(|span| format!(":{}", line(&text, span.start))).unwrap_or_default();
+        let line = span.map(|span| format!(":{}", line_number(&text, span.start))).unwrap_or_default();
         (format!("{}{line}: {message}", path.display()), help)
     })
 }
 
-/// Returns the number of the line that contains the byte.
-fn line(text: &str, at: usize) -> u64 {
+fn line_number(text: &str, at: usize) -> u64 {
     let before = text.as_bytes().get(..at).unwrap_or_default();
     before.iter().fold(1, |line, byte| line + u64::from(*byte == b'\n'))
 }
@@ -89,7 +82,7 @@ fn parse(text: &str, path: &Path) -> Result<PolicyFile, Problem> {
     })?;
     let denied_by_default = match default.as_ref().map(|default| default.get_ref().as_str()) {
         None | Some("allow") => None,
-        Some("deny") => default.as_ref().map(|default| line(text, default.span().start)),
+        Some("deny") => default.as_ref().map(|default| line_number(text, default.span().start)),
         Some(other) => {
             let message = format!("{other:?} is not a valid default");
             return Err((default.map(|default| default.span()), message, "write \"allow\" or \"deny\"".to_owned()));
@@ -134,7 +127,7 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
         }
         Some(limits) => checked_limits(limits.into_inner())?,
     };
-    Ok(PolicyRule { line: line(text, span.start), pattern, is_allowed, reason: rule.reason, limits })
+    Ok(PolicyRule { line: line_number(text, span.start), pattern, is_allowed, reason: rule.reason, limits })
 }
 
 fn checked_limits(limits: Limits) -> Result<StepLimits, Problem> {
@@ -170,16 +163,15 @@ fn amount<T>(
     parse(text.get_ref()).ok_or_else(invalid).map(Some)
 }
 
-fn steps(written: Vec<Spanned<StepSource>>, position: Position) -> Result<Vec<OperatorStep>, Problem> {
-    let spans: Vec<_> = written.iter().map(Spanned::span).collect();
-    let (steps, problems) = checked(written.into_iter().map(Spanned::into_inner), position, true);
+fn steps(configured: Vec<Spanned<StepSource>>, position: Position) -> Result<Vec<OperatorStep>, Problem> {
+    let spans: Vec<_> = configured.iter().map(Spanned::span).collect();
+    let (steps, problems) = checked(configured.into_iter().map(Spanned::into_inner), position, true);
     match problems.into_iter().next() {
         Some((index, message, help)) => Err((spans.get(index).cloned(), message, help)),
         None => Ok(steps),
     }
 }
 
-/// Reads a text, or a list of texts.
 pub(super) fn one_or_more<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

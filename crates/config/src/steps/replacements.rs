@@ -9,7 +9,6 @@ use super::super::tree::Table;
 use super::{RELATIVE_STEP, RELATIVE_STEP_HELP, StepsProblem, inputs, is_relative};
 use crate::settings::StepReplacement;
 
-/// Returns the valid replacements of `[runners.steps]`, and the problems of the others.
 pub(super) fn read(steps: &Table) -> (Vec<StepReplacement>, Vec<StepsProblem>) {
     let (mut replacements, mut problems, mut builtins) = (Vec::new(), Vec::new(), BTreeSet::new());
     for (index, table) in steps.tables("replace").iter().enumerate() {
@@ -28,10 +27,7 @@ pub(super) fn read(steps: &Table) -> (Vec<StepReplacement>, Vec<StepsProblem>) {
     (replacements, problems)
 }
 
-/// Returns the replacement of one table.
-///
-/// # Errors
-/// Message and remedy.
+/// Fails with message and remedy.
 fn replacement(table: &Table) -> Result<StepReplacement, (String, String)> {
     let builtin = table.str("builtin").unwrap_or_default();
     if !REPLACEABLE_BUILTINS.contains(&builtin) {

@@ -1,4 +1,4 @@
-//! Saves of config.toml on a full disk, without permission, or on a mounted file: the file stays complete, and the error names the cause.
+//! Saves of config.toml on a full disk, without permission, or on a mounted file.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use muster_config::edit::{ConfigFile, EditError, lock_for_manager};
 use muster_test_prerequisites::run_with_mounts;
 use toml_edit::Table;
 
-/// Environment variable that marks the process in a user namespace.
+/// Marks the process in a user namespace.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
 fn names(directory: &Path) -> Vec<String> {
@@ -56,7 +56,7 @@ fn read_only_file_system_still_lets_manager_run() {
     drop(lock);
 }
 
-/// Container engines mount the file like this for `-v config.toml:/etc/gitlab-runner/config.toml`: it cannot be replaced.
+/// Container engines mount the file like this for `-v config.toml:/etc/gitlab-runner/config.toml`. It cannot be replaced.
 #[test]
 fn mounted_file_is_written_in_place() {
     let mount = "echo 'concurrent = 4 # kept' > \"$1/real\" && touch \"$1/config.toml\" && mount --bind \"$1/real\" \"$1/config.toml\"";

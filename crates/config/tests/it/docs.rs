@@ -60,8 +60,8 @@ fn mistakes() -> String {
     text
 }
 
-/// Returns the page with the text between the markers of `name` replaced.
-fn with(page: &str, name: &str, content: &str) -> String {
+/// Replaces the text between the markers of `name`.
+fn with_section(page: &str, name: &str, content: &str) -> String {
     let (start, end) = (format!("<!-- {name}: begin -->\n"), format!("<!-- {name}: end -->"));
     let (before, rest) = page.split_once(&start).unwrap_or_else(|| panic!("{start}"));
     let (_, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{end}"));
@@ -71,7 +71,7 @@ fn with(page: &str, name: &str, content: &str) -> String {
 #[test]
 fn reference_page_lists_every_key_and_problem() {
     let page = std::fs::read_to_string(Path::new(PAGE)).unwrap();
-    let wanted = with(&with(&page, "keys", &keys()), "mistakes", &mistakes());
+    let wanted = with_section(&with_section(&page, "keys", &keys()), "mistakes", &mistakes());
     if std::env::var_os("MUSTER_UPDATE_DOCS").is_some() {
         std::fs::write(PAGE, &wanted).unwrap();
     }
@@ -83,7 +83,6 @@ fn reference_page_lists_every_key_and_problem() {
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
-/// Returns the pages in a directory.
 fn pages(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -91,7 +90,7 @@ fn pages(directory: &Path) -> Vec<PathBuf> {
     pages_here.chain(directories.iter().flat_map(|directory| pages(directory))).collect()
 }
 
-/// Returns the runner entries that a page shows, with the URL and the token that the page leaves out.
+/// Returns the runner entries of a page, with the URL and token that it leaves out.
 fn configurations(page: &str) -> Vec<String> {
     let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     let of_runners = blocks.filter(|block| block.contains("[[runners]]"));

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::blobs::memory::MemoryBlobs;
 use crate::command::FinalReport;
-use crate::facts::{GitFacts, NewPipeline, NewRunner, NoFiles, ProjectFacts};
+use crate::facts::{GitFacts, NewPipeline, NoFiles, ProjectFacts, RunnerSpec};
 use crate::keys;
 use crate::store::memory::MemoryStore;
 use crate::store::{Contents, LastIds};
@@ -29,7 +29,6 @@ fn actor() -> Actor {
     )
 }
 
-/// Processes one command and returns its answer.
 async fn call<T, E: std::fmt::Debug>(
     actor: &mut Actor,
     command: impl FnOnce(oneshot::Sender<Result<T, E>>) -> Command,
@@ -41,7 +40,6 @@ async fn call<T, E: std::fmt::Debug>(
     answer.await.expect("no answer").expect("success")
 }
 
-/// Runs a pipeline with one job, from its creation to its success.
 async fn run_pipeline(actor: &mut Actor, token: &str) {
     let compiled = muster_pipeline::compile(b"test: {script: [x]}", &Context::default(), &NoFiles).pipeline;
     let project = ProjectFacts::new(ProjectId(1), "group/app");
@@ -60,7 +58,7 @@ async fn run_pipeline(actor: &mut Actor, token: &str) {
 #[tokio::test]
 async fn finished_pipelines_leave_nothing_in_memory() {
     let mut actor = actor();
-    let settings = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let settings = RunnerSpec { run_untagged: true, ..RunnerSpec::default() };
     let token = call(&mut actor, |reply| Command::CreateRunner { new: settings, reply }).await.token;
     for _ in 0..3000 {
         run_pipeline(&mut actor, &token).await;

@@ -1,4 +1,4 @@
-//! The contract tests of the port. Every implementation must pass them.
+//! Contract tests that every implementation of [`Blobs`] must pass.
 
 use std::io::Read;
 
@@ -35,13 +35,13 @@ macro_rules! blob_contract {
             #[tokio::test]
             async fn content_is_deleted_when_dropped_before_it_is_stored() {
                 let (_guard, blobs) = $open;
-                contract::dropped(&blobs).await;
+                contract::drop_before_store(&blobs).await;
             }
 
             #[tokio::test]
             async fn deleted_content_stays_readable_for_open_readers() {
                 let (_guard, blobs) = $open;
-                contract::deleted(&blobs).await;
+                contract::delete_while_open(&blobs).await;
             }
         }
     };
@@ -131,14 +131,14 @@ pub(super) async fn artifacts(blobs: &dyn Blobs) {
     assert!(blobs.list(JobId(3)).await.expect("failed to list").is_empty());
 }
 
-pub(super) async fn dropped(blobs: &dyn Blobs) {
+pub(super) async fn drop_before_store(blobs: &dyn Blobs) {
     let mut incoming = blobs.receive().await.expect("failed to start receiving");
     incoming.write(b"half").await.expect("failed to write");
     drop(incoming);
     assert!(blobs.list(JobId(1)).await.expect("failed to list").is_empty());
 }
 
-pub(super) async fn deleted(blobs: &dyn Blobs) {
+pub(super) async fn delete_while_open(blobs: &dyn Blobs) {
     let name = name(1, "a.zip");
     store(blobs, &name, &["content"]).await;
     let mut opened = blobs.open(&name).await.expect("failed to read").expect("no content");

@@ -14,15 +14,13 @@ use parking_lot::Mutex;
 
 use super::{Appended, ArtifactName, BlobError, Blobs, Incoming, MAX_READ};
 
-/// Blobs in memory.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryBlobs {
     traces: Mutex<BTreeMap<JobId, Vec<u8>>>,
     artifacts: Arc<Mutex<BTreeMap<ArtifactName, Bytes>>>,
 }
 
-/// Content that is being received.
-struct Received {
+struct IncomingBytes {
     bytes: Vec<u8>,
     artifacts: Arc<Mutex<BTreeMap<ArtifactName, Bytes>>>,
 }
@@ -64,7 +62,7 @@ impl Blobs for MemoryBlobs {
     fn close_trace(&self, _: JobId) {}
 
     async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError> {
-        Ok(Box::new(Received { bytes: Vec::new(), artifacts: Arc::clone(&self.artifacts) }))
+        Ok(Box::new(IncomingBytes { bytes: Vec::new(), artifacts: Arc::clone(&self.artifacts) }))
     }
 
     async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError> {
@@ -92,7 +90,7 @@ impl Blobs for MemoryBlobs {
 }
 
 #[async_trait]
-impl Incoming for Received {
+impl Incoming for IncomingBytes {
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
         self.bytes.extend_from_slice(bytes);
         Ok(())

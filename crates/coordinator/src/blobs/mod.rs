@@ -1,10 +1,7 @@
 //! The port for data that is too large for rows: traces, and the content of artifacts.
 //!
-//! A trace only grows, and only at its end (invariant J3 of ARCHITECTURE.md). The content of an artifact is received, checked by the caller, and then
-//! stored under its name or dropped. An artifact exists only if it has a row. A process that is killed can leave content without a row,
-//! which is deleted at the next start.
-//!
-//! [`directory`] stores blobs in files, [`memory`] in this process. Both pass the same tests (`contract`).
+//! A trace only grows, and only at its end (invariant J3 of ARCHITECTURE.md). The content of an artifact is received,
+//! checked by the caller, and then stored under its name or dropped.
 
 #[cfg(test)]
 mod contract;
@@ -22,10 +19,8 @@ use muster_runner_api::service::ByteStream;
 
 use crate::error::BlobError;
 
-/// Maximum number of bytes that one read of a trace returns.
 pub(crate) const MAX_READ: u64 = 1024 * 1024;
 
-/// Result of an append to a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Appended {
     /// The bytes were appended. Holds the new length of the trace.
@@ -36,7 +31,7 @@ pub(crate) enum Appended {
     TooLarge,
 }
 
-/// Name of the content of an artifact. Each job has at most one artifact per kind.
+/// Each job has at most one artifact per kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ArtifactName {
     pub(crate) job: JobId,
@@ -44,7 +39,6 @@ pub(crate) struct ArtifactName {
     pub(crate) filename: String,
 }
 
-/// The port for traces and the content of artifacts.
 #[async_trait]
 pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Appends bytes that start at the end of a trace, unless the trace would become larger than `max_bytes`.
@@ -56,7 +50,6 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Returns at most [`MAX_READ`] bytes of a trace, starting at `offset`. Empty at the end, or if the trace does not exist.
     async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError>;
 
-    /// Opens a trace for reading. `None` if it does not exist.
     async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError>;
 
     /// Releases the resources for appending to a trace, after its job has ended.
@@ -65,28 +58,23 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Starts to receive the content of an artifact. Content that is dropped without [`Incoming::store`] is deleted.
     async fn receive(&self) -> Result<Box<dyn Incoming>, BlobError>;
 
-    /// Opens the content of an artifact for reading. `None` if it does not exist.
     async fn open(&self, name: &ArtifactName) -> Result<Option<File>, BlobError>;
 
-    /// Opens the content of an artifact to send it, together with its size in bytes. `None` if it does not exist.
+    /// Returns the size in bytes and the content.
     async fn stream(&self, name: &ArtifactName) -> Result<Option<(u64, ByteStream)>, BlobError>;
 
-    /// Returns whether the content is known to be missing although its row is not marked as deleted.
-    ///
-    /// Does not use the network: returns `false` if only another machine has this information.
+    /// Returns whether the content is known to be missing. Does not use the network: `false` may mean that this is
+    /// unknown.
     fn is_lost(&self, name: &ArtifactName) -> bool;
 
     /// Deletes the content of an artifact, if it exists. A caller that has already opened it can still read it.
     async fn delete(&self, name: &ArtifactName) -> Result<(), BlobError>;
 
-    /// Returns the names of all artifact content of a job.
     async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError>;
 }
 
-/// The content of an artifact that is being received.
 #[async_trait]
 pub(crate) trait Incoming: Send {
-    /// Appends bytes.
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError>;
 
     /// Opens the bytes that were written so far, for reading from the start.
@@ -96,7 +84,6 @@ pub(crate) trait Incoming: Send {
     async fn store(self: Box<Self>, name: &ArtifactName) -> Result<(), BlobError>;
 }
 
-/// Runs file operations on a thread for blocking work.
 pub(crate) async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> Result<T, E>
 where
     T: Send + 'static,

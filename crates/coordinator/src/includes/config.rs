@@ -50,7 +50,6 @@ impl Default for IncludeConfig {
 }
 
 impl IncludeConfig {
-    /// Returns the local directory of a project, or otherwise the local directory of its components.
     pub(super) fn directory_of(&self, project: &str) -> Option<&PathBuf> {
         let of_components = || {
             let mut all = self.components.iter();
@@ -60,7 +59,6 @@ impl IncludeConfig {
         self.projects.get(project).or_else(of_components)
     }
 
-    /// Returns the local file that replaces a URL.
     pub(super) fn local_replacement(&self, url: &str) -> Option<PathBuf> {
         if let Some(file) = self.remotes.get(url) {
             return Some(file.clone());

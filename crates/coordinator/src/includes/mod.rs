@@ -1,6 +1,6 @@
-//! Gives the pipeline compiler access to the files of the snapshot, and to the files that `include:` entries refer to.
+//! Gives the compiler the files of the snapshot and of `include:` entries.
 //!
-//! Files outside the project come from local directories of the user, from pins, or from the network, in this order.
+//! Files outside the project come from the user's local directories, from pins, or from the network, in this order.
 
 mod config;
 mod pins;

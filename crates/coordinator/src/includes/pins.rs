@@ -44,7 +44,6 @@ pub struct Pins {
     pins: BTreeMap<String, Pin>,
 }
 
-/// Reason why the content of a pin cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PinError {
     #[error("`{0}` is pinned, but its content is not on this machine; run `muster ci vendor` to fetch it")]
@@ -62,12 +61,11 @@ impl Pins {
         Self { directory, pins: pins.into_iter().map(|pin| (pin.include.clone(), pin)).collect() }
     }
 
-    /// Returns the pin of an include.
     pub(super) fn get(&self, include: &str) -> Option<&Pin> {
         self.pins.get(include)
     }
 
-    /// Returns the content of a pin after checking its digest.
+    /// Checks the digest.
     pub(super) fn content(&self, pin: &Pin) -> Result<Vec<u8>, PinError> {
         let (include, path) = (pin.include.clone(), self.path_of(pin));
         match super::tree::read_file(&path) {
@@ -78,19 +76,19 @@ impl Pins {
         }
     }
 
-    /// Returns the path of a pin's content. For an invalid digest, it is a path that never exists.
+    /// Returns the path of a pin's content. For an invalid digest, returns a path that never exists.
     fn path_of(&self, pin: &Pin) -> PathBuf {
         let is_digest = pin.sha256.len() == 64 && pin.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
         self.directory.join(if is_digest { pin.sha256.as_str() } else { "not-a-digest" })
     }
 }
 
-/// Returns the SHA-256 of a content in the format of [`Pin::sha256`].
+/// Returns a SHA-256 digest in the format of [`Pin::sha256`].
 pub(super) fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// Returns the name under which an include is pinned. `None` for files of the project itself.
+/// `None` for files of the project itself.
 pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     Some(match target {
         IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }
@@ -104,7 +102,6 @@ pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     })
 }
 
-/// Returns the name under which the list of paths in a project is pinned.
 pub(super) fn name_of_tree(project: &str, git_ref: &Option<String>) -> String {
     format!("tree {}", project_at_ref(project, git_ref))
 }
@@ -116,7 +113,7 @@ fn project_at_ref(project: &str, git_ref: &Option<String>) -> String {
     }
 }
 
-/// Writes a file atomically. Creates its directory if necessary.
+/// Creates the directory of the file if necessary.
 pub(super) fn write_atomically(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;

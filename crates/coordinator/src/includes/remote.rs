@@ -18,10 +18,9 @@ use super::pins::write_atomically;
 const MAX_REMOTE_BYTES: usize = 2 << 20;
 /// Default of the maximum time for fetching all files of a pipeline, the same as GitLab's.
 pub(super) const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Divisor of the timeout: [`WaitCallback`] is called after one fifteenth of it.
+/// The timeout divided by this is the time until [`WaitCallback`] is called.
 const WAIT_CALLBACK_DIVISOR: u32 = 15;
 
-/// Reason why a file could not be fetched.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum RemoteError {
     #[error("the network is switched off by `--offline` or `[remote] offline`, and no copy is cached")]
@@ -36,10 +35,8 @@ pub(super) enum RemoteError {
     Http(String),
 }
 
-/// Content of a URL, or the reason why it could not be fetched.
 pub(super) type Fetched = Result<Vec<u8>, RemoteError>;
 
-/// The URLs of one pipeline.
 #[derive(Debug, Default)]
 pub(super) struct Remotes {
     /// Time of the first fetch.
@@ -48,7 +45,6 @@ pub(super) struct Remotes {
 }
 
 impl Remotes {
-    /// Fetches URLs in parallel.
     pub(super) async fn fetch(&self, urls: Vec<String>, config: &IncludeConfig) {
         let urls: Vec<String> = urls.into_iter().filter(|url| !self.fetched.lock().contains_key(url)).collect();
         if urls.is_empty() {
@@ -88,7 +84,6 @@ impl Remotes {
         }
     }
 
-    /// Returns the content of a fetched URL.
     pub(super) fn get(&self, url: &str) -> Fetched {
         let fetched = self.fetched.lock().get(url).cloned();
         fetched.unwrap_or_else(|| Err(RemoteError::Http("the URL was not fetched".to_owned())))
@@ -98,7 +93,7 @@ impl Remotes {
 /// Called with the URLs that are still being fetched, and the time until the timeout.
 pub type WaitCallback = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
-/// Fetches a URL and caches its content, or returns the cached copy if the network fails.
+/// Returns the cached copy if the network fails.
 async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
     let cached = config.cache.as_ref().map(|directory| directory.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {

@@ -65,7 +65,7 @@ impl SnapshotSources {
 
     /// Returns the pins that were created so far.
     #[must_use]
-    pub fn pinned(&self) -> Vec<Pin> {
+    pub fn created_pins(&self) -> Vec<Pin> {
         self.vendor.as_ref().map(Vendor::pins).unwrap_or_default()
     }
 
@@ -96,7 +96,7 @@ impl SnapshotSources {
         bytes
     }
 
-    /// Returns the local files of a project at a ref. `None` if the project is not on this machine.
+    /// `None` if the project is not on this machine.
     fn local_tree(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
             self.snapshot.git().clone()
@@ -141,7 +141,7 @@ impl SnapshotSources {
         ))
     }
 
-    /// Returns the pin with this name and its content. `None` if there is no such pin, or if files are being pinned again.
+    /// `None` if there is no such pin, or if files are being pinned again.
     fn find_pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
@@ -153,7 +153,7 @@ impl SnapshotSources {
         Ok(Some((pin.clone(), bytes)))
     }
 
-    /// Returns the local files and the version of a component. `None` if its project is not on this machine.
+    /// `None` if the project is not on this machine.
     fn local_component(&self, address: &str, version: &str) -> Result<Option<(Tree, Option<String>)>, SourceError> {
         let (base, _) = address.rsplit_once('/').unwrap_or((address, ""));
         let project = base.split_once('/').map_or(base, |(_, project)| project);
@@ -286,7 +286,7 @@ impl SnapshotSources {
         self.remotes.get(url)
     }
 
-    /// Returns the URL to fetch for an `include:remote`. `None` for other includes, and if the content is on this machine.
+    /// `None` for other includes, and if the content is on this machine.
     fn url_of(&self, target: &IncludeTarget) -> Option<String> {
         let IncludeTarget::Remote { url } = target else { return None };
         let is_local = self.config.local_replacement(url).is_some()

@@ -7,17 +7,12 @@ use std::path::{Component, Path, PathBuf};
 use muster_pipeline::context::SourceError;
 use muster_source::{BlobReader, Git, MAX_FILE_BYTES, SnapshotError, line, nul_separated};
 
-/// Maximum number of files in a plain directory.
 const MAX_DIRECTORY_FILES: usize = 100_000;
 
-/// The files of a project on this machine.
 #[derive(Debug, Clone)]
 pub(super) enum Tree {
-    /// A commit in a repository.
     Commit {
-        /// The repository.
         git: Git,
-        /// ID of the commit.
         commit: String,
     },
     /// A directory without a repository. Its current files are used for every ref.
@@ -25,7 +20,6 @@ pub(super) enum Tree {
 }
 
 impl Tree {
-    /// Returns the content of a regular file. `None` if it does not exist.
     pub(super) fn read(&self, path: &str) -> Result<Option<Vec<u8>>, SourceError> {
         match self {
             // A request to `git cat-file` is one line, so a path with a line break cannot be read.
@@ -38,7 +32,6 @@ impl Tree {
         }
     }
 
-    /// Returns the paths of all files.
     pub(super) fn paths(&self) -> Result<BTreeSet<String>, SourceError> {
         match self {
             Self::Commit { git, commit } => {
@@ -58,7 +51,7 @@ impl Tree {
     }
 }
 
-/// Returns whether a directory is the root of a repository, with a working tree or bare.
+/// Bare repositories count, too.
 pub(super) fn is_repository(directory: &Path) -> bool {
     directory.join(".git").exists() || directory.join("HEAD").is_file() && directory.join("objects").is_dir()
 }
@@ -94,7 +87,7 @@ pub(super) fn read_in(directory: &Path, path: &str) -> Result<Option<Vec<u8>>, S
     read_file(&file).map_err(|error| unreadable(&file, &error))
 }
 
-/// Returns the content of a regular file, truncated to [`MAX_FILE_BYTES`]. `None` if it does not exist.
+/// Truncates the content to [`MAX_FILE_BYTES`].
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // Opening a named pipe would block, and reading a device might never end.
     match path.metadata() {
@@ -107,9 +100,7 @@ pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// Returns whether an error means that the file does not exist.
-///
-/// This is also the case if its name is too long or contains a NUL character.
+/// Returns whether an error means that the file does not exist, for example because its name is too long.
 fn cannot_exist(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidFilename, InvalidInput, NotADirectory, NotFound};
     matches!(error.kind(), NotFound | NotADirectory | InvalidFilename | InvalidInput)
@@ -133,22 +124,18 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Res
     Ok(())
 }
 
-/// Returns the error for a failed git command that contacts a server: the project cannot be reached.
 pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
 }
 
-/// Returns the error for a failed git command that reads a repository on this machine.
 pub(super) fn git_failed(error: &SnapshotError) -> SourceError {
     SourceError::Unreadable(error.to_string())
 }
 
-/// Returns the error for a file on this machine that exists but cannot be read.
 pub(super) fn unreadable(path: &Path, error: &io::Error) -> SourceError {
     SourceError::Unreadable(format!("failed to read `{}`: {error}; fix the file or its permissions", path.display()))
 }
 
-/// Returns the error for a failed read from `git cat-file`.
 pub(super) fn read_failed(error: &io::Error) -> SourceError {
     SourceError::Unreadable(format!("failed to read files with `git cat-file`: {error}"))
 }

@@ -13,7 +13,6 @@ use super::pins::{Pin, digest, name_of, name_of_tree, write_atomically};
 use super::tree::{Tree, unreachable};
 use super::versions;
 
-/// Maximum time for one git command.
 const GIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Locations from which `muster ci vendor` fetches.
@@ -35,7 +34,6 @@ pub struct VendorOptions {
     pub repositories: PathBuf,
 }
 
-/// Fetches files and pins them.
 pub(super) struct Vendor {
     options: VendorOptions,
     runtime: tokio::runtime::Handle,
@@ -44,7 +42,6 @@ pub(super) struct Vendor {
     trees: Mutex<HashMap<(String, Option<String>), Source>>,
 }
 
-/// A fetched commit.
 #[derive(Debug, Clone)]
 struct Source {
     url: String,
@@ -64,12 +61,10 @@ impl Vendor {
         Self { options, runtime, pins: Mutex::default(), trees: Mutex::default() }
     }
 
-    /// Returns all pins.
     pub(super) fn pins(&self) -> Vec<Pin> {
         self.pins.lock().values().cloned().collect()
     }
 
-    /// Returns a file of another project, and pins it.
     pub(super) fn project(
         &self,
         project: &str,
@@ -88,7 +83,6 @@ impl Vendor {
         Ok(IncludedFile { name: format!("{project}:{path}"), bytes, origin, component: None })
     }
 
-    /// Returns the paths of another project, and pins the list.
     pub(super) fn paths(&self, project: &str, git_ref: &Option<String>) -> Result<Vec<String>, SourceError> {
         let source = self.source(project, git_ref)?;
         let paths: Vec<String> = source.tree().paths()?.into_iter().collect();
@@ -96,7 +90,6 @@ impl Vendor {
         Ok(paths)
     }
 
-    /// Returns the file of a component, and pins it.
     pub(super) fn component(&self, address: &str, version: &str) -> Result<IncludedFile, SourceError> {
         let (base, name) = address.rsplit_once('/').unwrap_or(("", address));
         let (host, project) = base.split_once('/').unwrap_or(("", base));
@@ -123,12 +116,10 @@ impl Vendor {
         )))
     }
 
-    /// Returns the URL of a template.
     pub(super) fn template_url(&self, name: &str) -> String {
         format!("{}{name}", self.options.templates)
     }
 
-    /// Pins a file that was fetched over HTTP.
     pub(super) fn pin_remote(&self, target: &IncludeTarget, url: &str, bytes: &[u8]) -> Result<(), SourceError> {
         let include = name_of(target).unwrap_or_default();
         self.store_pin(Pin { include, from: url.to_owned(), commit: None, version: None, sha256: digest(bytes) }, bytes)
@@ -148,7 +139,6 @@ impl Vendor {
         Ok(())
     }
 
-    /// Fetches the commit of a ref of a project.
     fn source(&self, project: &str, git_ref: &Option<String>) -> Result<Source, SourceError> {
         let key = (project.to_owned(), git_ref.clone());
         if let Some(source) = self.trees.lock().get(&key) {
@@ -189,7 +179,6 @@ impl Vendor {
         Ok(Source { version: Some(tag.to_owned()), ..self.fetch(url, tag)? })
     }
 
-    /// Fetches a ref, and returns its commit.
     fn fetch(&self, url: &str, git_ref: &str) -> Result<Source, SourceError> {
         let git = self.repository(url)?;
         if git_ref.starts_with('-') || git_ref.contains([':', '*', '^', '~', ' ', '\n']) {
@@ -222,7 +211,6 @@ impl Vendor {
         Ok(Source { url: url.to_owned(), git, commit, version: None })
     }
 
-    /// Returns the local repository for fetched commits of a URL, and creates it if necessary.
     fn repository(&self, url: &str) -> Result<Git, SourceError> {
         let directory = self.options.repositories.join(digest(url.as_bytes()));
         if !directory.join("HEAD").is_file() {
@@ -236,7 +224,6 @@ impl Vendor {
         Ok(Git::bare(&directory))
     }
 
-    /// Runs a git command with the user's settings for connections.
     fn git(&self, git: &Git, arguments: &[&str]) -> Result<Vec<u8>, SourceError> {
         let login = self.options.projects.as_deref().zip(self.options.login.as_ref().map(Secret::expose));
         let mut command = tokio::process::Command::from(git.network_command(arguments, login));
@@ -255,12 +242,10 @@ impl Vendor {
     }
 }
 
-/// Returns the URL of a project's repository.
 fn repository_url(prefix: &str, project: &str) -> String {
     format!("{prefix}{project}.git")
 }
 
-/// Returns whether a name may be a commit ID, or the start of one.
 fn is_commit(name: &str) -> bool {
     name.len() >= 7 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

@@ -27,7 +27,6 @@ pub(super) fn caches(assignment: &JobAssignment<'_>, work: &ScriptWork) -> Vec<C
         .collect()
 }
 
-/// Returns the suffix of cache keys, which separates the caches of protected and unprotected refs.
 fn suffix(assignment: &JobAssignment<'_>, cache: &model::Cache) -> &'static str {
     match (assignment.project.separate_caches, assignment.context.ref_protected && !cache.unprotect) {
         (false, _) => "",

@@ -1,5 +1,3 @@
-//! Errors of building a payload.
-
 use crate::jwt::SignError;
 
 /// Reason why a job has no payload. Its message becomes the message of the failed job.

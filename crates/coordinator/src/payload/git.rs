@@ -1,5 +1,3 @@
-//! The commit to check out, and the amount of history to fetch.
-
 use muster_job::Variable;
 use muster_pipeline::context::RefKind;
 use muster_pipeline::layers;
@@ -32,9 +30,7 @@ fn depth(assignment: &JobAssignment<'_>, variables: &[Variable]) -> i64 {
     }
 }
 
-/// Returns the refspecs to fetch.
-///
-/// The first refspec is the ref that protects the pipeline's commit from deletion. For the full history, all branches and tags follow.
+/// The first refspec protects the pipeline's commit from deletion. For the full history, all branches and tags follow.
 /// Otherwise, the branch or tag follows, or nothing for a merge request.
 fn refspecs(assignment: &JobAssignment<'_>, depth: i64, is_tag: bool) -> Vec<String> {
     let pipeline = assignment.pipeline_id;

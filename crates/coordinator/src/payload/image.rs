@@ -6,7 +6,6 @@ use muster_pipeline::model;
 use muster_runner_api::payload::Image;
 use serde_json::Value;
 
-/// Converts an image or service. Empty groups of options are omitted.
 pub(super) fn image(image: &model::Image) -> Image {
     let mut executor_opts = BTreeMap::new();
     let mut group = |name: &str, options: &[(&str, &Option<String>)]| {

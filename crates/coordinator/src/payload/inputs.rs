@@ -2,7 +2,7 @@
 //!
 //! See docs/spec/runner-api.md, section 2.5.10.
 //!
-//! Job inputs always have their default values here. The coordinator inserts them, so that every runner can run the job.
+//! The coordinator inserts the default values, so that every runner can run the job.
 
 use std::sync::LazyLock;
 
@@ -43,13 +43,11 @@ pub(super) fn interpolate(payload: &mut JobPayload, inputs: &[(String, Value)]) 
     }
 }
 
-/// Returns the texts of an image in which references are replaced.
 fn image_texts(image: &mut Image) -> impl Iterator<Item = &mut String> {
     let lists = image.command.iter_mut().chain(&mut image.entrypoint).flatten();
     std::iter::once(&mut image.name).chain(lists).chain(&mut image.pull_policy)
 }
 
-/// Returns the default value of an input as text.
 fn as_text(input: &Value) -> String {
     match input.get("default") {
         Some(Value::String(text)) => text.clone(),

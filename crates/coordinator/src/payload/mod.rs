@@ -1,7 +1,6 @@
 //! Converts a compiled job to the payload that a runner gets.
 //!
-//! The formats are described in docs/spec/pipeline-yaml.md, section 6, and docs/spec/runner-api.md, section 2.5. The code is pure: the
-//! caller provides IDs, tokens, variables and the archives of other jobs.
+//! The formats are described in docs/spec/pipeline-yaml.md, section 6, and docs/spec/runner-api.md, section 2.5.
 //!
 //! Invariants: values that gitlab-runner fails to decode are never sent (docs/spec/runner-api.md, section 11, traps 1 to 8). `run` is
 //! text or absent, values of variables are text, and `steps` is empty if the job has `run`.
@@ -121,7 +120,6 @@ pub fn build(input: &PayloadInput<'_>) -> Result<wire::JobPayload, PayloadError>
     Ok(payload)
 }
 
-/// Returns the value of `run:` as JSON text. `None` if the job has a script.
 fn run(work: &ScriptWork) -> Option<String> {
     work.run.as_ref().map(ToString::to_string)
 }
@@ -146,7 +144,7 @@ fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
     }
 }
 
-/// Returns the archives to download. They are downloaded with the token of this job, because the token of the uploading job has expired.
+/// They are downloaded with the token of this job, because the token of the uploading job has expired.
 fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
     input
         .dependencies

@@ -4,7 +4,6 @@
 
 use serde_json::Value;
 
-/// Reports a missing `glab` in a readable way, instead of the shell's "command not found".
 const CHECK: &str = "command -v glab >/dev/null || { echo \"release: the program glab is not in this job's environment; \
                      install it there (https://gitlab.com/gitlab-org/cli)\" >&2; exit 1; }";
 
@@ -18,7 +17,6 @@ const LOGIN: [&str; 3] = [
     "glab auth login --job-token \"$CI_JOB_TOKEN\" --hostname \"$coordinator\" --api-protocol \"${GITLAB_HOST%%:*}\"",
 ];
 
-/// Returns the lines of the `release` step.
 pub(super) fn script(release: &Value) -> Vec<String> {
     [CHECK].into_iter().chain(LOGIN).map(str::to_owned).chain([command(release)]).collect()
 }
@@ -53,7 +51,6 @@ fn command(release: &Value) -> String {
     command + " --no-update --no-close-milestone"
 }
 
-/// Returns the items of a value that is one text or a list of texts.
 fn list(value: Option<&Value>) -> Vec<&str> {
     match value {
         Some(Value::String(text)) => vec![text],

@@ -20,7 +20,6 @@ pub fn missing_feature(job: &Job, source: PipelineSource, info: &VersionInfo) ->
     needs.into_iter().find(|(feature, needed)| *needed && !info.has(feature)).map(|(feature, _)| feature)
 }
 
-/// Returns whether `allow_failure` or `retry` depends on the exit code.
 fn depends_on_exit_code(job: &Job) -> bool {
     matches!(job.allow_failure, AllowFailure::ExitCodes(_)) || !job.retry.exit_codes.is_empty()
 }

@@ -11,10 +11,9 @@ use serde_json::Value;
 use super::{PayloadError, PayloadInput};
 use crate::jwt::Claims;
 
-/// Time for which an ID token is valid beyond the timeout of its job.
 const TOKEN_SLACK: Duration = Duration::from_secs(5 * 60);
 
-/// Returns a signed token for each entry of `id_tokens`. Variables in the audience are expanded.
+/// Variables in the audience are expanded.
 pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     let lookup = |name: &str| layers::value(input.variables, name).map(str::to_owned);
     work.id_tokens
@@ -38,7 +37,7 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
         .collect()
 }
 
-/// Returns the values of the job's `secrets` as configured by the user. A secret is a file unless it has `file: false`.
+/// A secret is a file unless it has `file: false`.
 pub(super) fn secret_variables(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     work.secrets
         .iter()

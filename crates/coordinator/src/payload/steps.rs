@@ -1,5 +1,3 @@
-//! The scripts and hooks of a payload.
-
 use std::time::Duration;
 
 use muster_pipeline::model::ScriptWork;
@@ -34,7 +32,6 @@ pub(super) fn steps(work: &ScriptWork, timeout: Duration) -> Vec<Step> {
     steps
 }
 
-/// Returns the hook for `hooks:pre_get_sources_script`.
 pub(super) fn hooks(work: &ScriptWork) -> Vec<Hook> {
     if work.pre_get_sources_script.is_empty() {
         return Vec::new();

@@ -25,7 +25,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Cancels all unfinished jobs of a pipeline and of its descendants.
     pub(super) fn cancel_pipeline(&mut self, pipeline: PipelineId, force: bool) {
         for job_index in 0..self.pipelines.job_count(pipeline) {
             self.cancel_job(pipeline, job_index, force);

@@ -10,7 +10,6 @@ use super::event::{Child, JobRef, RejectedEvent};
 pub(super) const MAX_DEPTH: u32 = 2;
 
 impl Engine {
-    /// Records the pipeline that was created for a waiting bridge.
     pub(super) fn child_created(&mut self, bridge: JobRef, child: Child, status: JobStatus) {
         self.change(bridge.pipeline, bridge.job_index, |state| state.child = Some(child));
         match self.pipelines.strategy(bridge) {
@@ -19,14 +18,13 @@ impl Engine {
         }
     }
 
-    /// Fails a waiting bridge whose pipeline could not be created.
     pub(super) fn child_failed(&mut self, bridge: JobRef, reason: FailureReason) -> Result<(), RejectedEvent> {
         self.pipelines.check_waiting_bridge(bridge)?;
         self.fail(bridge.pipeline, bridge.job_index, reason, None);
         Ok(())
     }
 
-    /// Records the status of a bridge's pipeline in another project. The first report also means that the pipeline exists.
+    /// The first report also means that the pipeline exists.
     pub(super) fn remote_child_changed(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), RejectedEvent> {
         let state = self.pipelines.newest_state(bridge)?;
         if state.child != Some(Child::OtherProject) {
@@ -52,7 +50,6 @@ impl Engine {
         }
     }
 
-    /// Sets the status of a bridge from the status of its pipeline, according to its `strategy`.
     fn set_bridge_status(&mut self, bridge: JobRef, status: JobStatus) {
         let Ok(state) = self.pipelines.newest_state(bridge) else { return };
         let canceling = state.status == JobStatus::Canceling;

@@ -12,7 +12,6 @@ pub(super) enum StatusClass {
     Running,
     Success,
     Failed,
-    /// Failed with `allow_failure`: a warning.
     FailedAllowed,
     Canceling,
     Canceled,
@@ -48,7 +47,6 @@ impl StatusClass {
         }
     }
 
-    /// Returns whether a job of this class holds up no later job: it is complete, or an optional manual job.
     pub(super) fn is_non_blocking(self) -> bool {
         NON_BLOCKING & self.bit() != 0
     }
@@ -63,7 +61,6 @@ impl StatusClass {
     }
 }
 
-/// Returns the union of the bits of `classes`.
 const fn set(mut classes: &[StatusClass]) -> u16 {
     let mut bits = 0;
     while let [class, rest @ ..] = classes {
@@ -79,7 +76,6 @@ const NOT_RUN: u16 = set(&[StatusClass::Skipped, StatusClass::ManualAllowed]);
 const NON_BLOCKING: u16 =
     set(&[StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]) | WARN | IGNORED;
 
-/// Number of jobs in each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts([u32; CLASS_COUNT]);
 
@@ -88,7 +84,6 @@ impl Counts {
         *self.count(class) += 1;
     }
 
-    /// Moves one job from one class to another.
     pub(super) fn shift(&mut self, from: StatusClass, to: StatusClass) {
         *self.count(from) -= 1;
         *self.count(to) += 1;
@@ -107,12 +102,10 @@ impl Counts {
         self.0.iter_mut().zip(other.0).for_each(|(own, less)| *own -= less);
     }
 
-    /// Returns whether a job that is allowed to fail has failed.
     pub(super) fn has_warnings(&self) -> bool {
         self.classes() & StatusClass::FailedAllowed.bit() != 0
     }
 
-    /// Returns whether no job was counted.
     pub(super) fn is_empty(&self) -> bool {
         self.classes() == 0
     }
@@ -121,11 +114,10 @@ impl Counts {
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).fold(0, |bits, (class, _)| bits | 1 << class)
     }
 
-    /// Returns the composite status of the counted jobs, from the first rule that matches.
+    /// Returns the composite status of the counted jobs, from the first matching rule in docs/spec/pipeline-yaml.md,
+    /// section 5.3.
     ///
-    /// The rules are in docs/spec/pipeline-yaml.md, section 5.3. `of_needs` selects the rules for the jobs that one job needs, instead of
-    /// the rules for a stage or a pipeline. Muster has no jobs that are `preparing` or `waiting_for_callback`, so their rules are left
-    /// out.
+    /// `of_needs` selects the rules for the jobs that one job needs, instead of the rules for a stage or a pipeline.
     pub(super) fn composite(&self, of_needs: bool) -> JobStatus {
         /// Classes that do not affect the result.
         const NEUTRAL: u16 = WARN | IGNORED;

@@ -23,7 +23,6 @@ pub struct Engine {
     pub(super) work: Work,
 }
 
-/// Work that results from the current event. Empty between events.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Work {
     pub(super) now: u64,
@@ -60,7 +59,7 @@ impl Engine {
         Ok(std::mem::take(&mut self.work.actions))
     }
 
-    /// Dispatches an event. Every arm checks the event before it changes anything.
+    /// Every arm checks the event before it changes anything.
     fn dispatch(&mut self, event: Event) -> Result<(), RejectedEvent> {
         match event {
             Event::PipelineCreated { pipeline, graph, options } => self.create(pipeline, *graph, options),
@@ -166,7 +165,7 @@ impl Engine {
                 state.status = status;
             }
         }
-        self.work.actions.extend(self.pipelines.open_actions(&admitted));
+        self.work.actions.extend(self.pipelines.pending_actions(&admitted));
         self.work.freed.extend(self.groups.numbers());
         self.propagate();
         Ok(std::mem::take(&mut self.work.actions))
@@ -203,7 +202,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds a pipeline whose jobs can be in any state.
     pub(super) fn insert(&mut self, id: PipelineId, graph: Graph, jobs: Vec<JobState>, bridge: Option<JobRef>) {
         let parent = bridge.and_then(|bridge| self.pipelines.get(bridge.pipeline));
         let mut state = PipelineState::new(id, graph, jobs, parent, bridge);

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::graph::Graph;
 
-/// One record (attempt) of a job. The caller maps each one to a `JobId`.
+/// One record (attempt) of a job. The caller maps each record to a `JobId`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct JobRef {
     /// ID of the pipeline.
@@ -67,8 +67,8 @@ pub enum Child {
 pub struct PipelineOptions {
     /// Full names of jobs that the user requested (docs/spec/pipeline-yaml.md, case C218).
     ///
-    /// Manual and delayed jobs among them start as soon as they are ready, and `on_failure` jobs among them run even if no earlier job
-    /// failed. Used only at the creation of the pipeline. Afterwards, the information is in the state of each job.
+    /// Manual and delayed jobs among them start as soon as they are ready, and `on_failure` jobs among them run even if
+    /// no earlier job failed.
     pub play: BTreeSet<String>,
     /// Bridge that starts this pipeline. `None` if it has no parent.
     pub parent: Option<JobRef>,

@@ -8,7 +8,6 @@ use super::event::{Action, JobRef, Outcome, RejectedEvent};
 use super::retry::allowed_retries;
 
 impl Engine {
-    /// Moves a pending job to running after it was assigned to a runner manager.
     pub(super) fn job_assigned(&mut self, job: JobRef, supports_graceful_cancel: bool) -> Result<(), RejectedEvent> {
         let to = self.pipelines.script_status(job)?.after(JobEvent::Run)?;
         self.change(job.pipeline, job.job_index, |state| state.supports_graceful_cancel = supports_graceful_cancel);
@@ -16,7 +15,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Returns an assigned job to the queue.
     pub(super) fn job_requeued(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let to = self.pipelines.script_status(job)?.after(JobEvent::Requeue)?;
         self.move_to(job.pipeline, job.job_index, to, None);
@@ -24,7 +22,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends a job with the outcome that its runner or the coordinator reports.
     pub(super) fn job_finished(&mut self, job: JobRef, outcome: Outcome) -> Result<(), RejectedEvent> {
         let from = self.pipelines.script_status(job)?;
         match outcome {
@@ -46,7 +43,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Retries a finished job at the request of a user.
     pub(super) fn retry_by_user(&mut self, job: JobRef) -> Result<(), RejectedEvent> {
         let status = self.pipelines.newest_state(job)?.status;
         if !matches!(status, JobStatus::Success | JobStatus::Failed | JobStatus::Canceled) {
@@ -56,7 +52,6 @@ impl Engine {
         Ok(())
     }
 
-    /// Fails a job, or retries it automatically.
     pub(super) fn fail(
         &mut self,
         pipeline: PipelineId,

@@ -9,8 +9,8 @@ use muster_pipeline::model::{
 
 /// Reason why a pipeline cannot be scheduled.
 ///
-/// The compiler reports all of these errors first. This check prevents jobs from waiting indefinitely in a graph that did not come from
-/// the compiler.
+/// The compiler reports these errors first. This check covers graphs from elsewhere, in which jobs would wait
+/// indefinitely.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A job needs a job that does not exist.
@@ -47,7 +47,6 @@ pub enum GraphError {
     },
 }
 
-/// The settings of one job that matter for scheduling.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Node {
     pub(super) name: String,
@@ -65,12 +64,11 @@ pub(super) struct Node {
     pub(super) bridge: Option<BridgeKind>,
 }
 
-/// The settings of a bridge that matter for scheduling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BridgeKind {
     pub(super) strategy: Strategy,
-    /// Whether the bridge starts a child pipeline, for which the depth is limited.
-    pub(super) child: bool,
+    /// Whether the bridge starts a child pipeline, whose depth is limited.
+    pub(super) starts_child: bool,
 }
 
 /// The jobs of one pipeline with their dependencies. Jobs are identified by their index in the model's list.
@@ -155,13 +153,13 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
                     BridgeTarget::Mirror { .. } => Strategy::Mirror,
                     BridgeTarget::Project { .. } | BridgeTarget::Child(_) => bridge.strategy,
                 },
-                child: matches!(bridge.target, BridgeTarget::Child(_)),
+                starts_child: matches!(bridge.target, BridgeTarget::Child(_)),
             }),
         },
     }
 }
 
-/// Returns the indexes of a job's needs, each once. Needs for jobs of other pipelines only fetch artifacts and are left out.
+/// Returns each index once. Needs for jobs of other pipelines only fetch artifacts and are left out.
 ///
 /// `indexes` holds the index and the stage of each job, by name.
 fn resolve_needs(job: &Job, indexes: &HashMap<&str, (usize, usize)>) -> Result<Option<Vec<usize>>, GraphError> {
@@ -183,7 +181,6 @@ fn resolve_needs(job: &Job, indexes: &HashMap<&str, (usize, usize)>) -> Result<O
     Ok(Some(found))
 }
 
-/// Adds the edges from each job to the jobs that need it.
 fn add_dependents(nodes: &mut [Node]) {
     for job_index in 0..nodes.len() {
         let needs = nodes.get(job_index).and_then(|node| node.needs.clone()).unwrap_or_default();
@@ -195,7 +192,7 @@ fn add_dependents(nodes: &mut [Node]) {
     }
 }
 
-/// Orders jobs by stage, and within a stage after the jobs that they need. Takes time linear in jobs and needs.
+/// Orders jobs by stage, and within a stage after the jobs that they need, in linear time.
 fn topological(nodes: &[Node], stages: usize) -> Result<Vec<usize>, GraphError> {
     let in_stage = |job_index: usize, stage: usize| nodes.get(job_index).is_some_and(|node| node.stage == stage);
     let mut by_stage: Vec<Vec<usize>> = vec![Vec::new(); stages];

@@ -9,7 +9,7 @@ use muster_job::PipelineId;
 
 use super::event::ResourceMode;
 
-/// A job that uses a resource group. Ordered by age: hierarchy, pipeline, job index.
+/// Ordered by age: hierarchy, pipeline, job index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Member {
     pub(super) root: PipelineId,
@@ -17,7 +17,6 @@ pub(super) struct Member {
     pub(super) job_index: usize,
 }
 
-/// Claim of a job on its resource group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Claim {
     /// The job does not need the group now.
@@ -30,13 +29,11 @@ pub(super) enum Claim {
     Holding,
 }
 
-/// One resource group.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct ResourceGroup {
     mode: ResourceMode,
-    /// Jobs that hold the group. More than one only if a bridge lends the group to a job of its child.
+    /// Jobs that hold the group. Several only if a bridge lends the group to a job of its child.
     holders: BTreeSet<Member>,
-    /// Jobs that are ready and wait for the group.
     waiting: BTreeSet<Member>,
     /// Waiting jobs, and jobs that will need the group later.
     upcoming: BTreeSet<Member>,
@@ -46,7 +43,6 @@ struct ResourceGroup {
     configured: bool,
 }
 
-/// All resource groups of one project.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct ResourceGroups {
     numbers: HashMap<String, usize>,
@@ -56,7 +52,7 @@ pub(super) struct ResourceGroups {
 }
 
 impl ResourceGroups {
-    /// Returns the number of the group with this name. Creates the group if necessary.
+    /// Creates the group if necessary.
     fn number(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
             return number;
@@ -69,7 +65,7 @@ impl ResourceGroups {
         number
     }
 
-    /// Registers a job that names the group, and returns the number of the group.
+    /// Registers a job that names the group. Returns the number of the group.
     pub(super) fn enter(&mut self, name: &str) -> usize {
         let number = self.number(name);
         if let Some(group) = self.groups.get_mut(number) {
@@ -78,7 +74,7 @@ impl ResourceGroups {
         number
     }
 
-    /// Removes a job that names the group. A group without jobs is removed unless its mode was set.
+    /// A group without jobs is removed unless its mode was set.
     pub(super) fn leave(&mut self, number: usize, member: Member) {
         self.claim(number, member, Claim::None);
         let Some(group) = self.groups.get_mut(number) else { return };
@@ -90,17 +86,16 @@ impl ResourceGroups {
         }
     }
 
-    /// Returns whether no group exists.
     pub(super) fn is_empty(&self) -> bool {
         self.numbers.is_empty()
     }
 
-    /// Returns the numbers of all groups, including removed ones.
+    /// Includes removed groups.
     pub(super) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.groups.len()
     }
 
-    /// Sets the order in which the group with this name serves jobs, and returns the number of the group.
+    /// Returns the number of the group.
     pub(super) fn set_mode(&mut self, name: &str, mode: ResourceMode) -> usize {
         let number = self.number(name);
         if let Some(group) = self.groups.get_mut(number) {
@@ -109,7 +104,7 @@ impl ResourceGroups {
         number
     }
 
-    /// Records the claim of a job. Returns whether another job may get the group because of that.
+    /// Returns whether another job may now get the group.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
         let Some(group) = self.groups.get_mut(number) else { return false };
         let set = |set: &mut BTreeSet<Member>, is_member: bool| {
@@ -143,7 +138,7 @@ impl ResourceGroups {
         }
     }
 
-    /// Returns the waiting job that gets the group now, if any. `is_below` is as for [`ResourceGroups::may_acquire`].
+    /// `is_below` is as for [`ResourceGroups::may_acquire`].
     pub(super) fn next(&self, number: usize, is_below: impl Fn(PipelineId, Member) -> bool) -> Option<Member> {
         let group = self.groups.get(number)?;
         if group.holders.is_empty() {
@@ -165,7 +160,6 @@ impl ResourceGroup {
         }
     }
 
-    /// Returns the first waiting job of a hierarchy.
     fn first_of_root(&self, root: PipelineId) -> Option<Member> {
         let start = Member { root, pipeline: PipelineId(i64::MIN), job_index: 0 };
         self.waiting.range(start..).next().copied().filter(|member| member.root == root)

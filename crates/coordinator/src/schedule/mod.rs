@@ -1,7 +1,7 @@
 //! The state machine of pipelines: decides which job starts when, as a pure function of events.
 //!
-//! The engine implements docs/spec/pipeline-yaml.md, section 5, without I/O, clock or async code. The caller (the coordinator's event
-//! loop) passes [`Event`]s with the time to [`Engine::apply`] and carries out the [`Action`]s that it returns:
+//! The engine implements docs/spec/pipeline-yaml.md, section 5, without I/O, clock or async code. The coordinator's
+//! event loop passes [`Event`]s to [`Engine::apply`] and carries out the returned [`Action`]s:
 //!
 //! ```text
 //!  compiled pipeline --Graph::new--> PipelineCreated --+
@@ -11,14 +11,14 @@
 //!                                                                     StartTimer, CreateChild    (to the outside)
 //! ```
 //!
-//! How to use it
-//! - Create one engine per project, and apply one event at a time. A [`JobRef`] identifies a job by its pipeline, its index in the
-//!   compiled list, and the number of the record. The caller maps it to a `JobId`; a retry is a new record with a new ID.
+//! Usage
+//! - Create one engine per project, and apply one event at a time. A [`JobRef`] identifies one record of a job. The
+//!   caller maps each record to a `JobId`; a retry is a new record with a new ID.
 //! - Store all actions of one event in one transaction, with [`Engine::job`] for each job that an action names, before any action
 //!   is carried out outside the store and before the event is acknowledged. Of a record that [`Action::CreateRetry`] replaces, only
 //!   the last status is needed.
-//! - After a restart, [`Engine::restore`] creates the same engine from the rows and repeats actions that may not have been carried
-//!   out. The same action can therefore be returned twice, so carrying it out must be idempotent.
+//! - After a restart, [`Engine::restore`] repeats actions that may not have been carried out. Carrying out an action
+//!   must therefore be idempotent.
 //! - A repeated or late event is rejected ([`RejectedEvent`]) and changes nothing.
 //!
 //! Invariants

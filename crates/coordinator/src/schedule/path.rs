@@ -77,7 +77,7 @@ pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<us
     path
 }
 
-/// Returns the job that ended later, or `one` if both ended at the same time.
+/// Returns `one` if both ended at the same time.
 fn later_of(one: Option<usize>, other: Option<usize>, end: impl Fn(usize) -> Option<u64>) -> Option<usize> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if end(other) > end(one) { other } else { one }),

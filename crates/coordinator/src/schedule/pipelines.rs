@@ -37,7 +37,6 @@ impl Pipelines {
         self.0.is_empty()
     }
 
-    /// Returns the IDs of all pipelines, oldest first.
     pub(super) fn ids(&self) -> impl Iterator<Item = PipelineId> + '_ {
         self.0.keys().copied()
     }
@@ -46,12 +45,12 @@ impl Pipelines {
         self.get(pipeline)?.entry(job_index)
     }
 
-    /// Returns the number of jobs in a pipeline. 0 if it does not exist.
+    /// Returns 0 if the pipeline does not exist.
     pub(super) fn job_count(&self, pipeline: PipelineId) -> usize {
         self.get(pipeline).map_or(0, |state| state.jobs.len())
     }
 
-    /// Returns the state of the record that an event names, if it is the newest record of its job.
+    /// Rejects a record that was replaced.
     pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, RejectedEvent> {
         let pipeline = self.get(job.pipeline).ok_or(RejectedEvent::UnknownPipeline(job.pipeline))?;
         let state = pipeline.jobs.get(job.job_index).ok_or(RejectedEvent::UnknownJob(job))?;
@@ -62,18 +61,17 @@ impl Pipelines {
         }
     }
 
-    /// Returns the status of a job that is not a bridge. Bridges are rejected.
+    /// Rejects bridges.
     pub(super) fn script_status(&self, job: JobRef) -> Result<JobStatus, RejectedEvent> {
         let status = self.newest_state(job)?.status;
         if self.strategy(job).is_some() { Err(RejectedEvent::IsBridge(job)) } else { Ok(status) }
     }
 
-    /// Returns how a bridge follows its pipeline. `None` if the job is not a bridge.
+    /// `None` if the job is not a bridge.
     pub(super) fn strategy(&self, bridge: JobRef) -> Option<Strategy> {
         self.job(bridge.pipeline, bridge.job_index)?.node.bridge.map(|kind| kind.strategy)
     }
 
-    /// Checks that a bridge is pending and has no pipeline yet.
     pub(super) fn check_waiting_bridge(&self, bridge: JobRef) -> Result<(), RejectedEvent> {
         let state = self.newest_state(bridge)?;
         if self.strategy(bridge).is_none() {
@@ -85,7 +83,7 @@ impl Pipelines {
         Ok(())
     }
 
-    /// Returns the child pipeline of a bridge, if it is in this engine.
+    /// `None` if the child is not in this engine.
     pub(super) fn local_child(&self, pipeline: PipelineId, job_index: usize) -> Option<PipelineId> {
         match self.job(pipeline, job_index)?.state.child? {
             Child::SameProject(child) => self.contains(child).then_some(child),
@@ -93,15 +91,13 @@ impl Pipelines {
         }
     }
 
-    /// Returns whether a pipeline is a descendant of a bridge.
     pub(super) fn is_below(&self, pipeline: PipelineId, bridge: Member) -> bool {
         let parent = |pipeline: PipelineId| self.get(pipeline).and_then(|state| state.parent);
         let mut ancestors = std::iter::successors(parent(pipeline), |ancestor| parent(ancestor.pipeline));
         ancestors.any(|ancestor| (ancestor.pipeline, ancestor.job_index) == (bridge.pipeline, bridge.job_index))
     }
 
-    /// Returns the actions that the caller must still perform, according to the state of the jobs.
-    pub(super) fn open_actions(&self, pipelines: &[PipelineId]) -> Vec<Action> {
+    pub(super) fn pending_actions(&self, pipelines: &[PipelineId]) -> Vec<Action> {
         let jobs = pipelines.iter().filter_map(|id| self.get(*id)).flat_map(PipelineState::entries);
         let action = |entry: JobEntry<'_>| {
             let (job, is_bridge) = (entry.job_ref(), entry.node.bridge.is_some());

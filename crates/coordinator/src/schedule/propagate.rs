@@ -32,7 +32,6 @@ impl Engine {
         }
     }
 
-    /// Changes the state of a job without adding an action.
     pub(super) fn change(&mut self, pipeline: PipelineId, job_index: usize, change: impl FnOnce(&mut JobState)) {
         if let Some(state) = self.pipelines.get_mut(pipeline) {
             state.change(job_index, &mut self.work.wake, change);
@@ -65,7 +64,6 @@ impl Engine {
         self.after_transition(pipeline, job_index, from, to);
     }
 
-    /// Records the consequences of a status change for revived jobs, the resource group and the pipeline's status.
     pub(super) fn after_transition(&mut self, pipeline: PipelineId, job_index: usize, from: JobStatus, to: JobStatus) {
         let stopped = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
         if stopped(from) && !stopped(to) {
@@ -93,10 +91,9 @@ impl Engine {
         }
     }
 
-    /// Starts a job: it gets its resource group or waits for it, and then enters the queue.
     pub(super) fn start(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
-        if entry.pipeline.depth >= MAX_DEPTH && entry.node.bridge.is_some_and(|bridge| bridge.child) {
+        if entry.pipeline.depth >= MAX_DEPTH && entry.node.bridge.is_some_and(|bridge| bridge.starts_child) {
             return self.fail(pipeline, job_index, FailureReason::ReachedMaxDescendantPipelinesDepth, None);
         }
         if let Some(group) = entry.group {
@@ -123,7 +120,6 @@ impl Engine {
         }
     }
 
-    /// Updates the claim of a job on its resource group.
     pub(super) fn claim_resource(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let Some(group) = entry.group else { return };
@@ -141,7 +137,6 @@ impl Engine {
         }
     }
 
-    /// Assigns a resource group to the next waiting job that may have the group now, if any.
     fn assign_resource(&mut self, group: usize) {
         let next = self.groups.next(group, |below, holder| self.pipelines.is_below(below, holder));
         if let Some(member) = next {
@@ -172,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Publishes the status of a pipeline if it changed, and updates the bridge that started it.
+    /// Also updates the bridge that started the pipeline.
     fn publish(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get_mut(pipeline) else { return };
         let (from, to) = (state.status, state.composite());

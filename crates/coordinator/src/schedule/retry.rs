@@ -3,7 +3,6 @@
 use muster_job::FailureReason as R;
 use muster_pipeline::model::Retry;
 
-/// Returns the maximum number of retries of a job that failed with this reason and exit code.
 pub(super) fn allowed_retries(retry: &Retry, reason: R, exit_code: Option<i32>) -> u32 {
     match reason {
         // A retry would fail for the same reason. A job that the runner reports as canceled did not fail.

@@ -48,7 +48,7 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
     Ok(subset)
 }
 
-/// Adds all jobs that the jobs in `selected` wait for. Takes time linear in jobs and needs.
+/// Takes time linear in jobs and needs.
 fn add_needs(pipeline: &Pipeline, selected: &mut BTreeSet<usize>) {
     let indexes: HashMap<&str, usize> =
         pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();

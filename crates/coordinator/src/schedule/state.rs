@@ -4,8 +4,6 @@
 //!   jobs must wait for. A job without `needs` is ready if and only if it is in this stage. All these jobs have the same input: the
 //!   composite status of the earlier stages.
 //! - For a job with `needs`, the number of unfinished needs is counted.
-//!
-//! The end of a job therefore takes time in proportion to the jobs that it makes ready.
 
 use std::collections::VecDeque;
 
@@ -17,18 +15,13 @@ use super::event::{JobRef, JobState, PipelineOptions};
 use super::graph::{Graph, Node};
 use super::groups::Member;
 
-/// Next step for a created job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// The job waits for other jobs.
     NotYet,
     /// The job is skipped because its condition is not met.
     Skip,
-    /// The job starts.
     Start,
-    /// The job waits for a manual start.
     WaitForManualStart,
-    /// The delay of the job begins.
     Delay,
 }
 
@@ -41,11 +34,9 @@ pub(super) struct PipelineState {
     pub(super) root: PipelineId,
     /// Number of ancestors.
     pub(super) depth: u32,
-    /// Newest record of each job.
     pub(super) jobs: Vec<JobState>,
     /// For each job, the number of its resource group in the engine.
     pub(super) groups: Vec<Option<usize>>,
-    /// Status that was last published.
     pub(super) status: JobStatus,
     total: Counts,
     stages: Vec<StageCounts>,
@@ -57,7 +48,6 @@ pub(super) struct PipelineState {
     pending_needs: Vec<u32>,
 }
 
-/// Counts of the jobs of one stage.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct StageCounts {
     all: Counts,
@@ -65,30 +55,25 @@ struct StageCounts {
     unfinished: u32,
 }
 
-/// A job of a pipeline, with its settings and its state.
 #[derive(Clone, Copy)]
 pub(super) struct JobEntry<'a> {
     pub(super) pipeline: &'a PipelineState,
     pub(super) job_index: usize,
     pub(super) node: &'a Node,
     pub(super) state: &'a JobState,
-    /// Number of the job's resource group in the engine.
     pub(super) group: Option<usize>,
 }
 
 impl JobEntry<'_> {
-    /// Returns the reference to the newest record.
     pub(super) fn job_ref(&self) -> JobRef {
         JobRef { pipeline: self.pipeline.id, job_index: self.job_index, retry: self.state.retry }
     }
 
-    /// Returns the job as a member of its resource group.
     pub(super) fn member(&self) -> Member {
         Member { root: self.pipeline.root, pipeline: self.pipeline.id, job_index: self.job_index }
     }
 }
 
-/// Returns the state of each job of a new pipeline.
 pub(super) fn new_jobs(graph: &Graph, options: &PipelineOptions) -> Vec<JobState> {
     let new = |node: &Node| JobState {
         retry: 0,
@@ -158,12 +143,10 @@ impl PipelineState {
         (0..self.jobs.len()).filter_map(|job_index| self.entry(job_index))
     }
 
-    /// Returns the current composite status of all jobs.
     pub(super) fn composite(&self) -> JobStatus {
         self.total.composite(false)
     }
 
-    /// Returns whether a job that is allowed to fail has failed.
     pub(super) fn has_warnings(&self) -> bool {
         self.total.has_warnings()
     }
@@ -204,7 +187,6 @@ impl PipelineState {
         }
     }
 
-    /// Moves the current stage back to `stage`.
     fn move_back(&mut self, stage: usize) {
         while self.current_stage > stage {
             self.current_stage -= 1;
@@ -214,7 +196,6 @@ impl PipelineState {
         }
     }
 
-    /// Enters the next stage if the current stage has no unfinished job. Returns whether the stage was entered.
     fn enter_next_stage(&mut self) -> bool {
         match self.stages.get(self.current_stage) {
             Some(counts) if counts.unfinished == 0 => {
@@ -226,7 +207,7 @@ impl PipelineState {
         }
     }
 
-    /// Moves the current stage forward to the next stage with an unfinished job, and wakes the created jobs of each stage on the way.
+    /// Enters stages until one has an unfinished job, and wakes the created jobs of each entered stage.
     fn advance(&mut self, wake: &mut VecDeque<(PipelineId, usize)>) {
         while self.enter_next_stage() {
             let jobs = self.graph.stage_jobs.get(self.current_stage).into_iter().flatten().copied();
@@ -236,7 +217,7 @@ impl PipelineState {
         }
     }
 
-    /// Updates the counters of the jobs that need a job whose status class changed, and wakes the jobs that may be ready now.
+    /// Wakes the jobs that may be ready now.
     fn notify_dependents(
         &mut self,
         job_index: usize,
@@ -262,14 +243,14 @@ impl PipelineState {
         }
     }
 
-    /// Returns all created jobs that do not wait for other jobs: each can be started, delayed, skipped or set to `manual` now.
+    /// Returns all created jobs that do not wait for other jobs.
     pub(super) fn candidates(&self) -> impl Iterator<Item = (PipelineId, usize)> + '_ {
         (0..self.jobs.len())
             .filter(|&job_index| self.readiness(job_index) != Readiness::NotYet)
             .map(|job_index| (self.id, job_index))
     }
 
-    /// Returns the next step for a job (docs/spec/pipeline-yaml.md, section 5.2). `NotYet` if the status of the job is not `created`.
+    /// See docs/spec/pipeline-yaml.md, section 5.2. `NotYet` if the status of the job is not `created`.
     pub(super) fn readiness(&self, job_index: usize) -> Readiness {
         let Some(JobEntry { node, state: job, .. }) = self.entry(job_index) else { return Readiness::NotYet };
         if job.status != JobStatus::Created {
@@ -286,8 +267,8 @@ impl PipelineState {
         if !condition_met(node.when, job.requested_by_user, input, has_needs) {
             return Readiness::Skip;
         }
-        // A need that did not run makes the input complete while other needs still run. A complete input is enough to skip a job early.
-        // A job with `when: always` must not start before all its needs have ended.
+        // A need that did not run makes the input complete while other needs still run. This suffices to skip the job,
+        // but not to start it.
         if self.pending_needs.get(job_index).is_some_and(|pending| *pending > 0) {
             return Readiness::NotYet;
         }
@@ -305,7 +286,6 @@ impl PipelineState {
     }
 }
 
-/// Returns the status class of a job.
 fn class_of(job: &JobState) -> StatusClass {
     StatusClass::new(job.status, job.failure_allowed)
 }
@@ -314,12 +294,12 @@ fn is_created(jobs: &[JobState], job_index: usize) -> bool {
     jobs.get(job_index).is_some_and(|job| job.status == JobStatus::Created)
 }
 
-/// Returns the composite status of the counted jobs, or success if there are none.
+/// Returns success if there are no jobs.
 fn composite_or_success(counts: &Counts, of_needs: bool) -> JobStatus {
     if counts.is_empty() { JobStatus::Success } else { counts.composite(of_needs) }
 }
 
-/// Returns whether `when` allows a job to run, for a complete input (table in docs/spec/pipeline-yaml.md, section 5.2).
+/// `input` must be complete (table in docs/spec/pipeline-yaml.md, section 5.2).
 fn condition_met(when: When, requested_by_user: bool, input: JobStatus, has_needs: bool) -> bool {
     match when {
         When::OnSuccess | When::Manual | When::Delayed => {

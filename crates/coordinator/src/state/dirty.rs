@@ -9,7 +9,6 @@ use crate::clock::Timestamp;
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::store::{Changes, JobRow};
 
-/// Rows that changed since the last write, and new events.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     pub(crate) new_pipelines: BTreeSet<PipelineId>,
@@ -17,17 +16,15 @@ pub(crate) struct Dirty {
     pub(crate) jobs: BTreeSet<JobId>,
     pub(crate) artifacts: BTreeSet<(JobId, String)>,
     pub(crate) deleted_artifacts: BTreeSet<(JobId, String)>,
-    /// New job events, in order.
     pub(crate) events: Vec<NewJobEvent>,
 }
 
 impl Dirty {
-    /// Adds an event for a job.
     pub(super) fn add_event(&mut self, at: Timestamp, row: &JobRow, change: JobChange) {
         self.events.push(NewJobEvent { at, pipeline: row.pipeline, job: row.id, change });
     }
 
-    /// Adds the exit code that a runner reported to the newest event about the end of its job.
+    /// Adds the exit code to the newest event about the end of the job.
     pub(crate) fn set_exit_code(&mut self, job: JobId, code: Option<i64>) {
         let changes = self.events.iter_mut().rev().filter(|event| event.job == job).map(|event| &mut event.change);
         for change in changes {
@@ -40,7 +37,6 @@ impl Dirty {
 }
 
 impl CoordinatorState {
-    /// Returns the changes for the next write.
     pub(crate) fn changes(&self) -> Changes<'_> {
         let dirty = &self.dirty;
         let artifact = |(job, kind): &(JobId, String)| self.artifact(*job, kind);
@@ -61,7 +57,6 @@ impl CoordinatorState {
         changes
     }
 
-    /// Marks all changes as written, and returns them.
     pub(crate) fn mark_written(&mut self) -> Dirty {
         self.registry.mark_written();
         std::mem::take(&mut self.dirty)

@@ -1,12 +1,11 @@
 //! The state of the coordinator in memory: the rows of open pipelines, the engines, and the set of rows that are not stored yet.
 //!
-//! Finished families of pipelines are removed ([`families`]) and read again when a command needs them.
+//! Finished pipeline hierarchies are removed ([`hierarchies`]) and read again when a command needs them.
 //!
-//! A change is first applied here and then written with the batch. If the write fails, the rows stay marked as changed, and the next write
-//! includes them. No answer reports the change before it is written.
+//! A change is first applied here, and then written with the batch.
 
 mod dirty;
-mod families;
+mod hierarchies;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -25,25 +24,21 @@ use crate::views::{self, JobView, PipelineView};
 
 pub(crate) use dirty::Dirty;
 
-/// The state of one coordinator.
 #[derive(Default)]
 pub(crate) struct CoordinatorState {
     pub(crate) engines: BTreeMap<ProjectId, Engine>,
     pub(crate) pipelines: BTreeMap<PipelineId, PipelineRow>,
     /// Context that each pipeline was compiled for.
     pub(crate) contexts: HashMap<PipelineId, Arc<Context>>,
-    /// Files of the pipelines, to compile their child configurations.
     pub(crate) sources: HashMap<PipelineId, SharedSources>,
     /// Priorities in the queue, by pipeline and job index: the length of the longest path from the job to the end of the pipeline.
     pub(crate) priorities: HashMap<PipelineId, Vec<u64>>,
     pub(crate) jobs: BTreeMap<JobId, JobRow>,
-    /// IDs of the jobs, by the engine's reference.
     pub(crate) ids: HashMap<JobRef, JobId>,
     /// Whether it is known that all pipelines of the store are in memory.
     pub(crate) all_in_memory: bool,
-    /// Pipelines of each family, oldest first, by the root of the family.
-    families: HashMap<PipelineId, Vec<PipelineId>>,
-    /// Records of the jobs of each pipeline.
+    /// Pipelines of each hierarchy, oldest first, by the root of the hierarchy.
+    hierarchies: HashMap<PipelineId, Vec<PipelineId>>,
     records: HashMap<PipelineId, Records>,
     pub(crate) artifacts: BTreeMap<JobId, Vec<ArtifactRow>>,
     pub(crate) registry: RunnerRegistry,
@@ -51,7 +46,6 @@ pub(crate) struct CoordinatorState {
     pub(crate) last_contact: HashMap<JobId, Timestamp>,
     /// Assigned jobs, by runner and idempotency key of the request.
     pub(crate) keys: HashMap<(RunnerId, String), JobId>,
-    /// Changes that the store does not have yet.
     pub(crate) dirty: Dirty,
     /// Whether events are added to the outbox.
     writes_events: bool,
@@ -59,14 +53,10 @@ pub(crate) struct CoordinatorState {
     next_pipeline: i64,
 }
 
-/// Indexes over the records of one pipeline.
 #[derive(Default)]
 struct Records {
-    /// All records, oldest first.
     all: Vec<JobId>,
-    /// Newest record of each job, by job index.
     newest: Vec<JobId>,
-    /// Job indexes, by the full name of the job.
     indexes: HashMap<String, usize>,
     /// Indexes of jobs that uploaded an artifact of any kind.
     producers: BTreeSet<usize>,
@@ -76,7 +66,7 @@ struct Records {
 pub(crate) type RestoredActions = Vec<(ProjectId, Vec<Action>)>;
 
 impl CoordinatorState {
-    /// Restores the state of a store's open work, with the actions that may not have been carried out.
+    /// Restores the state of a store's unfinished work, with the actions that may not have been carried out.
     ///
     /// `first_pipeline` and `first_job` are used if the store has never assigned an ID.
     pub(crate) fn restore(
@@ -100,7 +90,6 @@ impl CoordinatorState {
         Ok((state, actions))
     }
 
-    /// Creates a state for reading only: it has the rows, but no engines.
     pub(crate) fn read_only(mut contents: Contents) -> Self {
         let runners = std::mem::take(&mut contents.runners);
         let mut state = Self { registry: RunnerRegistry::new(runners, Vec::new(), None), ..Self::default() };
@@ -108,26 +97,22 @@ impl CoordinatorState {
         state
     }
 
-    /// Returns the newest record of each job of a pipeline, by job index.
     pub(crate) fn newest_records(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let newest = self.records.get(&pipeline).into_iter().flat_map(|records| &records.newest);
         newest.filter_map(|id| self.jobs.get(id))
     }
 
-    /// Returns the newest record of the job with this name.
     pub(crate) fn newest_named(&self, pipeline: PipelineId, name: &str) -> Option<&JobRow> {
         let records = self.records.get(&pipeline)?;
         self.jobs.get(records.newest.get(*records.indexes.get(name)?)?)
     }
 
-    /// Returns the newest records of the jobs that uploaded an artifact of any kind, by job index.
     pub(crate) fn producers(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let records = self.records.get(&pipeline);
         let indexes = records.into_iter().flat_map(|records| &records.producers);
         indexes.filter_map(move |job_index| self.jobs.get(records?.newest.get(*job_index)?))
     }
 
-    /// Records that a job uploaded an artifact.
     pub(crate) fn record_producer(&mut self, job: JobId) {
         let Some(row) = self.jobs.get(&job) else { return };
         if let Some(records) = self.records.get_mut(&row.pipeline) {
@@ -135,7 +120,6 @@ impl CoordinatorState {
         }
     }
 
-    /// Returns all records of a pipeline, oldest first.
     pub(crate) fn jobs_of(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let all = self.records.get(&pipeline).into_iter().flat_map(|records| &records.all);
         all.filter_map(|id| self.jobs.get(id))
@@ -152,21 +136,18 @@ impl CoordinatorState {
         }
     }
 
-    /// Assigns the ID for a new pipeline.
     pub(crate) fn new_pipeline_id(&mut self) -> PipelineId {
         let id = PipelineId(self.next_pipeline);
         self.next_pipeline += 1;
         id
     }
 
-    /// Assigns the ID for a new job.
     pub(crate) fn new_job_id(&mut self) -> JobId {
         let id = JobId(self.next_job);
         self.next_job += 1;
         id
     }
 
-    /// Adds a new record, marks it as changed, and adds its event to the outbox.
     pub(crate) fn add_new(&mut self, row: JobRow) {
         if let Some(pipeline) = self.pipelines.get(&row.pipeline) {
             let created = JobChange::Created {
@@ -184,7 +165,6 @@ impl CoordinatorState {
         self.add(row);
     }
 
-    /// Adds a record, and updates the indexes.
     fn add(&mut self, row: JobRow) {
         self.ids.insert(row.job_ref(), row.id);
         let records = self.records.entry(row.pipeline).or_default();
@@ -203,7 +183,6 @@ impl CoordinatorState {
         self.jobs.insert(row.id, row);
     }
 
-    /// Adds an event about a job to the outbox, if events are written.
     pub(crate) fn add_event(&mut self, at: Timestamp, job: JobId, change: JobChange) {
         if self.writes_events
             && let Some(row) = self.jobs.get(&job)
@@ -212,26 +191,22 @@ impl CoordinatorState {
         }
     }
 
-    /// Marks a job as changed, and returns it.
     pub(crate) fn job_mut(&mut self, job: JobId) -> Option<&mut JobRow> {
         let row = self.jobs.get_mut(&job)?;
         self.dirty.jobs.insert(job);
         Some(row)
     }
 
-    /// Marks a pipeline as changed, and returns it.
     pub(crate) fn pipeline_mut(&mut self, pipeline: PipelineId) -> Option<&mut PipelineRow> {
         let row = self.pipelines.get_mut(&pipeline)?;
         self.dirty.pipelines.insert(pipeline);
         Some(row)
     }
 
-    /// Returns the artifact of a kind.
     pub(crate) fn artifact(&self, job: JobId, kind: &str) -> Option<&ArtifactRow> {
         self.artifacts.get(&job)?.iter().find(|artifact| artifact.kind == kind)
     }
 
-    /// Marks an artifact as deleted in its row.
     pub(crate) fn mark_deleted(&mut self, job: JobId, kind: String) {
         let row = self.artifacts.get_mut(&job).into_iter().flatten().find(|row| row.kind == kind);
         if let Some(row) = row {
@@ -240,16 +215,15 @@ impl CoordinatorState {
         self.dirty.deleted_artifacts.insert((job, kind));
     }
 
-    /// Returns the number of entries for pipelines and jobs in all maps.
+    /// Counts the entries of all maps, for tests.
     #[cfg(test)]
     pub(crate) fn pipeline_entries(&self) -> usize {
         let of_pipelines = self.engines.len() + self.pipelines.len() + self.contexts.len() + self.sources.len();
-        let of_families = self.priorities.len() + self.families.len() + self.records.len();
+        let of_hierarchies = self.priorities.len() + self.hierarchies.len() + self.records.len();
         let of_jobs = self.jobs.len() + self.ids.len() + self.artifacts.len();
-        of_pipelines + of_families + of_jobs + self.last_contact.len() + self.keys.len()
+        of_pipelines + of_hierarchies + of_jobs + self.last_contact.len() + self.keys.len()
     }
 
-    /// Returns a snapshot of a job.
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {
         let row = self.jobs.get(&job)?;
         let compiled = self.pipelines.get(&row.pipeline)?.compiled.jobs.get(row.job_index);
@@ -258,7 +232,6 @@ impl CoordinatorState {
         Some(views::job(row, compiled, artifacts, runner))
     }
 
-    /// Returns a snapshot of a pipeline with its jobs.
     pub(crate) fn pipeline_view(
         &self,
         pipeline: PipelineId,

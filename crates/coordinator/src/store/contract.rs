@@ -1,4 +1,4 @@
-//! The contract tests of the port. Every store must pass them.
+//! Contract tests that every [`Store`] must pass.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::{
     RunnerRow, Store,
 };
 use crate::clock::from_millis;
-use crate::facts::{GitFacts, JobKind, NewPipeline, NewRunner, NoFiles, Parent, ProjectFacts};
+use crate::facts::{GitFacts, JobKind, NewPipeline, NoFiles, Parent, ProjectFacts, RunnerSpec};
 use crate::outbox::{JobChange, NewJobEvent};
 use crate::schedule::JobState;
 
@@ -34,9 +34,9 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn only_open_work_is_read_at_the_start() {
+            async fn only_unfinished_work_is_read_at_the_start() {
                 let (_guard, store) = $open.await;
-                contract::open_work(&store).await;
+                contract::unfinished_work(&store).await;
             }
 
             #[tokio::test]
@@ -46,9 +46,9 @@ macro_rules! store_contract {
             }
 
             #[tokio::test]
-            async fn store_returns_families_and_pages() {
+            async fn store_returns_hierarchies_and_pages() {
                 let (_guard, store) = $open.await;
-                contract::families_and_pages(&store).await;
+                contract::hierarchies_and_pages(&store).await;
             }
 
             #[tokio::test]
@@ -75,7 +75,7 @@ macro_rules! store_contract {
                 store.close().await.expect("failed to close");
                 let error = store.write(&Changes { runners: vec![&contract::runner(1)], ..Changes::default() }).await;
                 assert!(matches!(error, Err(StoreError::Closed)), "{error:?}");
-                assert!(matches!(store.open_work().await, Err(StoreError::Closed)));
+                assert!(matches!(store.unfinished_work().await, Err(StoreError::Closed)));
                 store.close().await.expect("failed to close a closed store");
             }
         }
@@ -98,7 +98,7 @@ mod suites {
 
 pub(super) fn runner(id: i64) -> RunnerRow {
     let (token_hash, created_at) = (id.to_string(), from_millis(0));
-    RunnerRow { id: RunnerId(id), token_hash, token_expires_at: None, created_at, settings: NewRunner::default() }
+    RunnerRow { id: RunnerId(id), token_hash, token_expires_at: None, created_at, settings: RunnerSpec::default() }
 }
 
 fn manager(runner: i64) -> ManagerRow {
@@ -171,9 +171,9 @@ pub(super) async fn batches(store: &dyn Store) {
     let (first, second, valid, orphan) = (runner(1), runner(2), manager(1), manager(9));
     let rejected = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
     store.write(&rejected).await.expect_err("a manager without a runner must be rejected");
-    assert!(store.open_work().await.expect("failed to read").runners.is_empty(), "nothing must be written");
+    assert!(store.unfinished_work().await.expect("failed to read").runners.is_empty(), "nothing must be written");
     write(store, Changes { runners: vec![&first, &second], managers: vec![&valid], ..Changes::default() }).await;
-    let contents = store.open_work().await.expect("failed to read");
+    let contents = store.unfinished_work().await.expect("failed to read");
     assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![valid]));
 }
 
@@ -191,7 +191,7 @@ pub(super) async fn rows(store: &dyn Store) {
         // Writing the same rows twice changes nothing.
         write(store, Changes { pipelines: vec![&row], jobs: vec![&job], ..Changes::default() }).await;
     }
-    let found = store.family(Member::Job(JobId(1))).await.expect("failed to read");
+    let found = store.hierarchy(Member::Job(JobId(1))).await.expect("failed to read");
     assert_eq!((found.jobs, found.artifacts), (vec![job], vec![artifact]));
     let [found] = found.pipelines.as_slice() else { panic!("expected exactly one pipeline") };
     assert_eq!((found.status, found.finished_at, &found.detail), (row.status, row.finished_at, &row.detail));
@@ -199,7 +199,7 @@ pub(super) async fn rows(store: &dyn Store) {
     assert_eq!((&found.compiled, found.spec.source()), (&row.compiled, row.spec.source()));
 }
 
-pub(super) async fn open_work(store: &dyn Store) {
+pub(super) async fn unfinished_work(store: &dyn Store) {
     let (open, mut finished) = (pipeline(1, None, true), pipeline(2, None, true));
     let (first, second) = (job(1, 1), job(2, 2));
     let files = (artifact(1, None), artifact(2, None));
@@ -216,11 +216,15 @@ pub(super) async fn open_work(store: &dyn Store) {
     finished.open = false;
     write(store, Changes { pipelines: vec![&finished], ..Changes::default() }).await;
     let ids = |contents: &super::Contents| contents.pipelines.iter().map(|row| row.id.0).collect::<Vec<_>>();
-    let contents = store.open_work().await.expect("failed to read");
+    let contents = store.unfinished_work().await.expect("failed to read");
     assert_eq!((ids(&contents), contents.jobs, contents.artifacts), (vec![1], vec![first], vec![files.0]));
     finished.open = true;
     write(store, Changes { pipelines: vec![&finished], ..Changes::default() }).await;
-    assert_eq!(ids(&store.open_work().await.expect("failed to read")), [1, 2], "the reopened pipeline must be read");
+    assert_eq!(
+        ids(&store.unfinished_work().await.expect("failed to read")),
+        [1, 2],
+        "the reopened pipeline must be read"
+    );
 }
 
 pub(super) async fn ids(store: &dyn Store) {
@@ -233,7 +237,7 @@ pub(super) async fn ids(store: &dyn Store) {
     assert_eq!(store.last_ids().await.expect("failed to read"), LastIds { pipeline, job, runner });
 }
 
-pub(super) async fn families_and_pages(store: &dyn Store) {
+pub(super) async fn hierarchies_and_pages(store: &dyn Store) {
     let rows = [pipeline(1, None, false), pipeline(2, Some((1, 1)), false), pipeline(3, None, false)];
     let (mut bridge, inner, other, known) = (job(1, 1), job(2, 2), job(3, 3), [runner(5), runner(6)]);
     bridge.runner = Some(RunnerId(6));
@@ -248,13 +252,13 @@ pub(super) async fn families_and_pages(store: &dyn Store) {
     )
     .await;
     for member in [Member::Pipeline(PipelineId(1)), Member::Pipeline(PipelineId(2)), Member::Job(JobId(2))] {
-        let found = store.family(member).await.expect("failed to read");
+        let found = store.hierarchy(member).await.expect("failed to read");
         assert_eq!(found.pipelines.iter().map(|row| row.id.0).collect::<Vec<_>>(), [1, 2], "{member:?}");
         assert_eq!(found.jobs, [bridge.clone(), inner.clone()]);
         assert_eq!(found.runners, known[1..]);
     }
     for member in [Member::Pipeline(PipelineId(9)), Member::Job(JobId(9))] {
-        assert!(store.family(member).await.expect("failed to read").pipelines.is_empty(), "{member:?}");
+        assert!(store.hierarchy(member).await.expect("failed to read").pipelines.is_empty(), "{member:?}");
     }
     let page = async |after, limit| {
         let found = store.pipelines(PipelineId(after), limit).await.expect("failed to read");
@@ -286,14 +290,14 @@ pub(super) async fn expiry(store: &dyn Store) {
     write(store, Changes { deleted_artifacts: vec![&deleted], ..Changes::default() }).await;
     assert_eq!(expired(20, 9).await, [1]);
     assert_eq!(store.next_expiry().await.expect("failed to read"), Some(from_millis(20)));
-    let rows = store.family(Member::Job(JobId(2))).await.expect("failed to read").artifacts;
+    let rows = store.hierarchy(Member::Job(JobId(2))).await.expect("failed to read").artifacts;
     assert_eq!(rows.iter().filter(|row| row.deleted).count(), 1, "the row must be kept");
     // A new file of the same kind replaces the deleted one.
     write(store, Changes { artifacts: vec![&artifact(2, None)], ..Changes::default() }).await;
     write(store, Changes { artifacts: vec![&artifact(1, None)], ..Changes::default() }).await;
     assert_eq!(store.next_expiry().await.expect("failed to read"), None);
     assert!(
-        !store.family(Member::Job(JobId(2))).await.expect("failed to read").artifacts.iter().any(|row| row.deleted)
+        !store.hierarchy(Member::Job(JobId(2))).await.expect("failed to read").artifacts.iter().any(|row| row.deleted)
     );
 }
 
@@ -329,8 +333,8 @@ pub(super) async fn events_with_changes(store: &dyn Store) {
     };
     store.write(&rejected).await.expect_err("a manager without a runner must be rejected");
     assert!(store.events_after(0, 9).await.expect("failed to read").is_empty());
-    assert!(store.open_work().await.expect("failed to read").jobs.is_empty());
+    assert!(store.unfinished_work().await.expect("failed to read").jobs.is_empty());
     write(store, Changes { managers: Vec::new(), ..rejected }).await;
     assert_eq!(store.events_after(0, 9).await.expect("failed to read"), [events[0].numbered(1)]);
-    assert_eq!(store.open_work().await.expect("failed to read").jobs, [job]);
+    assert_eq!(store.unfinished_work().await.expect("failed to read").jobs, [job]);
 }

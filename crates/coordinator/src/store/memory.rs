@@ -11,7 +11,6 @@ use crate::clock::Timestamp;
 use crate::error::StoreError;
 use crate::outbox::JobEvent;
 
-/// Rows in memory.
 #[derive(Debug, Default)]
 pub(crate) struct MemoryStore(Mutex<Option<Tables>>);
 
@@ -28,7 +27,6 @@ struct Tables {
 }
 
 impl MemoryStore {
-    /// Returns a store without rows.
     pub(crate) fn new() -> Self {
         Self(Mutex::new(Some(Tables::default())))
     }
@@ -69,7 +67,6 @@ impl Tables {
         }
     }
 
-    /// Rejects changes that violate a constraint of the database.
     fn check(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let rejected = |message: &str| {
             StoreError::Failed(std::sync::Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(message)))
@@ -85,7 +82,6 @@ impl Tables {
         Ok(())
     }
 
-    /// Returns the rows of the pipelines that `predicate` selects.
     fn select(&self, predicate: impl Fn(&PipelineRow) -> bool) -> Contents {
         let pipelines: Vec<_> = self.pipelines.values().filter(|row| predicate(row)).cloned().collect();
         let is_selected = |id: &PipelineId| pipelines.binary_search_by_key(id, |row| row.id).is_ok();
@@ -110,7 +106,7 @@ impl Store for MemoryStore {
         })?
     }
 
-    async fn open_work(&self) -> Result<Contents, StoreError> {
+    async fn unfinished_work(&self) -> Result<Contents, StoreError> {
         self.with(|tables| Contents {
             runners: tables.runners.values().cloned().collect(),
             managers: tables.managers.values().cloned().collect(),
@@ -126,7 +122,7 @@ impl Store for MemoryStore {
         })
     }
 
-    async fn family(&self, member: Member) -> Result<Contents, StoreError> {
+    async fn hierarchy(&self, member: Member) -> Result<Contents, StoreError> {
         self.with(|tables| {
             let pipeline = match member {
                 Member::Pipeline(id) => Some(id),

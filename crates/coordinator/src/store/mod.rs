@@ -1,10 +1,7 @@
 //! The port for data that must survive the process: rows, IDs, assignments of jobs, and the outbox of events.
 //!
-//! A store makes no decisions. One coordinator writes to it, one batch at a time, and a batch is one transaction. Reads may run at the
-//! same time as a write and see whole batches only. Work that is *open* is read at the start. A finished pipeline is read when a
-//! caller requests it, together with its *family*: all pipelines with the same root.
-//!
-//! [`sqlite`] stores the rows in a file, [`memory`] in this process. Both pass the same tests (`contract`).
+//! One coordinator writes one batch at a time, as one transaction. Reads may run at the same time as a write, and see
+//! only whole batches. A *hierarchy* is all pipelines with the same root.
 
 #[cfg(test)]
 mod contract;
@@ -25,33 +22,25 @@ pub(crate) use rows::{
     ArtifactRow, JobDetail, JobRow, ManagerRow, PipelineDetail, PipelineRow, PipelineSpec, RunnerRow,
 };
 
-/// The changes of one batch of commands. Changed rows are written with all columns that can change, so writing them twice has no effect.
+/// Changed rows are written with all columns that can change, so writing them twice has no effect.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
-    /// Runners that were deleted. Their managers are deleted with them.
+    /// Their managers are deleted, too.
     pub(crate) removed_runners: Vec<RunnerId>,
-    /// Managers that were deleted.
     pub(crate) removed_managers: Vec<&'a (RunnerId, String)>,
-    /// Runners that are new or changed.
     pub(crate) runners: Vec<&'a RunnerRow>,
-    /// Managers that are new or changed.
     pub(crate) managers: Vec<&'a ManagerRow>,
-    /// Pipelines that are not in the store yet.
     pub(crate) new_pipelines: Vec<&'a PipelineRow>,
     /// Pipelines whose status or detail changed.
     pub(crate) pipelines: Vec<&'a PipelineRow>,
-    /// Jobs that are new or changed.
     pub(crate) jobs: Vec<&'a JobRow>,
-    /// Artifacts that are new or changed.
     pub(crate) artifacts: Vec<&'a ArtifactRow>,
     /// Artifacts, by job and kind, whose files were deleted. The rows are kept.
     pub(crate) deleted_artifacts: Vec<&'a (JobId, String)>,
-    /// New job events, in order.
     pub(crate) events: &'a [NewJobEvent],
 }
 
 impl Changes<'_> {
-    /// Returns the number of changed rows.
     pub(crate) fn len(&self) -> usize {
         self.removed_runners.len()
             + self.removed_managers.len()
@@ -65,7 +54,6 @@ impl Changes<'_> {
             + self.events.len()
     }
 
-    /// Returns whether nothing changed.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -81,7 +69,7 @@ pub(crate) struct Contents {
     pub(crate) artifacts: Vec<ArtifactRow>,
 }
 
-/// The highest IDs ever assigned, including the IDs of deleted rows. `None` if no ID was assigned.
+/// Includes the IDs of deleted rows. `None` if no ID was assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastIds {
     pub(crate) pipeline: Option<PipelineId>,
@@ -89,7 +77,6 @@ pub(crate) struct LastIds {
     pub(crate) runner: Option<RunnerId>,
 }
 
-/// A member of a family, to select the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Member {
     Pipeline(PipelineId),
@@ -103,14 +90,12 @@ pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Writes all changes, or none of them. The events get the next sequence numbers, in order.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError>;
 
-    /// Returns all runners and managers, and the open pipelines with their jobs and artifacts.
-    async fn open_work(&self) -> Result<Contents, StoreError>;
+    async fn unfinished_work(&self) -> Result<Contents, StoreError>;
 
-    /// Returns the highest IDs ever assigned.
     async fn last_ids(&self) -> Result<LastIds, StoreError>;
 
-    /// Returns a family with its jobs and artifacts, and the runners of its jobs. Empty if the member does not exist.
-    async fn family(&self, member: Member) -> Result<Contents, StoreError>;
+    /// Returns a hierarchy with its jobs and artifacts, and the runners of its jobs. Empty if the member does not exist.
+    async fn hierarchy(&self, member: Member) -> Result<Contents, StoreError>;
 
     /// Returns at most `limit` pipelines with IDs above `after`, in order.
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError>;

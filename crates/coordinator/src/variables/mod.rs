@@ -68,7 +68,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     variables
 }
 
-/// Returns the variables that are inserted into the variables that a bridge forwards to a child pipeline.
+/// Returns the variables that the rules of a job can use. Forwarded variables are expanded with them.
 #[must_use]
 pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> Vec<Variable> {
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };
@@ -76,7 +76,7 @@ pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> V
     layers::rule_variables(context, Some(facts), &job.variables, environment)
 }
 
-/// Returns a variable from a dotenv report. Services do not get it, and it is not masked.
+/// Services do not get the variable, and it is not masked.
 fn from_dotenv(key: &str, value: &str) -> Variable {
     Variable { public: false, ..Variable::public(key, value) }
 }

@@ -33,12 +33,11 @@ pub const RUNNER_OWNED: &[&str] = &[
     "CI_DISPOSABLE_ENVIRONMENT",
 ];
 
-/// Returns predefined variables without those in [`RUNNER_OWNED`].
 pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
     variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
 }
 
-/// Returns IDs, URLs and the token: the layer with the lowest precedence.
+/// The layer with the lowest precedence.
 pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
     let url = assignment.server_url.trim_end_matches('/');
     let project_url = format!("{url}/{}", assignment.project.path);
@@ -66,7 +65,6 @@ pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
     variables
 }
 
-/// Returns the variables with the parts of the coordinator's URL.
 fn server(url: &str) -> Vec<Variable> {
     let mut variables = vec![Variable::public("CI_SERVER_URL", url)];
     let Ok(parsed) = url::Url::parse(url) else { return variables };
@@ -82,12 +80,11 @@ fn server(url: &str) -> Vec<Variable> {
     variables
 }
 
-/// Returns `CI_JOB_MANUAL`, only for manual jobs.
 pub(super) fn manual(job: &Job) -> Vec<Variable> {
     if job.when == When::Manual { vec![Variable::public("CI_JOB_MANUAL", "true")] } else { Vec::new() }
 }
 
-/// Returns the variables of the job's runner. Tags are written as a list, as current GitLab servers do.
+/// Tags are written as a list, as current GitLab servers do.
 pub(super) fn runner(runner: &RunnerFacts<'_>) -> Vec<Variable> {
     let tags: Vec<String> = runner.tags.iter().map(|tag| format!("{tag:?}")).collect();
     vec![

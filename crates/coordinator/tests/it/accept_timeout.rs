@@ -113,10 +113,10 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     );
 }
 
-/// Two-phase commit (docs/spec/runner-api.md, section 2.6): a manager that prepares a job reports `pending`. The job stays assigned as
-/// long as these reports arrive.
+/// Two-phase commit (docs/spec/runner-api.md, section 2.6): the job stays assigned as long as its manager reports
+/// `pending`.
 #[tokio::test]
-async fn job_is_requeued_only_after_reports_of_its_preparation_stop() {
+async fn job_is_requeued_only_when_its_preparation_is_no_longer_reported() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let pipeline = harness.create(vec![vec![job("a")]]).await;

@@ -172,7 +172,6 @@ async fn history_does_not_report_an_archive_that_expired_before_the_job() {
     assert!(matches!(&setup.missing[..], [message] if message.contains("`new`")), "{:?}", setup.missing);
 }
 
-/// Returns the paths of all artifact files, relative to their directory.
 fn files(harness: &Harness) -> Vec<String> {
     let root = harness.dir.path().join("artifacts");
     let (mut directories, mut found) = (vec![root.clone()], Vec::new());

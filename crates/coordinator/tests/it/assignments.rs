@@ -17,7 +17,6 @@ use time::macros::datetime;
 pub(crate) const SHA: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "glcbt-secret-token";
 
-/// A job with its project, pipeline and runner. A test changes the fields and then reads the variables or the payload.
 pub(crate) struct JobFixture {
     pub(crate) job: Job,
     pub(crate) work: ScriptWork,
@@ -34,7 +33,7 @@ pub(crate) struct JobFixture {
 }
 
 impl JobFixture {
-    /// Returns job `a` with script `[x]` in a push pipeline of branch `main`, project `grp/app`.
+    /// Returns job `a` with the script `[x]`, in a push pipeline of branch `main` of project `grp/app`.
     pub(crate) fn new() -> Self {
         Self {
             job: Job {
@@ -72,7 +71,6 @@ impl JobFixture {
         }
     }
 
-    /// Adds a project variable for all environments and refs.
     pub(crate) fn project_variable(mut self, key: &str, value: &str) -> Self {
         self.context.project_variables.push(scoped(Variable::public(key, value), "*"));
         self
@@ -93,7 +91,6 @@ impl JobFixture {
         }
     }
 
-    /// Returns the job. Its work is [`Self::work`], unless the test changed the work of [`Self::job`].
     fn job(&self) -> Job {
         let mut job = self.job.clone();
         if matches!(&job.work, Work::Script(work) if **work == ScriptWork::default()) {
@@ -112,7 +109,6 @@ impl JobFixture {
         })
     }
 
-    /// Returns the value of a variable of the job that is neither an ID token nor a secret.
     pub(crate) fn value(&self, name: &str) -> Option<String> {
         self.variables().into_iter().find(|variable| variable.key == name).map(|variable| variable.value)
     }
@@ -140,12 +136,10 @@ impl JobFixture {
     }
 }
 
-/// Returns a project variable for the environments that `scope` matches.
 pub(crate) fn scoped(variable: Variable, scope: &str) -> ScopedVariable {
     ScopedVariable { variable, protected: false, environment_scope: scope.to_owned() }
 }
 
-/// Returns an environment with this name.
 pub(crate) fn environment(name: &str) -> Environment {
     Environment { name: name.to_owned(), action: "start".to_owned(), ..Environment::default() }
 }

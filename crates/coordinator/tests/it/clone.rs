@@ -12,7 +12,6 @@ use reqwest::StatusCode;
 
 use crate::support::{Harness, job};
 
-/// A served repository that the coordinator's jobs may read.
 struct Repository {
     url: String,
     client: reqwest::Client,
@@ -47,7 +46,6 @@ impl Repository {
         Self { url, client, server, _directory: directory }
     }
 
-    /// Returns the status codes of both requests of a clone.
     async fn clone_with(&self, token: &str) -> [StatusCode; 2] {
         let status = |request: reqwest::RequestBuilder| async {
             request.basic_auth("gitlab-ci-token", Some(token)).send().await.unwrap().status()

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use muster_coordinator::NewRunner;
+use muster_coordinator::RunnerSpec;
 use muster_coordinator::views::PipelineView;
 use muster_job::{FailureReason, JobStatus, PipelineId, Variable};
 use muster_runner_api::payload::JobPayload;
@@ -19,14 +19,12 @@ fn status(view: &PipelineView, name: &str) -> Option<JobStatus> {
     view.job(name).map(|job| job.status)
 }
 
-/// Returns the child pipeline of the bridge `name`, once it exists.
 async fn child_of(harness: &Harness, parent: PipelineId, name: &str) -> PipelineId {
     let view =
         harness.wait_until(parent, |view| view.job(name).is_some_and(|bridge| bridge.downstream.is_some())).await;
     view.job(name).and_then(|bridge| bridge.downstream).expect("no child")
 }
 
-/// Returns the failure reason and the message of the bridge `name`.
 async fn failure_of(harness: &Harness, parent: PipelineId, name: &str) -> (Option<FailureReason>, String) {
     let view = harness.wait_until(parent, |view| status(view, name) == Some(JobStatus::Failed)).await;
     let bridge = view.job(name).expect("no bridge");
@@ -243,10 +241,10 @@ async fn bridge_waits_for_sources_after_a_restart() {
 #[tokio::test]
 async fn c197_job_that_times_out_fails_with_the_timeout_reason() {
     let harness = Harness::open().await;
-    let manager = harness.manager_with(NewRunner {
+    let manager = harness.manager_with(RunnerSpec {
         run_untagged: true,
         maximum_timeout: Some(Duration::from_secs(600)),
-        ..NewRunner::default()
+        ..RunnerSpec::default()
     });
     let manager = manager.await;
     let yaml = "t: {timeout: 2 seconds, script: [sleep 60]}\nu: {script: [x]}";
@@ -291,7 +289,7 @@ async fn new_runner_gets_the_stuck_job() {
     let mut gpu = job("train");
     gpu.tags = vec!["gpu".to_owned()];
     harness.create(vec![vec![gpu]]).await;
-    let settings = NewRunner { tags: vec!["gpu".to_owned(), "linux".to_owned()], ..NewRunner::default() };
+    let settings = RunnerSpec { tags: vec!["gpu".to_owned(), "linux".to_owned()], ..RunnerSpec::default() };
     assert_eq!(harness.manager_with(settings).await.next_job().await.job_info.name, "train");
 }
 

@@ -214,7 +214,7 @@ fn c212_id_token_is_a_masked_signed_variable() {
     let payload = fixture.payload();
     let token = payload.variables.iter().find(|variable| variable.key == "T").expect("no variable `T`");
     assert!(token.masked && !token.public);
-    let claims = verified(&fixture, &token.value);
+    let claims = verified_claims(&fixture, &token.value);
     for (claim, expected) in [
         ("aud", json!("https://x")),
         ("iss", json!("http://127.0.0.1:1234")),
@@ -228,7 +228,7 @@ fn c212_id_token_is_a_masked_signed_variable() {
     }
     assert!(claims["exp"].as_i64() > claims["iat"].as_i64());
     let several = payload.variables.iter().find(|variable| variable.key == "U").expect("no variable `U`");
-    assert_eq!(verified(&fixture, &several.value)["aud"], json!(["https://main.test", "b"]));
+    assert_eq!(verified_claims(&fixture, &several.value)["aud"], json!(["https://main.test", "b"]));
     // The token is not among the variables that rules and other variables see.
     assert_eq!(fixture.value("T"), None);
 }
@@ -362,8 +362,7 @@ fn as_json(payload: &JobPayload) -> Value {
     serde_json::to_value(payload).unwrap_or_default()
 }
 
-/// Returns the claims of a token after checking its signature with the key of `fixture`.
-fn verified(fixture: &JobFixture, token: &str) -> Value {
+fn verified_claims(fixture: &JobFixture, token: &str) -> Value {
     use base64::Engine as _;
     let decode = |part: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(part).unwrap_or_default();
     let signer = muster_coordinator::jwt::Signer::from_pkcs8(&fixture.key).unwrap_or_else(|error| panic!("{error}"));

@@ -1,7 +1,7 @@
 //! Conformance cases of scheduling and state (docs/spec/pipeline-yaml.md, section 8.7) that need only the engine.
 //!
-//! Other cases are tested elsewhere. C188 to C191 and C193 to C195 are in `conformance_bridges`. C187, C191, C193 to C195, C197 and C198
-//! also need the compiler or the event loop (`conformance_coordinator`). C192 and C196 are errors of the compiler. C200 is measured on the whole program.
+//! C187 to C191, C193 to C195, C197 and C198 are in `conformance_bridges` and `conformance_coordinator`. C192 and C196 are errors of the
+//! compiler. C200 is measured on the whole program.
 
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ fn c168_warning_does_not_trigger_on_failure() {
 }
 
 #[test]
-fn c169_always_runs_after_a_failure() {
+fn c169_job_with_when_always_runs_after_a_failure() {
     let mut harness = engine_with(pipeline("b: b1; t: t1; d: d1").when("d1", When::Always));
     harness.fail("b1");
     harness.expect("t1:skipped d1:pending");
@@ -484,7 +484,7 @@ fn requeued_job_is_added_to_the_queue_again() {
 
 /// Differs from the literal text of docs/spec/pipeline-yaml.md, section 5.3, which would start the job as soon as one need is skipped.
 #[test]
-fn always_waits_for_all_its_needs() {
+fn job_with_when_always_waits_for_all_its_needs() {
     let mut harness = engine_with(
         pipeline("b: b1 b2; t: t1; d: d1 d2")
             .needs("t1", &["b1"])

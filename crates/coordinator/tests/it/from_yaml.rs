@@ -9,7 +9,6 @@ use muster_pipeline::slug::slug;
 
 use crate::assignments::JobFixture;
 
-/// A repository that has at most one file, `Gemfile.lock`.
 struct Repository {
     has_lock_file: bool,
 }
@@ -35,7 +34,7 @@ impl Sources for Repository {
 }
 
 impl JobFixture {
-    /// Replaces the job with job `a` of a configuration (or its first instance), compiled in the same context.
+    /// Replaces the job with job `a` of a configuration (or its first instance).
     #[track_caller]
     fn with_yaml(self, yaml: &str) -> Self {
         self.with_yaml_and_sources(yaml, &Repository { has_lock_file: true })

@@ -6,14 +6,13 @@
 
 use std::sync::Arc;
 
-use muster_coordinator::{Coordinator, CoordinatorError, NewRunner, Options};
+use muster_coordinator::{Coordinator, CoordinatorError, Options, RunnerSpec};
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, Need, When};
 use muster_runner_api::service::ServiceError;
 
 use crate::support::{Harness, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
 
-/// Runs a pipeline of one job that produces an archive, a dotenv report and a log.
 async fn run_pipeline(harness: &Harness, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
     let id = harness.create(vec![vec![producer("build")]]).await;
     let build = manager.next_job().await;
@@ -162,7 +161,7 @@ async fn in_memory_coordinator_writes_no_files() {
     let coordinator = Coordinator::in_memory(Options { write_job_events: true, ..Options::new(dir.path()) })
         .await
         .expect("failed to start a coordinator");
-    let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let runner = RunnerSpec { run_untagged: true, ..RunnerSpec::default() };
     let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     let manager = Manager::new(Arc::clone(&coordinator), token);
     let compiled = pipeline(vec![vec![producer("build")], vec![job("test")]]);

@@ -11,7 +11,6 @@ async fn all_events(harness: &Harness) -> Vec<JobEvent> {
     harness.coordinator.events_after(0, 1000).await.expect("failed to read")
 }
 
-/// Returns the types of the events of a job, in order.
 fn event_types(events: &[JobEvent], job: JobId) -> Vec<&'static str> {
     let of_job = events.iter().filter(|event| event.job == job);
     of_job
@@ -83,7 +82,7 @@ async fn events_survive_a_kill_until_they_are_acknowledged() {
 }
 
 #[tokio::test]
-async fn events_of_a_job_that_is_not_accepted_report_it_as_queued_again() {
+async fn job_that_is_not_accepted_is_reported_as_queued_again() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     harness.create(vec![vec![job("a")]]).await;
@@ -100,7 +99,6 @@ async fn events_of_a_job_that_is_not_accepted_report_it_as_queued_again() {
     assert_eq!(numbers.collect::<Vec<_>>(), [1, 2]);
 }
 
-/// Returns the status of a job, derived from its events.
 fn status_from_events(events: &[JobEvent], job: JobId) -> Option<JobStatus> {
     events.iter().rev().filter(|event| event.job == job).find_map(|event| match event.change {
         JobChange::Created { .. } => Some(JobStatus::Created),

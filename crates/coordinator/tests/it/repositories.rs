@@ -8,7 +8,6 @@ use std::sync::Arc;
 use muster_coordinator::NoFiles;
 use muster_pipeline::context::{Changes, IncludeTarget, IncludedFile, Origin, SourceError, Sources};
 
-/// A repository with these files.
 pub(crate) struct Files(pub(crate) Vec<(&'static str, &'static str)>);
 
 impl Sources for Files {
@@ -35,7 +34,7 @@ impl Sources for Files {
     }
 }
 
-/// A repository without files. Reads block until the channel `.0` is closed.
+/// Every read blocks until the channel `.0` is closed.
 pub(crate) struct BlockingFiles(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Sources for BlockingFiles {

@@ -5,14 +5,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::NewRunner;
+use muster_coordinator::RunnerSpec;
 use muster_runner_api::service::{JobRequestAnswer, RunnerService};
 use muster_runner_api::wire::JobRequest;
 use tokio::task::JoinHandle;
 
 use crate::support::{Harness, Manager, TIMEOUT, job};
 
-/// Sends a job request, and returns when the coordinator has received it.
 async fn send_request(manager: &Manager) -> JoinHandle<JobRequestAnswer> {
     let (coordinator, request) = (Arc::clone(&manager.coordinator), manager.request(None));
     let pending =
@@ -36,7 +35,7 @@ async fn held_requests_are_limited() {
     })
     .await;
     let plain = harness.manager().await;
-    let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let tagged = harness.manager_with(RunnerSpec { tags: vec!["x".to_owned()], ..RunnerSpec::default() }).await;
     let held = [send_request(&plain).await, send_request(&plain).await];
     assert_eq!(job_name(send_request(&plain).await).await, None, "beyond the limit, the answer must not wait");
     assert!(held.iter().all(|pending| !pending.is_finished()));

@@ -12,7 +12,6 @@ use sqlx::{Connection, Row};
 
 use crate::support::{Harness, job, zip_of};
 
-/// Returns the stored time of the last contact of the only manager.
 async fn contacted_at(harness: &Harness) -> i64 {
     let options = SqliteConnectOptions::new().filename(harness.dir.path().join("coordinator.db")).read_only(true);
     let mut database = SqliteConnection::connect_with(&options).await.expect("failed to open the database");

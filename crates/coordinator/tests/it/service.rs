@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_coordinator::NewRunner;
+use muster_coordinator::RunnerSpec;
 use muster_coordinator::clock::SystemClock;
 use muster_coordinator::views::{Event, JobView};
 use muster_job::invariants::{InvariantMonitor, JobSnapshot, at_most};
@@ -111,7 +111,7 @@ async fn held_request_ends_after_the_long_poll_time() {
 #[tokio::test]
 async fn queue_version_changes_only_when_a_job_is_added() {
     let harness = Harness::with(|options| options.long_poll = Duration::ZERO).await;
-    let tagged = harness.manager_with(NewRunner { tags: vec!["x".to_owned()], ..NewRunner::default() }).await;
+    let tagged = harness.manager_with(RunnerSpec { tags: vec!["x".to_owned()], ..RunnerSpec::default() }).await;
     let last_update = || async {
         harness.coordinator.request_job(tagged.request(None)).await.expect("the request was rejected").last_update
     };
@@ -186,7 +186,7 @@ async fn twenty_managers_run_each_of_300_jobs_once() {
         .expect("an invariant was violated");
 }
 
-/// Returns whether a job belongs to the resource group: `j0`, `j2`, ...
+/// The group contains `j0`, `j2`, ...
 fn is_grouped(name: &str) -> bool {
     name[1..].parse::<u8>().is_ok_and(|index| index % 2 == 0)
 }
@@ -398,7 +398,7 @@ async fn runners_register_verify_reset_and_unregister() {
     assert_eq!(forbidden(service.verify(as_manager(&renewed.token, "s_1")).await), None);
     service.unregister(last.token.clone()).await.expect("failed to delete");
     assert_eq!(forbidden(service.verify(as_manager(&last.token, "s_1")).await), None);
-    let next = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
+    let next = harness.coordinator.create_runner(RunnerSpec::default()).await.expect("failed to create a runner");
     assert!(next.id > runner.id, "IDs of deleted runners must not be reused");
     let database =
         std::fs::read(harness.dir.path().join("coordinator.db-wal")).expect("failed to read the write-ahead log");
@@ -444,7 +444,7 @@ async fn registration_and_token_resets_can_be_disabled() {
     let rejected =
         harness.coordinator.register(RegisterRequest::default()).await.expect_err("registration must be disabled");
     assert!(matches!(rejected, ServiceError::Gone(_)), "{rejected}");
-    let known = harness.coordinator.create_runner(NewRunner::default()).await.expect("failed to create a runner");
+    let known = harness.coordinator.create_runner(RunnerSpec::default()).await.expect("failed to create a runner");
     assert_eq!(forbidden(harness.coordinator.reset_token_with_pat(known.id, String::new()).await), None);
 }
 
@@ -452,7 +452,7 @@ async fn registration_and_token_resets_can_be_disabled() {
 async fn paused_and_unknown_runners_get_no_jobs() {
     let harness = Harness::open().await;
     harness.create(vec![vec![job("a")]]).await;
-    let paused = harness.manager_with(NewRunner { paused: true, run_untagged: true, ..NewRunner::default() }).await;
+    let paused = harness.manager_with(RunnerSpec { paused: true, run_untagged: true, ..RunnerSpec::default() }).await;
     let answer = harness.coordinator.request_job(paused.request(None)).await.expect("the request was rejected");
     assert!(answer.job.is_none());
     let unknown = Manager::new(Arc::clone(&harness.coordinator), "glrt-unknown".to_owned());

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use muster_coordinator::clock::SystemClock;
 use muster_coordinator::views::Event;
-use muster_coordinator::{Coordinator, History, NewRunner, OpenError, Options};
+use muster_coordinator::{Coordinator, History, OpenError, Options, RunnerSpec};
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_runner_api::service::{RunnerService, ServiceError};
 use sqlx::Connection;
@@ -204,7 +204,7 @@ async fn full_disk(dir: &Path) {
     let state = dir.join("state");
     let coordinator = Coordinator::open(Options { clock: Arc::new(SystemClock::new()), ..Options::new(&state) }).await;
     let coordinator = coordinator.expect("failed to start a coordinator");
-    let runner = NewRunner { run_untagged: true, ..NewRunner::default() };
+    let runner = RunnerSpec { run_untagged: true, ..RunnerSpec::default() };
     let token = coordinator.create_runner(runner).await.expect("failed to create a runner").token;
     let manager = Manager::new(Arc::clone(&coordinator), token);
     let new = new_pipeline(pipeline(vec![vec![job("a")], vec![job("b")]]), Arc::new(NoFiles));

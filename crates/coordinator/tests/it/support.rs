@@ -10,7 +10,9 @@ use bytes::Bytes;
 use futures::StreamExt;
 use muster_coordinator::clock::{Clock, ManualClock};
 use muster_coordinator::views::{ArtifactView, JobView, PipelineView};
-use muster_coordinator::{Coordinator, GitFacts, Limits, NewPipeline, NewRunner, Options, ProjectFacts, SharedSources};
+use muster_coordinator::{
+    Coordinator, GitFacts, Limits, NewPipeline, Options, ProjectFacts, RunnerSpec, SharedSources,
+};
 use muster_job::{JobId, JobStatus, PipelineId, ProjectId, Variable};
 use muster_pipeline::context::Context;
 use muster_pipeline::model::{
@@ -25,10 +27,8 @@ use time::macros::datetime;
 pub(crate) use crate::repositories::{BlockingFiles, Files};
 pub(crate) use muster_coordinator::NoFiles;
 
-/// Timeout for events that should happen immediately.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Returns a job with a script.
 pub(crate) fn job(name: &str) -> Job {
     let work = ScriptWork { script: vec!["true".to_owned()], ..ScriptWork::default() };
     Job {
@@ -59,7 +59,6 @@ pub(crate) fn job(name: &str) -> Job {
     }
 }
 
-/// Returns a job with changed script work.
 pub(crate) fn job_with(name: &str, change: impl FnOnce(&mut ScriptWork)) -> Job {
     let mut job = job(name);
     if let Work::Script(work) = &mut job.work {
@@ -68,14 +67,13 @@ pub(crate) fn job_with(name: &str, change: impl FnOnce(&mut ScriptWork)) -> Job 
     job
 }
 
-/// Returns a job that uploads an archive.
 pub(crate) fn producer(name: &str) -> Job {
     job_with(name, |work| {
         work.artifacts = Some(Artifacts { paths: vec!["out".to_owned()], ..Artifacts::default() });
     })
 }
 
-/// Returns a pipeline in which each list is a stage.
+/// Each list is a stage.
 pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
     let names: Vec<String> = (0..stages.len()).map(|index| format!("stage{index}")).collect();
     let mut jobs = Vec::new();
@@ -96,7 +94,7 @@ pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
     }
 }
 
-/// Returns a new pipeline of project `grp/app` on branch `main`.
+/// Project `grp/app` on branch `main`.
 pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPipeline {
     let context = Context { ref_name: "main".to_owned(), project_path: "grp/app".to_owned(), ..Context::default() };
     let git = GitFacts {
@@ -110,7 +108,6 @@ pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPip
     NewPipeline::new(ProjectFacts::new(ProjectId(1), "grp/app"), context, compiled, git, sources)
 }
 
-/// A coordinator in its own directory, with a clock that the test moves.
 pub(crate) struct Harness {
     pub(crate) dir: TempDir,
     pub(crate) clock: ManualClock,
@@ -149,7 +146,6 @@ impl Harness {
         self.create_with(yaml, Arc::new(files), variables).await
     }
 
-    /// Like [`Harness::create_from`], with other sources.
     pub(crate) async fn create_with(
         &self,
         yaml: &str,
@@ -165,10 +161,10 @@ impl Harness {
     }
 
     pub(crate) async fn manager(&self) -> Manager {
-        self.manager_with(NewRunner { run_untagged: true, ..NewRunner::default() }).await
+        self.manager_with(RunnerSpec { run_untagged: true, ..RunnerSpec::default() }).await
     }
 
-    pub(crate) async fn manager_with(&self, runner: NewRunner) -> Manager {
+    pub(crate) async fn manager_with(&self, runner: RunnerSpec) -> Manager {
         let credentials = self.coordinator.create_runner(runner).await.expect("failed to create a runner");
         Manager::new(Arc::clone(&self.coordinator), credentials.token)
     }
@@ -185,18 +181,18 @@ impl Harness {
         self.job(pipeline, name).await.status
     }
 
-    /// Returns the path of a job's file, which may have been deleted.
+    /// The file may have been deleted.
     pub(crate) fn path_of(&self, job: JobId, file: &ArtifactView) -> PathBuf {
         self.dir.path().join("artifacts").join(job.to_string()).join(&file.kind).join(&file.filename)
     }
 
-    /// Returns the kinds of a job's files, and whether each is on disk.
+    /// Returns the kinds, and whether each file is on disk.
     pub(crate) async fn artifact_files_on_disk(&self, job: JobId) -> Vec<(String, bool)> {
         let files = self.coordinator.artifact_files(job).await.expect("the job does not exist");
         files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }
 
-    /// Waits until `predicate` returns true for a pipeline. Checks it after each event.
+    /// Checks the predicate after each event.
     pub(crate) async fn wait_until(
         &self,
         pipeline: PipelineId,
@@ -237,7 +233,6 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A runner manager: one process with the token of a runner.
 #[derive(Clone)]
 pub(crate) struct Manager {
     pub(crate) coordinator: Arc<Coordinator>,
@@ -259,7 +254,6 @@ impl Manager {
         Self { coordinator, token, info: VersionInfo { name: "fake".to_owned(), features, ..VersionInfo::default() } }
     }
 
-    /// Returns the same manager, connected to the coordinator of `harness`.
     pub(crate) fn connected_to(&self, harness: &Harness) -> Self {
         Self { coordinator: Arc::clone(&harness.coordinator), ..self.clone() }
     }
@@ -275,12 +269,10 @@ impl Manager {
         }
     }
 
-    /// Requests a job and waits for it.
     pub(crate) async fn next_job(&self) -> JobPayload {
         self.next_job_with_key(None).await
     }
 
-    /// Requests a job with an idempotency key and waits for it.
     pub(crate) async fn next_job_with_key(&self, key: Option<&str>) -> JobPayload {
         let answer = tokio::time::timeout(TIMEOUT, self.coordinator.request_job(self.request(key))).await;
         *answer.expect("no answer in time").expect("the request was rejected").job.expect("no job")
@@ -343,13 +335,11 @@ impl Manager {
     }
 }
 
-/// Returns a stream of small chunks.
 pub(crate) fn stream(content: Vec<u8>) -> ByteStream {
     let chunks: Vec<_> = content.chunks(1000).map(|chunk| Ok(Bytes::copy_from_slice(chunk))).collect();
     futures::stream::iter(chunks).boxed()
 }
 
-/// Returns a zip archive with one file.
 pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     use std::io::Write;
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
@@ -358,7 +348,6 @@ pub(crate) fn zip_of(name: &str, content: &str) -> Vec<u8> {
     writer.finish().expect("failed to finish the archive").into_inner()
 }
 
-/// Returns the job status of a forbidden call.
 #[track_caller]
 pub(crate) fn forbidden(result: Result<impl std::fmt::Debug, ServiceError>) -> Option<JobStatus> {
     match result {

@@ -1,7 +1,7 @@
 //! Executables of the agent, one for each platform.
 //!
-//! Machines of the manager's platform get `muster-agent` or the manager's own executable. Machines of another platform get the file
-//! `muster-agent-<os>-<arch>` in the directory of the manager's executable. `uname` on the machine reports its platform.
+//! Machines of the manager's platform get `muster-agent` or the manager's own executable. Other machines get the file
+//! `muster-agent-<os>-<arch>` from the directory of the manager's executable.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,24 +19,22 @@ use super::executable::{AGENT_ONLY, Executable};
 #[derive(Debug)]
 pub struct Agents {
     own: Arc<Executable>,
-    /// Executables for other platforms that have been used, with the stamp of each file when it was opened.
+    /// Executables with the stamps that their files had when they were opened.
     others: Mutex<BTreeMap<Platform, (FileStamp, Arc<Executable>)>>,
     /// Directory of the executables for other platforms.
     directory: PathBuf,
 }
 
 impl Agents {
-    /// Returns the agents: `own` for the manager's platform, and the files in its directory for others.
+    /// Returns the agents: `own` for the manager's platform, and the files in its directory for other platforms.
     #[must_use]
     pub fn new(own: Arc<Executable>) -> Self {
         let directory = own.path().with_file_name("");
         Self { own, others: Mutex::default(), directory }
     }
 
-    /// Returns the executable of the agent for a platform.
-    ///
     /// # Errors
-    /// [`NoAgentError`] if the agent does not run on the platform, or if the executable cannot be read.
+    /// [`NoAgentError`] if there is no agent for the platform, or if the executable cannot be read.
     pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, NoAgentError> {
         if *platform == Platform::this() {
             return Ok(Arc::clone(&self.own));
@@ -57,9 +55,7 @@ impl Agents {
     }
 }
 
-/// Device, inode, size, and times of the last changes of a file.
-///
-/// A file that replaces another one has a different stamp.
+/// Device, inode, size, and times of the last changes. A file that replaces another file has a different stamp.
 type FileStamp = (u64, u64, u64, [(i64, i64); 2]);
 
 fn stamp(path: &Path) -> io::Result<FileStamp> {

@@ -8,8 +8,7 @@ use super::machine::Dial;
 /// Runs a command on a machine in a new session, and waits until it ends.
 ///
 /// # Errors
-/// [`DeployError`] if there is no session, if the command cannot be run, or if it fails. The error of a command that fails contains the end
-/// of the command's standard error output.
+/// [`DeployError`] if there is no session, or if the command cannot be run or fails.
 pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), DeployError> {
     let session = dial.dial().await?.session;
     let outcome = session.run(RemoteCommand::new(command)).await;
@@ -20,7 +19,7 @@ pub async fn run_command(dial: &dyn Dial, command: &str) -> Result<(), DeployErr
         Exit::Code(code) => format!("status {code}"),
         Exit::Signal(signal) => format!("SIG{signal}"),
     };
-    // The output can have several lines, but the message must be one line.
+    // The message must be one line.
     let stderr = outcome.stderr.to_string().trim().lines().map(str::trim).collect::<Vec<_>>().join(" | ");
     Err(DeployError::Command { status, stderr })
 }

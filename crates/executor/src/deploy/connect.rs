@@ -14,18 +14,15 @@ use super::excerpt::Excerpt;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED, PLACED};
 
-/// Maximum time from the command to its answer. A new agent reads its spool before it answers.
+/// A new agent reads its spool before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
-/// Maximum time to transfer the executable.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
-/// Maximum length of a line of an answer, in bytes.
+/// In bytes.
 const MAX_LINE_BYTES: usize = 8 * 1024;
-/// Maximum number of lines that are read, including the answer. A profile may print lines before it.
+/// A profile may print lines before the answer.
 const MAX_LINES: usize = 100;
 
-/// A stream to an agent.
 pub(super) struct AgentStream {
-    /// Bytes to and from the agent.
     pub(super) stream: Box<dyn Stream>,
     /// Home directory on the machine.
     pub(super) home: PathBuf,
@@ -37,8 +34,9 @@ pub(super) struct AgentStream {
 
 /// Returns a stream to the machine's agent, and the platform of the machine.
 ///
-/// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform that the machine had when it was
-/// last reached; `None` means the platform of the manager. A machine with another platform reports it before anything is sent.
+/// Sends the executable if it is missing, and starts the agent if none runs. `platform` is the platform of the machine
+/// when it was last reached; `None` means the manager's platform. If the machine reports another platform, the agent
+/// for that platform is used.
 ///
 /// # Errors
 /// [`DeployError`] if there is no agent for the machine, or if the agent cannot be sent or started.
@@ -72,14 +70,12 @@ pub(super) async fn deploy_agent(
     }
 }
 
-/// Returns the hash of an executable, and the command that connects to its agent.
 async fn connect_command(executable: &Executable) -> Result<(String, String), DeployError> {
     let failed = |source| DeployError::Executable { path: executable.path().to_owned(), source };
     let identity = executable.identity().await.map_err(failed)?;
     Ok((identity.hash.clone(), shell::connect(identity, &executable.path().to_string_lossy())))
 }
 
-/// Answer of the machine to the command that connects to the agent.
 enum ConnectAnswer {
     Connected(AgentStream),
     /// The executable is missing. Contains the platform of the machine, if it is known.
@@ -105,9 +101,7 @@ async fn connect(session: &dyn Session, command: &str) -> Result<ConnectAnswer, 
     tokio::time::timeout(ANSWER_TIMEOUT, connecting).await.unwrap_or_else(timed_out)
 }
 
-/// Returns the first line that begins with [`ANSWER_PREFIX`], without the prefix.
-///
-/// Reads nothing after that line.
+/// Returns the answer without [`ANSWER_PREFIX`], and reads nothing after it.
 async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
     let mut last = String::new();
     for _ in 0..MAX_LINES {

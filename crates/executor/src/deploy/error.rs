@@ -1,4 +1,4 @@
-//! Errors from opening a session with a machine, and from deploying the agent or running a command there.
+//! Errors from opening a session with a machine, deploying the agent, or running a command.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,12 +7,10 @@ use std::time::Duration;
 use muster_fleeting::model::Platform;
 use muster_remote::RunError;
 
-/// Error from opening a session with a machine, deploying the agent, or running a command there.
-///
-/// A retry may succeed.
+/// Error from opening a session with a machine, deploying the agent, or running a command. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// No session can be opened. Contains the reason as text.
+    /// No session can be opened, for this reason.
     #[error("{0}")]
     NoSession(String),
     /// The machine cannot be dialed.
@@ -23,17 +21,17 @@ pub enum DeployError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The executor cannot open a session. Contains its error, such as an `SshError`.
+    /// The executor cannot open a session.
     #[error(transparent)]
     Session(Box<dyn std::error::Error + Send + Sync>),
-    /// The configuration or the plugin states a platform that has no agent.
+    /// The stated platform of an instance has no agent.
     #[error(
         "no agent for instance {machine}, whose platform is {platform}; correct os and arch in connector_config, or install the agent for this platform"
     )]
     UnsupportedInstance {
         /// Name of the instance.
         machine: String,
-        /// Platform that the configuration or the plugin states.
+        /// Platform according to the configuration or the plugin.
         platform: Platform,
         /// Reason why there is no agent.
         source: NoAgentError,
@@ -63,10 +61,10 @@ pub enum DeployError {
     /// The shell did not answer in time.
     #[error("no answer from the machine's shell within {} s", .0.as_secs())]
     NoAnswer(Duration),
-    /// The shell exited without an answer. Contains its last line, or what it needs if it printed nothing.
+    /// The shell exited without an answer. Contains its last line, or its requirements if it printed nothing.
     #[error("the machine's shell exited without an answer{}", suffix(.0))]
     ShellExited(String),
-    /// The shell printed more output than an answer can have. Contains the last line unless it is too long.
+    /// The shell printed too much output instead of an answer. Contains the last line unless it is too long.
     #[error("the machine's shell printed too much output instead of an answer{}", suffix(.0))]
     TooMuchOutput(String),
     /// The agent cannot be reached on the machine. Contains the message of the relay, or its unexpected answer.
@@ -84,7 +82,7 @@ pub enum DeployError {
          machine is persistent and not mounted noexec"
     )]
     NotExecutable,
-    /// The agent on the machine has another version than the manager.
+    /// The versions of the agent on the machine and the manager differ.
     #[error(
         "the agent for {platform} has version {agent}, but the manager has version {manager}; install the agent with the manager's version"
     )]
@@ -107,7 +105,6 @@ pub enum DeployError {
 }
 
 impl DeployError {
-    /// Returns the error of a machine that cannot be dialed.
     pub(crate) fn dial(machine: &str, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::Dial { machine: machine.to_owned(), source: Box::new(source) }
     }
@@ -119,7 +116,7 @@ pub enum NoAgentError {
     /// The agent runs on Linux only.
     #[error("the agent is for Linux only; use Linux machines")]
     NotLinux,
-    /// The file with the agent cannot be read.
+    /// The agent's file cannot be read.
     #[error("failed to read the agent's executable {}; install version {version} there", path.display())]
     Missing {
         /// Expected path of the agent.
@@ -131,7 +128,7 @@ pub enum NoAgentError {
     },
 }
 
-/// Returns `line` after a colon, for the end of a message. Returns nothing if the line is empty.
+/// Nothing if the line is empty.
 fn suffix(line: &str) -> String {
     if line.trim().is_empty() { String::new() } else { format!(": {}", line.trim()) }
 }

@@ -8,16 +8,13 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-/// Number of bytes that are kept from the start of the output, and from its end.
 const EXCERPT_BYTES: usize = 4 * 1024;
-/// Maximum number of bytes that a command may print.
-///
-/// Login profiles print a little; more means that something is wrong.
+/// Login profiles print far less.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Start and end of an output, and the number of bytes between them.
 ///
-/// Writing more than 1 MiB fails, which ends the command.
+/// Writing more than [`MAX_OUTPUT_BYTES`] fails, which ends the command.
 #[derive(Debug, Default)]
 pub(super) struct Excerpt {
     head: Vec<u8>,
@@ -27,7 +24,6 @@ pub(super) struct Excerpt {
 }
 
 impl Excerpt {
-    /// Returns whether the output exceeded its limit.
     pub(super) fn exceeded_limit(&self) -> bool {
         self.exceeded_limit
     }

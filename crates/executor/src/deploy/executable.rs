@@ -1,4 +1,4 @@
-//! The agent's executable as it is sent to a machine: identified by its hash, and compressed if the connection is slow.
+//! The agent's executable as it is sent to a machine.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -17,27 +17,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// Number of bytes that are compressed at once, as one member of a gzip file.
+/// Before compression.
 const MEMBER_BYTES: usize = 1024 * 1024;
-/// Maximum number of bytes in transit, in addition to the window of the session.
+/// Bytes in transit, in addition to the window of the session.
 const PIPE_BYTES: usize = 512 * 1024;
-/// Name of the executable that contains only the agent.
 pub(super) const AGENT_ONLY: &str = "muster-agent";
-/// Maximum time for an executable to print its version.
 const VERSION_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-/// Maximum number of bytes of the printed version.
 const MAX_VERSION_BYTES: u64 = 256;
-/// Number of bytes that are sent before the bandwidth is estimated.
 const BANDWIDTH_SAMPLE_BYTES: u64 = 4 * 1024 * 1024;
-/// Bandwidth in bytes per second below which compression is faster than sending the bytes that it saves.
+/// Below this bandwidth, compression is faster than sending more bytes.
 const SLOW_BYTES_PER_SECOND: f64 = 24.0 * 1024.0 * 1024.0;
 
-/// Identity of a file.
 #[derive(Debug)]
 pub(super) struct FileIdentity {
     /// SHA-256 as hexadecimal digits.
     pub(super) hash: String,
-    /// Device, inode, size, and the times of the last changes of content and inode in seconds. Unique on this machine.
+    /// Device, inode, size, and times of the last changes of content and inode in seconds. Unique on this machine.
     pub(super) inode: String,
 }
 
@@ -46,10 +41,10 @@ pub(super) struct FileIdentity {
 pub struct Executable {
     /// Path from which the content is read.
     content: PathBuf,
-    /// Path of the file. A machine that has the same file at this path needs no copy of it.
+    /// A machine with the same file at this path needs no copy.
     path: PathBuf,
     identity: OnceCell<FileIdentity>,
-    /// Keeps `content` the same file, even if the file at `path` is replaced.
+    /// Keeps `content` valid if the file at `path` is replaced.
     _open: Option<File>,
 }
 
@@ -63,12 +58,11 @@ impl Executable {
 
     /// Returns the executable that is sent to instances.
     ///
-    /// This is `muster-agent` in the directory of this process's executable, if it exists there with the same version, because it is
-    /// smaller. Otherwise it is this process's executable, which can run as the agent, too. The content stays the same for the life of
-    /// this process, even if the file is replaced.
+    /// This is the smaller `muster-agent` beside this process's executable, if it has the same version, or else this
+    /// process's executable. The content stays the same even if the file is replaced.
     ///
     /// # Errors
-    /// An I/O error if the system does not reveal the path of this process's executable.
+    /// An I/O error if the path of this process's executable is unknown.
     pub fn for_instances() -> io::Result<Self> {
         let own = Self::own()?;
         let path = own.path.with_file_name(AGENT_ONLY);
@@ -83,9 +77,7 @@ impl Executable {
         }
     }
 
-    /// Returns the small executable at `path`.
-    ///
-    /// The error is the reason why it cannot be used, or `None` if it does not exist.
+    /// The error is the reason why the executable cannot be used, or `None` if it does not exist.
     fn open_agent_only(path: &Path) -> Result<Self, Option<String>> {
         let open = match File::open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(None),
@@ -101,7 +93,7 @@ impl Executable {
         Ok(Self::from_file(open, path))
     }
 
-    /// Opens the executable at `path`. Its content stays the same for the life of this process, even if the file is replaced.
+    /// Opens the executable at `path`. The content stays the same even if the file is replaced.
     ///
     /// # Errors
     /// An I/O error if it cannot be opened.
@@ -114,12 +106,10 @@ impl Executable {
         Self { content, path: path.to_owned(), identity: OnceCell::new(), _open: Some(open) }
     }
 
-    /// Returns this process's own executable.
-    ///
-    /// It is read through `/proc/self/exe`, so an upgrade of the file does not change what is sent.
+    /// Returns this process's own executable, as it was when the process started.
     ///
     /// # Errors
-    /// An I/O error if the system does not reveal its path.
+    /// An I/O error if its path is unknown.
     pub fn own() -> io::Result<Self> {
         let path = std::env::current_exe()?;
         Ok(Self { content: PathBuf::from("/proc/self/exe"), path, identity: OnceCell::new(), _open: None })
@@ -131,7 +121,7 @@ impl Executable {
         &self.path
     }
 
-    /// Returns the identity of the file. Computed once.
+    /// Computed once.
     ///
     /// # Errors
     /// An I/O error if the file cannot be read.
@@ -154,8 +144,8 @@ impl Executable {
 
     /// Returns the file as gzip members.
     ///
-    /// Members are compressed only after the first ones have shown that the connection is slow. If the file cannot be read, the stream ends
-    /// early. The receiver detects this by the hash.
+    /// Members are compressed only after the first ones have shown that the connection is slow. If the file cannot be
+    /// read, the stream ends early, which the receiver detects by the hash.
     pub(super) fn compressed(&self) -> DuplexStream {
         let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
         let path = self.content.clone();
@@ -169,7 +159,7 @@ impl Executable {
     }
 }
 
-/// Returns the first line that the program at `path` prints for `--version`. Empty if it does not exit in time.
+/// The first line of `<path> --version`. Empty if the program does not exit in time.
 fn version(path: &Path) -> io::Result<String> {
     let mut command = Command::new(path);
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -211,7 +201,6 @@ fn gzip_member(chunk: &[u8], level: Compression) -> io::Result<Vec<u8>> {
     encoder.finish()
 }
 
-/// Returns the compression level for the bandwidth that has been measured so far.
 fn compression_level(sent: u64, took: Duration) -> Compression {
     #[expect(clippy::cast_precision_loss, reason = "an executable is far smaller than 2^52 bytes")]
     let slow = sent >= BANDWIDTH_SAMPLE_BYTES && (sent as f64) < SLOW_BYTES_PER_SECOND * took.as_secs_f64();
@@ -239,7 +228,6 @@ mod tests {
         assert_eq!(executable.identity().await.unwrap().hash, known);
     }
 
-    /// Creates a `muster-agent` that prints this version.
     fn write_agent_only(dir: &Path, version: &str) -> PathBuf {
         let path = dir.join(AGENT_ONLY);
         let part = dir.join("part");

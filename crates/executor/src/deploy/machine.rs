@@ -26,7 +26,7 @@ pub trait Dial: Send + Sync {
     /// [`DeployError`] if there is no session.
     async fn dial(&self) -> Result<Dialed, DeployError>;
 
-    /// Reports that the machine could not be reached, or that a connection broke, so that the cause can be determined.
+    /// Reports that the machine could not be reached, or that a connection broke.
     fn report_unreachable(&self) {}
 }
 
@@ -34,11 +34,10 @@ pub trait Dial: Send + Sync {
 pub struct Dialed {
     /// The session.
     pub session: Box<dyn Session>,
-    /// Lines for the trace that describe the connection to the machine.
+    /// Lines for the trace that describe the connection.
     pub trace_lines: Vec<String>,
 }
 
-/// A session and a connection to the agent.
 struct ConnectedAgent {
     session: Box<dyn Session>,
     connection: AgentConnection,
@@ -47,14 +46,13 @@ struct ConnectedAgent {
     is_outdated: bool,
 }
 
-/// A machine with an agent. Its jobs share one session and one agent.
+/// A machine with an agent. Its jobs share one session.
 pub struct RemoteMachine {
-    /// Name of the machine in messages.
     name: String,
     agents: Arc<Agents>,
     /// Platform of the machine when it was last reached.
     platform: Lock<Option<Platform>>,
-    /// Locked while connecting, so that jobs that lose the connection together replace it once, and the executable is sent once.
+    /// Locked while connecting, so that jobs that lose the connection together replace it once.
     connected: Mutex<Option<ConnectedAgent>>,
     trace_lines: Lock<Vec<String>>,
     home: Lock<Option<PathBuf>>,
@@ -73,14 +71,11 @@ impl RemoteMachine {
         Self { name: name.into(), agents, platform, connected, trace_lines, home, may_replace_agent, is_on_this_host }
     }
 
-    /// Records whether the machine was reached at an address of the manager's host.
     pub(crate) fn set_on_this_host(&self, is_on_this_host: bool) {
         self.is_on_this_host.store(is_on_this_host, Ordering::Relaxed);
     }
 
-    /// Returns whether the machine was last reached at an address of the manager's host. False before the first connection.
-    ///
-    /// Machines on the manager's host share its resources, such as a container engine.
+    /// False before the first connection.
     pub(crate) fn is_on_this_host(&self) -> bool {
         self.is_on_this_host.load(Ordering::Relaxed)
     }
@@ -95,7 +90,7 @@ impl RemoteMachine {
         self.may_replace_agent.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the trace lines that describe the connection. Empty before the first connection.
+    /// Returns the trace lines about the connection. Empty before the first connection.
     pub fn trace_lines(&self) -> Vec<String> {
         self.trace_lines.lock().clone()
     }
@@ -156,8 +151,7 @@ impl RemoteMachine {
 
 /// Checks the version of an agent for another platform.
 ///
-/// For the manager's own platform, the version of the executable was checked before it was sent. An executable for another platform cannot
-/// run here, so only the running agent can report its version.
+/// An executable for another platform cannot run here, so only the running agent can report its version.
 fn check_version(version: &str, platform: &Platform) -> Result<(), DeployError> {
     let manager = env!("CARGO_PKG_VERSION");
     if *platform == Platform::this() || version == manager {
@@ -166,7 +160,7 @@ fn check_version(version: &str, platform: &Platform) -> Result<(), DeployError> 
     Err(DeployError::Version { platform: platform.clone(), agent: version.to_owned(), manager })
 }
 
-/// Returns the directories of jobs below the home directory. Jobs of all projects share them.
+/// Returns the directories of jobs below the home directory.
 #[must_use]
 pub fn directories(home: &std::path::Path) -> Directories {
     Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true }

@@ -4,13 +4,13 @@
 //! Dial --session (SSH, WinRM, through another machine)--> sh: muster agent connect --(Unix socket)--> muster agent serve
 //! ```
 //!
-//! The agent is `muster-agent` or the manager's own executable, or the executable for the machine's platform ([`Agents`]). If the machine
-//! does not have that executable, identified by its hash, it is sent there and cached. The agent runs independently of the session that
-//! started it, so neither a broken connection nor the death of the manager ends a job. The stream to the agent is the standard input and
-//! output of a relay command, so an SSH server needs no forwarding.
+//! The agent's executable ([`Agents`]), identified by its hash, is sent to the machine if it is missing there, and
+//! cached. The agent runs independently of sessions, so neither a broken connection nor the death of the manager ends a
+//! job. The stream to the agent is the standard input and output of a relay command, so an SSH server needs no
+//! forwarding.
 //!
-//! An executor that reaches machines by sessions implements [`Dial`] for each machine and has one [`RemoteMachine`] per machine. The jobs
-//! of a machine share one session and one agent, and a broken connection is replaced. The executors `instance` and `ssh` use this.
+//! An executor implements [`Dial`] for each machine and has one [`RemoteMachine`] per machine, whose jobs share one
+//! session and one agent.
 
 mod agents;
 mod command;

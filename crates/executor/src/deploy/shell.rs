@@ -1,44 +1,39 @@
-//! Scripts that a POSIX shell runs on a machine, wrapped so that any login shell can start them.
+//! Scripts for a POSIX shell on a machine, which any login shell can start.
 //!
 //! ```text
 //! ~/.muster/bin/<sha256>    the executable: placed atomically under its hash, and cached
 //! ~/.muster/agent/          the agent's socket, spool, lock and log
 //! ```
 //!
-//! Each command answers with a line that begins with [`ANSWER_PREFIX`]. Anything that a profile prints before it is ignored.
+//! Each command answers with a line that begins with [`ANSWER_PREFIX`]. Earlier lines, such as those of a profile, are
+//! ignored.
 
 use super::executable::FileIdentity;
 
 /// Prefix of each answer.
 pub const ANSWER_PREFIX: &str = "muster: ";
-/// Command that prints the SHA-256 of its input, followed by a space.
+/// Prints the SHA-256 of its input, followed by a space.
 ///
-/// OpenSSL uses the processor's SHA instructions, unlike many builds of coreutils. If OpenSSL is missing, `sha256sum` gets the whole
-/// input, because a missing program reads nothing.
+/// OpenSSL uses the processor's SHA instructions, unlike many builds of coreutils. If OpenSSL is missing, `sha256sum`
+/// gets the whole input.
 const SHA256_COMMAND: &str = r"{ openssl dgst -sha256 -r || sha256sum; } 2>/dev/null";
 /// Answer if the executable is missing on the machine. The output of `uname -sm` follows.
 pub(super) const ABSENT: &str = "absent";
-/// Answer after the executable was placed.
 pub(super) const PLACED: &str = "placed";
-/// Answer of a relay that is connected to the agent.
-///
-/// The home directory follows; all bytes after the line are the agent's.
+/// Answer of a relay that is connected to the agent. The home directory follows; all later lines are the agent's.
 pub const CONNECTED: &str = "connected ";
-/// Answer of a relay that is connected to an outdated agent.
-///
-/// Such an agent runs another executable and still has jobs.
+/// Answer of a relay that is connected to an agent that runs another executable and still has jobs.
 pub const OUTDATED: &str = "connected to an outdated agent ";
 /// Answer of a relay that cannot connect. The reason follows.
 pub const FAILED: &str = "failed ";
 
-/// Format of `stat` that prints what [`FileIdentity::inode`] holds.
 const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 
 /// Returns the command that starts a relay to the agent, and the agent if none runs.
 ///
-/// `at` is the path of the executable on the manager's machine. A machine that shares the manager's disk has the same file there.
-/// Comparing the inode proves this without reading the file. On other machines, the hash of a cached executable is checked before it is
-/// started as the agent. While an agent listens, the hash is not checked, because the executable is then only the relay.
+/// `at` is the path of the executable on the manager's machine. A machine that shares the manager's disk has the same
+/// inode there. On other machines, the hash of a cached executable is checked before it is started as the agent. While
+/// an agent listens, the hash is not checked, because the executable is then only the relay.
 pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;
@@ -47,18 +42,14 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     ))
 }
 
-/// Returns the command that installs the compressed executable from its input.
-///
-/// The command also deletes incomplete files of other transfers that are older than an hour.
+/// Also deletes incomplete transfers that are older than an hour.
 pub(super) fn install(hash: &str) -> String {
     wrapped(&format!(
         r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{ANSWER_PREFIX}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#
     ))
 }
 
-/// Wraps a script for `sh`, whatever the login shell is.
-///
-/// The script must not contain single quotes, exclamation marks or line breaks.
+/// Wraps a script for `sh`. It must not contain single quotes, exclamation marks or line breaks.
 fn wrapped(script: &str) -> String {
     debug_assert!(!script.contains(['\'', '!', '\n']), "{script}");
     format!("exec sh -c '{script}'")

@@ -1,7 +1,7 @@
 //! Tests of deploying an agent over a session.
 //!
-//! The session's commands run on this host with a separate home directory. The executable is a stand-in that relays to an agent in
-//! memory; the tests in `tests/` start the real one.
+//! The commands run on this host with a separate home directory. The executable is a stand-in that relays to an agent
+//! in memory.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -20,14 +20,13 @@ use std::sync::Arc;
 use super::*;
 use crate::test_support::StubAgent;
 
-/// This host, in the role of a machine. A relay's stream leads to the agent in memory.
+/// This host, in the role of a machine.
 struct Machine {
     home: tempfile::TempDir,
     dials: AtomicUsize,
     reports: AtomicUsize,
 }
 
-/// A session whose commands have a separate home directory.
 struct HomeSession {
     home: std::path::PathBuf,
 }
@@ -81,7 +80,6 @@ impl Machine {
         Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), reports: AtomicUsize::new(0) }
     }
 
-    /// Starts an agent on the socket to which the stand-in relays.
     fn start_agent(&self) {
         let incoming = UnixListenerStream::new(UnixListener::bind(self.home.path().join("agent.sock")).unwrap());
         let server = StubAgent { version: "stub".to_owned(), pid: 7 }.server();
@@ -94,16 +92,15 @@ impl Machine {
     }
 }
 
-/// Returns agents whose executable prints a line, as a profile may do, and then runs `commands`.
+/// The executable prints a line and then runs `commands`.
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
-    // The machine must not use the file in place, so the file is not executable.
+    // The machine must not use the file in place.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }
 
-/// Returns the executable for machines of this platform.
 fn own_executable(agents: &Agents) -> Arc<Executable> {
     agents.executable_for(&Platform::this()).unwrap()
 }
@@ -128,7 +125,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     assert_eq!(machine.placed(), [own_executable(&agents).identity().await.unwrap().hash.clone()]);
     assert_eq!(instance.trace_lines(), ["connected"]);
 
-    // Jobs share the connection. After a job reports it as broken, it is replaced without sending the executable again.
+    // Jobs share the connection. A broken connection is replaced without sending the executable again.
     instance.connect(&machine).await.unwrap();
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
     // Sending this content would fail, because the hash of the executable is computed only once.
@@ -164,7 +161,6 @@ async fn same_executable_at_another_path_is_used() {
     );
 }
 
-/// Makes `uname` on the machine report another platform.
 fn report_another_platform(machine: &Machine) {
     let bin = machine.home.path().join("path");
     std::fs::create_dir(&bin).unwrap();
@@ -227,7 +223,7 @@ async fn failed_command_error_contains_its_stderr() {
     assert!(error.contains("the command exited with status 3: no docker here"), "{error}");
 }
 
-/// A session in which the command that installs the executable prints endlessly.
+/// The command that installs the executable prints endlessly.
 struct EndlessOutput {
     to_stderr: bool,
 }

@@ -2,8 +2,8 @@
 //!
 //! The process that listens must run as the user of the jobs, and must be one of these:
 //! - a process that runs the executable from which a new agent would be started,
-//! - the process that a manager of this state directory recorded when it started or found the agent (after an upgrade, outdated agents run
-//!   a file that was replaced),
+//! - the process that a manager of this state directory recorded (after an upgrade, outdated agents run a replaced
+//!   file),
 //! - the child process that this manager has just started, or a child of it, if `su` remains as the parent.
 //!
 //! Any other process gets no job and no signal.
@@ -22,10 +22,8 @@ use super::HostEnvironment;
 use super::process::{FileId, Process, ProcessIdentity};
 use crate::ExecutorError;
 
-/// Maximum size of the file with the identity of the agent's process.
 const RECORD_LIMIT: Limit = Limit { bytes: 4096, remedy: "remove it" };
 
-/// A connection to an agent, and the agent's process.
 #[derive(Debug, Clone)]
 pub(super) struct HostAgent {
     pub(super) connection: AgentConnection,
@@ -71,8 +69,8 @@ impl HostAgent {
 
     /// Returns whether the agent runs the file from which a new agent would be started.
     ///
-    /// A file that was replaced counts as another file, even if its version is the same. If the system does not reveal the file, only the
-    /// versions are compared.
+    /// A replaced file counts as another file, even if its version is the same. If the system does not reveal the file,
+    /// only the versions are compared.
     pub(super) fn runs_file(&self, executable: &Path) -> bool {
         let is_same_file = match (self.process.executable(), FileId::from_path(executable)) {
             (Some(running), Some(new)) => running == new,
@@ -82,8 +80,6 @@ impl HostAgent {
     }
 }
 
-/// Opens another connection to the socket.
-///
 /// # Errors
 /// An I/O error, also if another process listens there now.
 pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
@@ -100,8 +96,6 @@ fn runs_executable(process: &Process, executable: &Path) -> bool {
 }
 
 /// Refuses a directory in which another user can replace the socket.
-///
-/// A missing directory is fine: it has no socket.
 fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     let directory = socket.parent().unwrap_or(socket);
     let fail =
@@ -121,8 +115,6 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, message)))
 }
 
-/// Returns the process that is recorded as an agent of this state directory.
-///
 /// `None` means that there is no usable record.
 fn read_record(record: &Path) -> Option<ProcessIdentity> {
     // Jobs that run as the user of this process can replace the record with anything.
@@ -130,9 +122,7 @@ fn read_record(record: &Path) -> Option<ProcessIdentity> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Records the agent's process.
-///
-/// Without the record, the manager after the next upgrade would not recognize this agent.
+/// Records the agent's process, so that the manager recognizes it after an upgrade.
 fn write_record(record: &Path, process: &ProcessIdentity) {
     if read_record(record).as_ref() == Some(process) {
         return;

@@ -1,4 +1,4 @@
-//! Ends an outdated agent, so that an agent with a newer executable can replace it.
+//! Ends an outdated agent, so that a newer agent can replace it.
 
 use std::time::Duration;
 
@@ -10,17 +10,12 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// Time after which an agent that was asked to end is killed.
-///
-/// An agent without jobs only deletes old workspaces before it ends.
+/// A terminating agent is killed afterwards. Without jobs, it only deletes old workspaces.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns whether no job runs at the agent.
-///
-/// Returns `false` if the jobs cannot be listed. Finished jobs do not count, because the next agent finds them in the spool (the
-/// directory with the stored state of all jobs).
+/// `false` if the jobs cannot be listed. Finished jobs do not count, because the next agent finds them in the spool.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),
@@ -28,9 +23,7 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     }
 }
 
-/// Ends the agent and waits for its end.
-///
-/// The agent deletes its socket before it ends. The next agent must create its own socket afterwards.
+/// Waits until the agent has ended, because it deletes its socket at the end.
 ///
 /// # Errors
 /// [`ExecutorError::Unreachable`] if the process cannot be ended.

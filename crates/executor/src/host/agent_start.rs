@@ -1,7 +1,4 @@
 //! Finds the agent's process, or starts it.
-//!
-//! The agent prints one line to its standard output as soon as its socket listens. If the output ends without this line, the agent failed
-//! to start.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,21 +20,15 @@ use crate::ExecutorError;
 
 /// Text that the agent prints when it listens (`docs/spec/job-execution.md`, section 12.2).
 pub const READY_MARKER: &str = "step-runner is listening on socket";
-/// Maximum time from the start of the process until it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time after which an unused agent exits.
-///
-/// An agent is unused while no manager is connected, no job runs, and no result waits to be fetched.
+/// Time after which an agent exits if no manager is connected, no job runs, and no result waits to be fetched.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
-/// Number of bytes of the agent's log that an error shows.
 const LOG_TAIL_BYTES: u64 = 1000;
-/// Maximum time that another process may hold the lock. A manager holds it until its agent listens.
+/// A manager holds the lock until its agent listens.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time between two attempts to take the lock. A blocking `flock` could not be canceled.
+/// A blocking `flock` could not be canceled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Returns the agent that answers on the socket, or starts one if no agent answers.
-///
 /// # Errors
 /// [`ExecutorError`], also if a process listens there that is not an agent.
 pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostAgent, ExecutorError> {
@@ -45,7 +36,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
         return Ok(agent);
     }
     let HostEnvironment { options, socket, spool, .. } = environment;
-    // Held until the agent listens, so that another manager finds it instead of starting a second one.
+    // Held until the agent listens, so that no other manager starts a second agent.
     let _lock = lock(options.state_dir.join("agent.lock")).await?;
     if let Some(agent) = find(environment).await? {
         return Ok(agent);
@@ -56,7 +47,7 @@ pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostA
     Ok(agent)
 }
 
-/// Returns the agent that answers on the socket. `None` means that no agent answers.
+/// `None` means that no agent answers.
 async fn find(environment: &HostEnvironment) -> Result<Option<HostAgent>, ExecutorError> {
     match HostAgent::find(environment, None).await {
         Ok(agent) => Ok(Some(agent)),
@@ -85,13 +76,13 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
     }
 }
 
-/// Opens a file of the state directory. Never blocks, even if a FIFO has replaced the file.
+/// Never blocks, even if a FIFO has replaced the file.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
     Ok(muster_files::run_blocking(path, move || muster_files::open_with(&mut options, &own)).await?)
 }
 
-/// Starts an agent, and returns the ID of the child process as soon as the agent listens.
+/// Returns the ID of the child process as soon as the agent listens.
 async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Option<u32>, ExecutorError> {
     let log_path = options.state_dir.join("agent.log");
     let failed = |message: String| ExecutorError::Start { message, log: log_path.clone() };
@@ -99,8 +90,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     let log = log.map_err(|source| ExecutorError::File { action: "write", path: log_path.clone(), source })?;
     let mut command = Command::from(command(options, socket, spool));
     command.current_dir(user::agent_dir(options)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    // The agent leaves this session as soon as it starts. Dropping the child is intended: the agent outlives this process, and the
-    // runtime reaps it if it ends earlier.
+    // The agent leaves this session and outlives this process.
     let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
     match tokio::time::timeout(START_TIMEOUT, wait_ready(&mut child)).await {
         Ok(true) => Ok(child.id()),
@@ -117,7 +107,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     }
 }
 
-/// Returns the command that starts the agent, wrapped in `su` if the agent runs as another user.
+/// Wrapped in `su` if the agent runs as another user.
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);
@@ -142,7 +132,7 @@ pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std
     command
 }
 
-/// Waits for the marker in the output of the child. Returns `false` if the output ends without it.
+/// Returns `false` if the output ends before [`READY_MARKER`].
 async fn wait_ready(child: &mut Child) -> bool {
     let Some(output) = child.stdout.take() else { return false };
     let mut lines = BufReader::new(output).lines();
@@ -154,7 +144,6 @@ async fn wait_ready(child: &mut Child) -> bool {
     false
 }
 
-/// Returns the end of the agent's log, for an error.
 async fn tail(log: PathBuf) -> String {
     match muster_files::read_tail(log, LOG_TAIL_BYTES).await {
         Ok(text) if text.trim().is_empty() => "it logged nothing".to_owned(),

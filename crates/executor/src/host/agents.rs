@@ -5,9 +5,9 @@
 //! number n: agent.<n>.sock, spool.<n>          `host-<n>`
 //! ```
 //!
-//! New jobs go to the agent that runs the manager's executable. If none does, they go to the first number on which no agent answers, and an
-//! agent is started there. The lease of a job names its agent, and the job stays with it. An agent that died is restarted on its own spool.
-//! An outdated agent is ended when it has no more jobs.
+//! New jobs go to the agent that runs the manager's executable. If none does, an agent is started with the first free
+//! number. A job stays with the agent that its lease names. An agent that died is restarted on its own spool. An
+//! outdated agent is ended when it has no more jobs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +22,20 @@ use super::agent::{self, HostAgent};
 use super::{HostEnvironment, HostOptions, socket_path, user};
 use crate::ExecutorError;
 
-/// Name of environment number 0, and prefix of the names of all other environments.
+/// Name of environment number 0, and prefix of the other names.
 const HOST: &str = "host";
-/// Numbers of agents: up to 16 executables can have jobs at the same time.
+/// At most 16 executables can have jobs at the same time.
 const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
-/// Interval for querying whether outdated agents have jobs. The agent has no event for this.
+/// The agent has no event for the end of its jobs.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// All agents of one state directory.
 #[derive(Debug)]
 pub(super) struct Agents {
     options: HostOptions,
     /// User as which the agents run.
     user: Uid,
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
-    /// Number for new jobs. `None` until it has been determined. The lock is held while it is determined.
+    /// `None` until it has been determined. The lock is held meanwhile.
     current: tokio::sync::Mutex<Option<u32>>,
     /// Task that ends the outdated agents.
     retiring: Mutex<Option<JoinHandle<()>>>,
@@ -52,10 +51,10 @@ impl Drop for Agents {
 }
 
 impl Agents {
-    /// Returns the agents of a state directory. Starts none.
+    /// Starts no agent.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket, [`ExecutorError::File`] if other users
+    /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket, or if other users
     /// can write to its directory.
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
@@ -64,15 +63,13 @@ impl Agents {
         Ok(agents)
     }
 
-    /// Returns the environment with number 0.
-    ///
     /// # Errors
     /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket.
     pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
         self.by_number(0)
     }
 
-    /// Returns the environment of that name. `None` means that this host cannot have such an environment.
+    /// `None` means that this host cannot have an environment of that name.
     pub(super) fn by_name(&self, name: &str) -> Option<Arc<HostEnvironment>> {
         let number = AGENT_NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
         self.by_number(number).ok()
@@ -116,9 +113,6 @@ impl Agents {
         Ok(environment)
     }
 
-    /// Chooses the number for new jobs.
-    ///
-    /// This is the number of the agent that runs the manager's executable, or the first free number.
     async fn choose(&self) -> Result<u32, ExecutorError> {
         let (mut own, mut free, mut outdated) = (None, None, Vec::new());
         for number in AGENT_NUMBERS {
@@ -160,27 +154,22 @@ impl Agents {
     }
 }
 
-/// Returns the name of an environment in leases.
 fn name(number: u32) -> String {
     if number == 0 { HOST.to_owned() } else { format!("{HOST}-{number}") }
 }
 
-/// An agent that runs another executable than the manager.
 struct OutdatedAgent {
     environment: Arc<HostEnvironment>,
     agent: HostAgent,
 }
 
 impl OutdatedAgent {
-    /// Returns whether no job of this manager holds the environment.
-    ///
-    /// Then only two references remain: one in the list of all environments, and one in `self`.
+    /// Then only two references remain: in the list of all environments, and in `self`.
     fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
 }
 
-/// Ends each agent as soon as it has no more jobs.
 async fn retire(mut agents: Vec<OutdatedAgent>) {
     while !agents.is_empty() {
         // Wait first: jobs of an earlier manager process are still being restored.
@@ -190,7 +179,7 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
             match outdated.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
                 Ok(answer) if answer.get_ref().jobs.is_empty() && outdated.has_no_jobs() => end(&outdated.agent),
                 Ok(_) => remaining.push(outdated),
-                // The agent has ended. If a job needs it, it is restarted with the manager's executable.
+                // If a job needs the agent, it is restarted with the manager's executable.
                 Err(error) => tracing::debug!(%error, "outdated agent has ended"),
             }
         }
@@ -198,7 +187,6 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
     }
 }
 
-/// Sends an agent without jobs the signal to end.
 fn end(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {

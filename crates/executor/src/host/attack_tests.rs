@@ -14,7 +14,6 @@ use crate::{Slot, SlotKey};
 struct Victim(Child);
 
 impl Victim {
-    /// Starts a shell that waits for input.
     fn start(program: &Path) -> Self {
         Self(Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap())
     }
@@ -38,7 +37,7 @@ impl Drop for Victim {
 #[tokio::test]
 async fn impostor_cannot_make_the_manager_end_a_process() {
     let mut victim = Victim::start(Path::new("/bin/sh"));
-    // The victim's PID comes first: if the victim is ended, the test fails before it tries the more dangerous values.
+    // The victim's PID comes first, so that a faulty manager does not signal the more dangerous values.
     for claimed in [victim.pid(), -1, 0, 1, i64::from(u32::MAX), i64::MIN] {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path(), "/bin/sh");
@@ -74,7 +73,6 @@ async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
     impostor.shutdown_background();
 }
 
-/// The recorded process may have ended, and another process may have its ID now.
 #[tokio::test]
 async fn reused_process_id_is_not_trusted() {
     let home = tempfile::tempdir().unwrap();
@@ -102,7 +100,7 @@ async fn reused_process_id_is_not_trusted() {
     impostor.shutdown_background();
 }
 
-/// Listens as an agent does, and closes each connection. Ends after 20 s without a connection.
+/// Listens as an agent does, and closes each connection.
 const LISTEN: &str = r#"exec python3 -c '
 import socket, sys
 s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); s.settimeout(20)
@@ -110,8 +108,6 @@ print("step-runner is listening on socket", flush=True)
 while True: s.accept()[0].close()' "$4""#;
 
 /// The manager trusts the child that it started, whatever executable the child runs.
-///
-/// Here the child runs an interpreter. In a container, root may not even be allowed to read the executable of another user's process.
 #[tokio::test]
 async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     if !rustix::process::geteuid().is_root() {
@@ -120,7 +116,7 @@ async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     }
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), LISTEN);
-    // The user is root, because on some machines `nobody` cannot execute the agent.
+    // On some machines, `nobody` cannot execute the agent.
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
     let connect = async || HostExecutor::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();
@@ -142,7 +138,7 @@ fn socket_directory_writable_by_others_is_refused() {
         let error = HostExecutor::new(options(home.path(), "/nonexistent")).unwrap_err().to_string();
         assert!(error.contains("chmod 700") && error.contains("state"), "{mode:o}: {error}");
     }
-    // Users who cannot write to the directory cannot replace the socket. They cannot connect to it, either: the mode of the socket is 0600.
+    // Other users cannot write to these directories.
     for mode in [0o700, 0o711, 0o755] {
         std::fs::set_permissions(&state, std::fs::Permissions::from_mode(mode)).unwrap();
         HostExecutor::new(options(home.path(), "/nonexistent")).unwrap();
@@ -179,7 +175,7 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
         let error = created.map(|_| subpath).unwrap_err().to_string();
         assert!(error.contains("is a link"), "{subpath}: {error}");
     }
-    // Links that the administrator created are followed. Below a directory that the jobs own, a path without links can be used.
+    // Links of the administrator are followed. Below a directory that the jobs own, a path without links can be used.
     symlink(&jobs, home.path().join("link")).unwrap();
     let builds = home.path().join("link/deep/builds");
     let directories = Directories { builds, cache: home.path().join("cache"), shared: true };
@@ -190,8 +186,6 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     assert_eq!(owner(&elsewhere), 0);
 }
 
-/// Returns the error from starting an agent that exits immediately.
-///
 /// Uses a separate thread, because faulty code may never return.
 fn start_failing_agent(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");

@@ -1,9 +1,9 @@
 //! Creates directories inside directories that jobs own, and gives them to the user of the jobs.
 //!
-//! A manager that runs as root must not change the owner of a file or directory that a job put in the place of such a directory. Each part of a path is
-//! therefore opened relative to the open directory above it, and links are followed only in directories whose entries no job can
-//! change. The owner of a directory is changed through the open directory, and only if the directory belongs to the user of this process
-//! and is empty, as after its creation. Files never change their owner, so hard links are of no use to a job.
+//! A manager that runs as root must not change the owner of a file or directory of a job. Each part of a path is
+//! therefore opened relative to the directory above it, and links are followed only in directories that no job can
+//! change. Only an empty directory of this process's user changes its owner, through its open descriptor. Files never
+//! change their owner, so hard links are of no use to a job.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -18,17 +18,17 @@ use rustix::process::geteuid;
 
 use super::user::Owner;
 
-/// Maximum number of links in one path, as in the Linux kernel.
+/// As in the Linux kernel.
 const MAX_LINKS: u32 = 40;
-/// Maximum number of attempts to create one directory of the path, because other processes may create or delete it at the same time.
+/// Other processes may create or delete the directory meanwhile.
 const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
 
 /// Creates a directory and its parents, and gives the directory to `owner`.
 ///
-/// `None` means that the directory belongs to the user of this process. An existing directory is not changed, unless `owner` is set and the
-/// directory is empty and belongs to the user of this process.
+/// `None` means the user of this process. An existing directory is changed only if `owner` is set and the directory is
+/// empty and belongs to the user of this process.
 pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::from_raw_mode(0o777), owner, || {}),
@@ -36,7 +36,6 @@ pub(super) fn create(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     }
 }
 
-/// Creates a directory like [`create`], but one that only its owner can enter.
 pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()> {
     match owner {
         Some(owner) => create_for(path, Mode::RWXU, owner, || {}),
@@ -44,8 +43,6 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
     }
 }
 
-/// Creates a directory for another user.
-///
 /// `on_created` is called after the directory was created and before its owner is changed.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
@@ -76,7 +73,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut(
                         on_created();
                         return change_owner(&directory, &name, owner);
                     }
-                    // The next round opens it as an existing directory.
+                    // The next round opens the existing directory.
                     Ok(()) | Err(Errno::EXIST) if attempts < MAX_ATTEMPTS => rest.push_front(name),
                     Ok(()) => return Err(Errno::BUSY.into()),
                     Err(error) => return Err(error.into()),
@@ -113,7 +110,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(CWD, from, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Returns the target of a link if no job can have created it. `path` names the link in errors.
+/// Fails if a job can have created the link. `path` is for error messages.
 fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf> {
     let is_ours = |user: u32| user == 0 || user == geteuid().as_raw();
     let parent = fstat(directory)?;
@@ -136,7 +133,6 @@ fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf>
     Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
-/// Gives a newly created directory to its owner.
 fn change_owner(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let replaced = |reason: &dyn std::fmt::Display| {
@@ -157,7 +153,7 @@ fn change_owner(directory: &OwnedFd, name: &OsStr, owner: Owner) -> io::Result<(
     Ok(fchown(&created, Some(owner.user), Some(owner.group))?)
 }
 
-/// Returns whether `name`, opened before as `found`, is an empty directory of this process's user.
+/// Returns whether `name`, opened as `found`, is an empty directory of this process's user.
 fn is_empty_and_ours(directory: &OwnedFd, name: &OsStr, found: &OwnedFd) -> io::Result<bool> {
     if fstat(found)?.st_uid != geteuid().as_raw() {
         return Ok(false);
@@ -182,9 +178,9 @@ mod tests {
 
     use super::*;
 
-    /// Creates a temporary directory with two subdirectories. Root owns one of them, and the returned owner, `nobody`, the other.
+    /// Root owns the subdirectory `secret`, and the returned owner, `nobody`, owns `jobs`.
     ///
-    /// Returns `None` if the test does not run as root.
+    /// `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
         if !geteuid().is_root() {
             muster_test_prerequisites::missing("only root can give directories away");
@@ -259,7 +255,6 @@ mod tests {
             (user(&home.path().join("one")), user(&home.path().join("one/three"))),
             (0, user(&home.path().join("jobs")))
         );
-        // An existing directory with content is not changed.
         create(&home.path().join("secret"), Some(owner)).unwrap();
         assert_eq!(user(&home.path().join("secret")), 0);
         std::fs::write(home.path().join("plain"), "").unwrap();

@@ -1,20 +1,20 @@
-//! Adapter for the manager's host: jobs run on this machine, served by an agent process.
+//! Executor for the manager's host: jobs run on this machine, served by an agent process.
 //!
-//! The agent is the manager's own executable in a separate session. It outlives the manager: after a restart the manager finds it by its
-//! socket and continues. An agent that died is restarted and resumes its jobs from its spool, the directory in which it stores their state
-//! and output. After an upgrade, the outdated agent finishes its jobs while a new agent takes new jobs.
+//! The agent is the manager's own executable in a separate session, so it outlives the manager. A restarted agent
+//! resumes its jobs from its spool, the directory with their state and output. After an upgrade, the outdated agent
+//! finishes its jobs while a new agent takes new jobs.
 //!
-//! If jobs run as another user, the agent runs as that user and has its spool and socket in `agent-<user>/`. Checkouts, caches and spool then
-//! belong to that user, and no job has the manager's rights.
+//! If jobs run as another user, the agent runs as that user and has its spool and socket in `agent-<user>/`. No job
+//! then has the manager's rights.
 //!
 //! Files in the state directory:
 //! - `spool/`: the agent's spool
 //! - `agent.log`: the agent's log
 //! - `agent.lock`: keeps two managers from starting two agents
-//! - `agent.process`: identity of the agent's process, so that no other process can impersonate the agent
+//! - `agent.process`: identity of the agent's process
 //! - `agent.sock`: the agent's socket, unless the path would be too long for a socket
 //!
-//! Further agents, which run after an upgrade, have files with a number, such as `spool.1/`, `agent.1.process` and `agent.1.sock`.
+//! Further agents have files with a number, such as `agent.1.sock`.
 
 mod agent;
 mod agent_replacement;
@@ -64,19 +64,14 @@ pub struct HostOptions {
     pub slots: usize,
     /// Executable of the agent: `<executable> agent serve --socket .. --spool ..`.
     pub executable: PathBuf,
-    /// Process with which the agent exits. `None` means that the agent does not depend on any process.
+    /// Process with which the agent exits. `None` means that the agent depends on no process.
     pub exit_with_pid: Option<i32>,
-    /// User as which the agent and its jobs run.
-    ///
-    /// `None` means the user of this process. Another user requires root.
+    /// User as which the agent and its jobs run. `None` means the user of this process. Another user requires root.
     pub user: Option<String>,
-    /// Environment variables of this process that the agent and its jobs do not get.
-    ///
-    /// These variables contain secrets of the manager.
+    /// Environment variables with secrets of the manager, which the agent and its jobs do not get.
     pub hidden_variables: Vec<String>,
-    /// Limit of open files for jobs, if this process has raised its own.
-    ///
-    /// `None` means the limit with which the agent starts.
+    /// Limit of open files for jobs, if this process has raised its own. `None` means the limit with which the agent
+    /// starts.
     pub nofile_limit: Option<u64>,
 }
 
@@ -92,7 +87,8 @@ impl HostExecutor {
     /// Creates the directories and the executor. Starts no agent.
     ///
     /// # Errors
-    /// [`ExecutorError::File`] if a directory cannot be created or used, [`ExecutorError::User`] if the configured user is not usable.
+    /// [`ExecutorError::File`] if a directory cannot be created or used, [`ExecutorError::User`] if the configured user
+    /// is not usable.
     pub fn new(options: HostOptions) -> Result<Self, ExecutorError> {
         let failed = |path: &PathBuf| {
             let path = path.clone();
@@ -146,20 +142,18 @@ impl Executor for HostExecutor {
     }
 }
 
-/// Agent of a state directory that several processes share.
-///
-/// Such a directory has only one agent.
+/// The only agent of a state directory that several processes share.
 #[derive(Debug)]
 pub struct SharedAgent {
-    /// Connection to the agent over which nothing has been sent yet. Calls on it block.
+    /// Connection to the agent, still unused. Calls on it block.
     pub stream: UnixStream,
-    /// Whether the agent runs an outdated executable and still has jobs, so that it cannot be replaced yet.
+    /// Whether the agent runs an outdated executable and still has jobs.
     pub is_outdated: bool,
 }
 
 /// Finds the agent of a state directory that several processes share, or starts it.
 ///
-/// An agent that runs another executable is replaced if it runs no job. The new agent loads the finished jobs from the spool.
+/// An outdated agent is replaced if it runs no job. The new agent loads the finished jobs from the spool.
 ///
 /// # Errors
 /// [`ExecutorError`] if the agent cannot be started, reached or replaced.
@@ -186,19 +180,15 @@ fn into_blocking(stream: io::Result<tokio::net::UnixStream>) -> io::Result<UnixS
     Ok(stream)
 }
 
-/// One agent of this host, with its files.
 #[derive(Debug)]
 struct HostEnvironment {
     options: HostOptions,
-    /// User as which the agent runs.
     user: Uid,
     socket: PathBuf,
     spool: PathBuf,
     /// File with the identity of the agent's process.
     record: PathBuf,
-    /// The agent in use.
-    ///
-    /// Locked while connecting, so that jobs that lose the connection at the same time reconnect once.
+    /// Locked while connecting, so that jobs reconnect once.
     current: Mutex<Option<HostAgent>>,
 }
 

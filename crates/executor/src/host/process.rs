@@ -1,7 +1,7 @@
 //! The process that listens on an agent's socket, as the kernel identifies it.
 //!
-//! What an agent reports about itself proves nothing. The kernel records which process listens (`SO_PEERCRED`), and a pidfd refers to that
-//! process even if its ID is reused.
+//! The kernel records which process listens (`SO_PEERCRED`), and a pidfd refers to that process even if its ID is
+//! reused.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,11 +18,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, Uid, pidfd_open, pidfd_send_signa
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-/// Maximum number of bytes that are read from a file in `/proc`.
+/// In bytes.
 const MAX_PROC_BYTES: u64 = 4096;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Device and inode of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileId {
     device: u64,
@@ -30,23 +29,21 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    /// Returns the ID of the file at `path`. `None` means that it cannot be read.
+    /// `None` means that the file cannot be read.
     pub(super) fn from_path(path: &Path) -> Option<Self> {
         let file = std::fs::metadata(path).ok()?;
         Some(Self { device: file.dev(), inode: file.ino() })
     }
 }
 
-/// Unique identity of a process.
-///
-/// Process IDs are reused, but not with the same start time after the same boot.
+/// Unique identity of a process: process IDs are reused, but not with the same start time in the same boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ProcessIdentity {
     boot: String,
     pid: i32,
-    /// Start time of the process, in clock ticks since boot.
+    /// In clock ticks since boot.
     started: u64,
-    /// File that the process runs. `None` means that the system does not reveal it to this process.
+    /// `None` means that the system does not reveal the file.
     executable: Option<FileId>,
 }
 
@@ -61,7 +58,7 @@ impl ProcessIdentity {
     }
 }
 
-// Indexes of fields in `/proc/<pid>/stat`. The first field after the name has index 0.
+// Indexes of fields in `/proc/<pid>/stat` after the name.
 const PARENT_FIELD: usize = 1;
 const START_FIELD: usize = 19;
 
@@ -78,14 +75,13 @@ fn read_proc(path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// A process that listens on a socket. Clones share the pidfd.
 #[derive(Debug, Clone)]
 pub(super) struct Process {
     identity: ProcessIdentity,
     user: Uid,
     /// The pidfd.
     ///
-    /// `None` if the kernel has no pidfds (before Linux 5.3) or forbids them to this process. Then the process gets no signals.
+    /// `None` if the kernel has no pidfds (before Linux 5.3) or forbids them. The process then gets no signals.
     handle: Option<Arc<OwnedFd>>,
 }
 
@@ -93,7 +89,7 @@ impl Process {
     /// Returns the process at the other end of a connection.
     ///
     /// # Errors
-    /// An I/O error, also if the process has ended or is in a PID namespace that this process cannot see.
+    /// An I/O error, also if the process has ended or is in another PID namespace.
     pub(super) fn from_peer(stream: &UnixStream) -> io::Result<Self> {
         Self::from_peer_with(stream, getsockopt(stream, PeerPidfd))
     }
@@ -104,7 +100,8 @@ impl Process {
         let pid = pid.ok_or_else(|| io::Error::other("the process is in another PID namespace"))?;
         let handle = match handle {
             Ok(handle) => Some(handle),
-            // Kernels before Linux 6.5 lack the option. If the ID was reused meanwhile, the checks apply to the process that has it now.
+            // Kernels before Linux 6.5 lack the option. If the ID was reused meanwhile, the checks apply to the process
+            // that has it now.
             Err(NixErrno::ENOPROTOOPT | NixErrno::EOPNOTSUPP) => match pidfd_open(pid, PidfdFlags::empty()) {
                 Ok(handle) => Some(handle),
                 Err(Errno::NOSYS | Errno::PERM) => None,
@@ -114,7 +111,7 @@ impl Process {
         };
         let identity = ProcessIdentity::from_pid(pid)?;
         let process = Self { identity, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
-        // The process still has its ID now, so the files that were read from `/proc` were the files of this process.
+        // The process still has its ID, so the files in `/proc` were its own.
         if process.has_ended() { Err(io::Error::other("the process has ended")) } else { Ok(process) }
     }
 
@@ -134,14 +131,13 @@ impl Process {
         self.identity.executable
     }
 
-    /// Returns whether this process is the given child, or a child of it: `su` may remain as the parent.
+    /// `su` may remain as the parent.
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
         is_child(self.identity.pid)
             || stat_field(self.identity.pid, PARENT_FIELD).and_then(|parent| parent.parse().ok()).is_some_and(is_child)
     }
 
-    /// Returns whether this process is at the other end of the connection.
     pub(super) fn is_peer_of(&self, stream: &UnixStream) -> bool {
         stream.peer_cred().is_ok_and(|peer| peer.pid() == Some(self.identity.pid)) && !self.has_ended()
     }
@@ -163,9 +159,7 @@ impl Process {
         self.handle().and_then(|handle| wait(handle, timeout))
     }
 
-    /// Sends a signal to the process.
-    ///
-    /// If the process has ended, nothing happens, even if another process has its ID now.
+    /// Sends a signal. Does nothing if the process has ended, even if its ID was reused.
     ///
     /// # Errors
     /// An I/O error, also if there is no pidfd.
@@ -238,7 +232,7 @@ time.sleep(600)";
         assert!(process.wait(&limit).unwrap(), "the process must end after its signal");
         assert!(process.has_ended() && !process.is_peer_of(&stream));
         child.wait().unwrap();
-        // The ID is free and may belong to another process now. That process must not get the signal.
+        // Another process may have the ID now, and must not get the signal.
         process.signal(Signal::KILL).unwrap();
         open(&stream).unwrap_err();
     }

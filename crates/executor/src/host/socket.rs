@@ -11,16 +11,14 @@ use crate::ExecutorError;
 
 /// Maximum length of a socket's path in bytes. The system allows 107.
 const MAX_PATH_BYTES: usize = 100;
-/// Maximum length in bytes of a name in the private directory.
-///
-/// The longest is a hash of 16 digits and `.operator.sock`.
+/// Maximum length in bytes of a name in the private directory: 16 digits and `.operator.sock`.
 const HASHED_NAME_BYTES: usize = 32;
-/// Number of hexadecimal digits of the hash of a directory.
+/// Number of hexadecimal digits of a hash.
 const HASH_DIGITS: usize = 16;
 
 /// Returns the path of the socket of agent `number`.
 ///
-/// The socket is in `state_dir`. If that path is too long, it is in a private directory of the current user.
+/// The socket is in `state_dir`, or in a private directory if that path is too long.
 ///
 /// # Errors
 /// [`ExecutorError::File`] if no private directory can be used.
@@ -29,7 +27,7 @@ pub fn socket_path(state_dir: &Path, number: u32) -> Result<PathBuf, ExecutorErr
     path_or_hash(state_dir, &format!("agent{dotted}.sock"), &format!("{dotted}.sock"))
 }
 
-/// Returns the path of the socket that accepts operators' actions on instances.
+/// Returns the path of the socket that accepts operator actions.
 ///
 /// `ledgers` is the directory of the instances' ledgers. The path is chosen as in [`socket_path`].
 ///
@@ -39,9 +37,8 @@ pub fn operator_socket_path(ledgers: &Path) -> Result<PathBuf, ExecutorError> {
     path_or_hash(ledgers, "operator.sock", ".operator.sock")
 }
 
-/// Returns the path of `name` in the directory.
-///
-/// If that path is too long, returns a path in the private directory: a hash, followed by `suffix`.
+/// Returns the path of `name` in `state_dir`, or, if that path is too long, of a hash and `suffix` in the private
+/// directory.
 fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, ExecutorError> {
     let path = state_dir.join(name);
     if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {
@@ -52,7 +49,7 @@ fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, E
         path: state_dir.to_owned(),
         source: io::Error::other(error),
     })?;
-    // All builds must compute the same hash, because a manager finds the agent of an earlier version by this path.
+    // All versions must compute the same hash, because a manager finds the agent of an earlier version by this path.
     let hash = format!("{:x}", Sha256::digest(state_dir.as_os_str().as_bytes()));
     Ok(directory.join(format!("{}{suffix}", hash.get(..HASH_DIGITS).unwrap_or(&hash))))
 }

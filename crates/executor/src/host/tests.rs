@@ -1,6 +1,4 @@
-//! Tests of the host adapter with stand-ins for the agent.
-//!
-//! The tests of `crates/muster` start the real one.
+//! Tests of the host executor with stand-ins for the agent.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -20,9 +18,7 @@ pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// Starts an agent in a separate runtime.
-///
-/// The connections of the agent end with the runtime, like the connections of a process.
+/// The connections of the agent end with the runtime, like those of a process.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -51,7 +47,6 @@ pub(super) fn executor(home: &Path, executable: impl Into<PathBuf>) -> HostExecu
     HostExecutor::new(options(home, executable)).unwrap()
 }
 
-/// Returns the environment of the first agent.
 fn environment(executor: &HostExecutor) -> Arc<HostEnvironment> {
     executor.agents.by_name("host").unwrap()
 }
@@ -75,7 +70,7 @@ async fn connection_to_a_restarted_agent_is_replaced() {
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
     let second = serve(&socket, 2);
-    // A caller whose call failed reports the connection as suspect.
+    // A caller whose call failed marks the connection as suspect.
     environment.connect().await.unwrap().mark_suspect();
     let connection = environment.connect().await.unwrap();
     assert_eq!(connection.identity().pid, 2, "the lost connection must be replaced");
@@ -207,9 +202,9 @@ fn socket_of_a_long_state_directory_has_a_stable_path() {
     assert_eq!(socket_path(short, 1).unwrap(), short.join("agent.1.sock"));
 }
 
-/// Environment variable that marks the child process, which has no `XDG_RUNTIME_DIR`.
+/// Marks the child process, which has no `XDG_RUNTIME_DIR`.
 ///
-/// A test cannot remove a variable in its own process without affecting other tests.
+/// Removing a variable of this process would affect other tests.
 const WITHOUT_SESSION: &str = "MUSTER_TEST_WITHOUT_SESSION";
 
 #[test]
@@ -237,7 +232,7 @@ fn socket_of_a_long_state_directory_is_private() {
 async fn new_jobs_avoid_outdated_agents_and_old_jobs_keep_their_agent() {
     let home = tempfile::tempdir().unwrap();
     let executor = executor(home.path(), "/nonexistent");
-    // An earlier manager started this agent, from an executable that differs from this manager's.
+    // An earlier manager started this agent from another executable.
     agent::record_this_process(&home.path().join("state/agent.process"));
     let old = serve(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };

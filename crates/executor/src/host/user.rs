@@ -13,9 +13,7 @@ use rustix::process::{Gid, Uid};
 use super::HostOptions;
 use crate::ExecutorError;
 
-/// Returns the directory of the agent's spool and socket, which is also its working directory.
-///
-/// This directory differs from the state directory if the agent runs as another user.
+/// Returns the working directory of the agent, with its spool and socket.
 pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
     match &options.user {
         Some(user) => options.state_dir.join(format!("agent-{user}")),
@@ -23,7 +21,7 @@ pub(super) fn agent_dir(options: &HostOptions) -> PathBuf {
     }
 }
 
-/// User and group that own the files which the agent writes.
+/// User and group that own the agent's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) user: Uid,
@@ -31,10 +29,10 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Looks up a user by name, including users that only a directory service knows.
+    /// Also finds users that only a directory service knows.
     pub(super) fn lookup(name: &str) -> Result<Self, ExecutorError> {
         let fail = |message: String| ExecutorError::User { name: name.to_owned(), message };
-        // Reject names that `id` would read as an option, or that lead out of the state directory.
+        // Such names could be an option of `id`, or lead out of the state directory.
         if name.is_empty() || name.starts_with('-') || name.contains(['/', '\0']) {
             return Err(fail("invalid user name".to_owned()));
         }
@@ -47,14 +45,14 @@ impl Owner {
     }
 }
 
-/// Lets other users pass through a directory to what they own below it.
+/// Lets other users reach their directories below this directory.
 pub(super) fn allow_traversal(path: &Path) -> io::Result<()> {
     let directory = File::open(path)?;
     let mode = directory.metadata()?.permissions().mode();
     directory.set_permissions(Permissions::from_mode(mode | 0o111))
 }
 
-/// Wraps a command in `su`, so that it runs as `user` with all groups of that user, as after a login.
+/// Wraps a command in `su`, so that it runs with all groups of `user`, as after a login.
 pub(super) fn as_user(user: &str, command: &Command) -> Command {
     let mut line = OsString::from("exec");
     for word in std::iter::once(command.get_program()).chain(command.get_args()) {
@@ -66,7 +64,6 @@ pub(super) fn as_user(user: &str, command: &Command) -> Command {
     su
 }
 
-/// Quotes a word for a POSIX shell.
 fn quote(word: &[u8]) -> OsString {
     let mut out = vec![b'\''];
     for byte in word {

@@ -15,16 +15,12 @@ use super::provider::{InstanceExecutor, ProviderContext};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
-/// Maximum number of times that a job moves to another slot.
-///
-/// A slot can be lost, its instance can fail to prepare for the job, or a virtual machine cannot be created there.
+/// Maximum number of times that a job moves to another slot, because its slot or instance was lost or unusable.
 const MAX_RESCHEDULES: usize = 10;
 /// Maximum number of virtual machines that are tried for one job, each on another instance if possible.
 const MAX_VM_ATTEMPTS: usize = 3;
-/// Pause before the next virtual machine is tried.
 const VM_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// A job's search for a slot.
 struct SlotSearch<'a> {
     key: &'a SlotKey,
     job: &'a EnvironmentRequest,
@@ -46,7 +42,7 @@ impl InstanceExecutor {
         let (timeout, began) = (self.shared.settings().instance_acquire_timeout, Instant::now());
         let scaler =
             tokio::time::timeout(timeout, self.shared.scaler()).await.map_err(|_| self.acquire_timed_out(timeout))?;
-        // The scaler runs now, so these settings no longer change.
+        // The scaler runs, so these settings no longer change.
         let isolation = self.shared.settings().isolation.clone();
         let image = isolation.is_some().then(|| job.image.clone()).transpose().map_err(ExecutorError::NotAcquired)?;
         if let Some(resume) = &job.resume {
@@ -75,7 +71,7 @@ impl InstanceExecutor {
                 return Err(ExecutorError::NotAcquired(failures.join("; then ")));
             }
             tokio::time::sleep(VM_RETRY_DELAY).await;
-            // The timeout applies to each wait for a slot, and not to the creation of virtual machines.
+            // The timeout applies only to the wait for a slot.
             remaining = timeout;
         };
         let mut lease = into_lease(held, active_job);
@@ -110,7 +106,7 @@ impl InstanceExecutor {
         Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
     }
 
-    /// Acquires an unused slot of an instance. Dropping the returned lease releases the slot.
+    /// Acquires an unused slot of an instance.
     async fn acquire_slot(
         &self,
         scaler: &Scaler,
@@ -129,7 +125,7 @@ impl InstanceExecutor {
             let remaining = timeout.saturating_sub(began.elapsed());
             let lease = reservation.acquire(request, remaining).await.map_err(|failure| {
                 let failure = match failure {
-                    // The error names the configured timeout. The start of the scaler, or earlier slots, may have used a part of it.
+                    // The error contains the configured timeout, of which earlier steps may have used a part.
                     AcquireError::Timeout { reason, .. } => {
                         AcquireError::Timeout { timeout: self.acquire_timeout(), reason }
                     }
@@ -150,7 +146,7 @@ impl InstanceExecutor {
         };
         let held_slot = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
-        // No other job uses the instance if there are only two references: one in the list of all instances, and `instance`.
+        // Two references mean that no other job uses the instance: one in the list of all instances, and `instance`.
         if Arc::strong_count(&instance) <= 2 {
             instance.allow_agent_replacement();
         }
@@ -170,7 +166,7 @@ impl InstanceExecutor {
     }
 }
 
-/// Runs the plugin's preparation of the instance for a job. The error is the reason why the job cannot run there.
+/// The error is the reason why the job cannot run on the instance.
 async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
     let instance = lease.instance();
     tokio::select! {
@@ -181,7 +177,7 @@ async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
     }
 }
 
-/// Counts a job that waits for a slot or has one, until the guard is dropped.
+/// Counts a job that waits for a slot or has one.
 pub(super) struct ActiveJobGuard(Arc<ProviderContext>);
 
 impl ActiveJobGuard {
@@ -198,10 +194,7 @@ impl Drop for ActiveJobGuard {
     }
 }
 
-/// Returns the key of a job in the ledger.
-///
-/// The key contains the job's ID, so that operators find the slot of the job and see why the job waits. The random suffix makes the key
-/// unique even if the same job arrives again.
+/// The job's ID lets operators find the job. The suffix makes the key unique even if the same job arrives again.
 fn task_key(job: JobId) -> TaskKey {
     let unique = uuid::Uuid::new_v4().simple().to_string();
     TaskKey::new(format!("job-{}-{unique:.8}", job.0))

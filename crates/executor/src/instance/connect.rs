@@ -9,25 +9,22 @@ use muster_remote::{self as remote, DialError, KnownHosts, Session};
 
 use crate::deploy::{Agents, DeployError};
 
-/// Delay before expired connection details are requested again.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Network addresses of an instance.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Addresses {
     /// Address in the instance's own network.
     pub(super) internal: String,
-    /// Address at which other networks reach the instance.
+    /// Address for other networks.
     pub(super) external: String,
 }
 
 impl Addresses {
-    /// Returns the addresses in a plugin's answer.
     pub(super) fn from_info(info: &ConnectInfo) -> Self {
         Self { internal: info.internal_addr.clone(), external: info.external_addr.clone() }
     }
 
-    /// Returns whether the instance is on the manager's host: an address is a loopback address, with or without a port.
+    /// Returns whether an address is a loopback address, with or without a port.
     pub(super) fn are_of_this_host(&self) -> bool {
         [&self.internal, &self.external].into_iter().any(|address| is_loopback(address))
     }
@@ -36,19 +33,20 @@ impl Addresses {
 /// Addresses that the trace shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TraceAddresses {
-    /// Whether the internal address is shown (`log_internal_ip`).
+    /// `log_internal_ip`.
     pub(super) internal: bool,
-    /// Whether the external address is shown (`log_external_ip`).
+    /// `log_external_ip`.
     pub(super) external: bool,
 }
 
-/// Time for which a new machine may reject the credentials, because some machines receive the user's key only after they start to answer.
+/// Time for which a new machine may reject the credentials, because it may get the user's key only after it starts to
+/// answer.
 pub(super) const NEW_MACHINE_AUTH_GRACE: Duration = Duration::from_secs(120);
 
 /// Opens a session with an instance, using the connection details of its plugin.
 ///
-/// `is_new` is true before the first job. Connection details may be valid for a minute only, and the machine may take longer to answer.
-/// Expired details are therefore requested again until the connection timeout in them has passed.
+/// `is_new` is true before the first job. Details that expire before the machine answers are requested again, until
+/// their connection timeout has passed.
 ///
 /// # Errors
 /// [`DeployError`] if there is no session.
@@ -80,7 +78,6 @@ pub(super) async fn dial<D: Future<Output = Result<ConnectInfo, DeployError>>>(
     }
 }
 
-/// Returns the trace lines that describe the connection to an instance.
 pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses) -> Vec<String> {
     let shown = [(shown.internal, &addresses.internal), (shown.external, &addresses.external)];
     let shown: String = shown
@@ -95,7 +92,7 @@ pub(super) fn trace_lines(id: &str, addresses: &Addresses, shown: TraceAddresses
     ]
 }
 
-/// Checks that there is an agent for the instance's platform before the instance is reached.
+/// Checks that there is an agent for the instance's platform.
 ///
 /// The configuration or the plugin states the platform. An empty `os` or `arch` means that of the manager.
 ///
@@ -164,7 +161,7 @@ mod tests {
         let requests = std::cell::Cell::new(0);
         let details = || {
             requests.set(requests.get() + 1);
-            // The first two sets of details have expired. The third one leads to another error.
+            // The first two sets of details have expired. The third set leads to another error.
             let (expires, protocol) = if requests.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
             let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
             let internal_addr = closed.clone();

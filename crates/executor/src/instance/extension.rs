@@ -1,8 +1,6 @@
 //! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
 //!
 //! An offer is a type of machine that a plugin can create, with its price and its stock.
-//!
-//! For plugins without the extension, the scaler uses the configured price and gets no notices.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -18,13 +16,13 @@ use super::plugin_group::PluginGroup;
 
 /// Interval for polling offers. The extension has no event for price changes.
 const OFFERS_POLL_INTERVAL: Duration = Duration::from_secs(300);
-/// Initial and maximum delay before offers and notices are requested again after an error.
+/// Initial and maximum delay before offers and notices are requested again.
 const RECONNECT_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const MICROS_PER_UNIT: f64 = 1_000_000.0;
 
 /// Forwards all reports of the plugin to the scaler. Cancel-safe.
 ///
-/// Returns when the plugin is dropped, or if it reports neither offers nor notices.
+/// Returns when the plugin is dropped, or if it supports neither offers nor notices.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: GroupId, runner: &str) {
     let mut wait = RECONNECT_BACKOFF.0;
     loop {
@@ -47,7 +45,7 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
     }
 }
 
-/// Forwards reports until the plugin's process ends or a call fails, and returns the reason as an error.
+/// Forwards reports until the plugin's process ends or a call fails.
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
     scaler: &Scaler,
@@ -56,7 +54,7 @@ async fn follow_once(
     has_notices: bool,
 ) -> Result<(), String> {
     let stopped = || "the plugin has ended".to_owned();
-    // Subscribe to notices first, so that no change is missed while the offers are requested.
+    // Subscribing first ensures that no change is missed while the offers are requested.
     let mut notices = if has_notices {
         let plugin = plugin.upgrade().ok_or_else(stopped)?;
         let notices = plugin.group().notices().await.map_err(|error| error_chain(&error))?;
@@ -89,9 +87,7 @@ async fn follow_once(
     }
 }
 
-/// Returns the offers of the plugin.
-///
-/// The list is empty if the plugin does not support them. `None` means that the plugin was dropped.
+/// Empty if the plugin does not support offers. `None` means that the plugin was dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let plugin_group = plugin.group();
@@ -101,10 +97,9 @@ async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>
     Some(plugin_group.offers().await.map_err(|error| error_chain(&error)))
 }
 
-/// Offers of a group, which can consist of several types of machines.
 #[derive(Debug, Default)]
 struct OfferTable {
-    /// Availability and price per hour of each offer, by name.
+    /// Availability and price per hour of each offer.
     offers: BTreeMap<String, (bool, Option<f64>)>,
     /// Price and availability that the scaler received last.
     published: Option<(Option<f64>, bool)>,
@@ -120,7 +115,8 @@ impl OfferTable {
         self.offers = offers
             .iter()
             .map(|offer| {
-                // An offer can report 0 because this group uses all of its machines. Only a notice means that the offer is out of stock.
+                // An offer can report 0 because this group uses all its machines. Only a notice means that the offer is
+                // out of stock.
                 let was_available = before.get(&offer.name).is_none_or(|(available, _)| *available);
                 let available = was_available || offer.available.is_some_and(|count| count > 0);
                 (offer.name.clone(), (available, price(offer)))
@@ -134,8 +130,8 @@ impl OfferTable {
 
     /// Returns the price to budget with, and whether any offer is available.
     ///
-    /// The price is the highest among the available offers, or among all offers if none is available: the plugin does not say which offer
-    /// the next instance uses, and `max_cost_per_hour` must hold for any of them. Without offers the group counts as available.
+    /// The price is the highest of the available offers, or of all offers if none is available, because the plugin does
+    /// not report which offer the next instance uses. A group without offers is available.
     fn current(&self) -> (Option<f64>, bool) {
         let available = self.offers.is_empty() || self.offers.values().any(|(available, _)| *available);
         let prices = self.offers.values().filter(|(offered, _)| *offered || !available).filter_map(|(_, price)| *price);

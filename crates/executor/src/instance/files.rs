@@ -1,13 +1,11 @@
-//! Files of a fleet: the ledger of its scaler, and beside it the host keys of its instances.
+//! Files of a fleet: the ledger of its scaler, and the host keys of its instances.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use muster_taskscaler::driver::{FileLedger, LedgerError};
 
-/// Returns the path of the file with the instances' host keys.
-///
-/// The first key of an instance is trusted. Because this key is stored, a restarted manager does not trust a different key.
+/// The stored host keys let a restarted manager reject a different key.
 pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("hosts")
 }
@@ -21,7 +19,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
     FileLedger::rename(from, to)
 }
 
-/// Deletes the files of a fleet that no runner will use again.
+/// Deletes the files of a fleet.
 ///
 /// # Errors
 /// [`LedgerError`] if a file cannot be deleted.
@@ -30,7 +28,6 @@ pub(super) fn discard(ledger: &Path) -> Result<(), LedgerError> {
     FileLedger::discard(ledger)
 }
 
-/// Treats a missing file as success.
 fn ignore_missing(doing: &'static str, ledger: &Path, result: io::Result<()>) -> Result<(), LedgerError> {
     match result {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {

@@ -15,10 +15,9 @@ use super::provider::{InstanceOptions, ProviderContext};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
-/// Initial and maximum delay before a plugin that failed to start is started again.
+/// Initial and maximum delay.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// Returns a running scaler and the plugins of its groups. Retries until the scaler starts.
 pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<GroupPlugin>) {
     let (mut wait, cap) = START_BACKOFF;
     loop {
@@ -49,17 +48,16 @@ pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<
         shared.publish(0, Some(error.into()));
         tokio::select! {
             () = tokio::time::sleep(wait), if !is_permanent => wait = (wait * 2).min(cap),
-            // The new settings may work, so retry immediately, and start again with the initial delay after the next error.
+            // The new settings may work.
             () = shared.settings_changed.notified() => wait = START_BACKOFF.0,
         }
     }
 }
 
-/// Reason why the scaler does not start.
 enum StartError {
-    /// The configuration is not valid. Only a change of the configuration helps.
+    /// Only a change of the configuration helps.
     Settings(String),
-    /// Any other error. A retry may succeed.
+    /// A retry may succeed.
     Transient(String),
 }
 
@@ -79,7 +77,7 @@ impl From<SettingsError> for StartError {
     }
 }
 
-/// Starts the scaler with all plugins that start. Fails if no plugin starts.
+/// Starts the scaler, unless no plugin starts.
 ///
 /// Groups whose plugins do not start are deferred.
 async fn start(
@@ -105,7 +103,6 @@ async fn start(
     Ok((scaler.map_err(|error| error_chain(&error))?, plugins))
 }
 
-/// Returns how to start the plugin of a group, with the settings of the group.
 fn spec(
     shared: &ProviderContext,
     group: &GroupSettings,
@@ -117,7 +114,6 @@ fn spec(
     Ok(PluginSpec { config: group.plugin_config.clone(), connector, meter, ..plugin })
 }
 
-/// Starts a plugin. The error of a failed start names the plugin.
 async fn start_plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGroup>, String> {
     let spec = spec?;
     let name = spec.name();
@@ -125,7 +121,6 @@ async fn start_plugin(spec: Result<PluginSpec, String>) -> Result<Arc<PluginGrou
     Ok(PluginGroup::new(group))
 }
 
-/// Plugin of one group that the scaler uses.
 pub(super) struct GroupPlugin {
     group: GroupId,
     state: PluginState,
@@ -133,7 +128,7 @@ pub(super) struct GroupPlugin {
 
 enum PluginState {
     Running(Weak<PluginGroup>),
-    /// The plugin did not start, and is started again later. Contains the name of its group.
+    /// Contains the name of the group.
     Deferred(Arc<DeferredGroup>, String),
 }
 
@@ -156,7 +151,7 @@ impl GroupPlugin {
         }
     }
 
-    /// Starts the plugin if it does not run yet, and forwards its reports to the scaler. Cancel-safe.
+    /// Cancel-safe.
     pub(super) async fn follow(self, scaler: Scaler, shared: &ProviderContext) {
         let runner = &shared.options.name;
         let plugin = match self.state {
@@ -168,7 +163,7 @@ impl GroupPlugin {
     }
 }
 
-/// Starts the plugin of a deferred group, with the newest settings of that group.
+/// Uses the newest settings of the group.
 async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &ProviderContext) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_BACKOFF;
@@ -176,7 +171,7 @@ async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &Provider
         tokio::time::sleep(wait).await;
         let groups = shared.newest_settings().all_groups(runner);
         let plugin_spec = |settings: &GroupSettings| spec(shared, settings, *find_plugin);
-        // A group that was removed from the configuration is not started. The next start of the manager drops it.
+        // A removed group is not started. The next start of the manager drops it.
         let removed = || Err(format!("group {group} was removed from the configuration"));
         match start_plugin(groups.iter().find(|settings| settings.name == group).map_or_else(removed, plugin_spec))
             .await
@@ -189,14 +184,13 @@ async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &Provider
             }
             Err(error) => {
                 tracing::warn!(runner, group, error, "failed to start the plugin of a group, retrying");
-                deferred.failed(error);
+                deferred.set_cause(error);
             }
         }
         wait = (wait * 2).min(cap);
     }
 }
 
-/// Returns the current time in seconds since 1970.
 pub(super) fn unix_now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)

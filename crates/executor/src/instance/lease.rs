@@ -22,8 +22,8 @@ use crate::{
 const SLOT_RELEASED: &str = "the slot was released";
 pub(super) const SCALER_ENDED: &str = "the scaler has ended";
 
-/// Maximum time for which an instance may be silent after its connection broke. After this time, the instance is considered lost,
-/// whatever its provider reports.
+/// Time after which an instance counts as lost if it is silent after its connection broke, whatever its provider
+/// reports.
 ///
 /// The keepalive detects a broken connection within 6 s, so a job is rescheduled within 15 s.
 pub const UNRESPONSIVE_TIMEOUT: Duration = Duration::from_secs(7);
@@ -31,7 +31,6 @@ const _: () = assert!(
     REMOTE_KEEPALIVE.interval.as_secs() + REMOTE_KEEPALIVE.timeout.as_secs() + UNRESPONSIVE_TIMEOUT.as_secs() < 15
 );
 
-/// State of a lease with respect to its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeaseUse {
     /// No job has the lease yet.
@@ -42,10 +41,10 @@ enum LeaseUse {
     Over,
 }
 
-/// Lease of a slot at the scaler.
+/// Dropping the lease releases the slot.
 ///
-/// Dropping the lease releases the slot, unless a job may still run there. In this case, the slot is left to the next start of the manager,
-/// because the instance must not be deleted.
+/// If a job may still run on the instance, the slot is left to the next start of the manager, because the instance must
+/// not be deleted.
 pub(super) struct HeldLease {
     slot: Option<Slot>,
     lease_use: Mutex<LeaseUse>,
@@ -54,7 +53,6 @@ pub(super) struct HeldLease {
     /// Dropped after `slot`, for the same reason.
     active_job: Option<ActiveJobGuard>,
     record: LeaseRecord,
-    /// The job's virtual machine on the instance.
     nested: Option<Arc<NestedMachine>>,
     shared: Arc<ProviderContext>,
 }
@@ -67,7 +65,7 @@ impl HeldLease {
         Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }
 
-    /// Adds a virtual machine for the job. The machine is deleted before the slot is released.
+    /// The machine is deleted before the slot is released.
     pub(super) fn with_vm(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());
@@ -76,7 +74,7 @@ impl HeldLease {
         self
     }
 
-    /// Waits until the instance is known to be lost, and returns the reason. Cancel-safe.
+    /// Waits until the instance is lost, and returns the reason. Cancel-safe.
     pub(super) async fn lost(&self) -> String {
         let Some(slot) = &self.slot else { return std::future::pending().await };
         let loss = slot.lost().await;
@@ -91,7 +89,7 @@ impl HeldLease {
         &self.shared
     }
 
-    /// Returns the machine on which the agent runs: the job's virtual machine, or the instance.
+    /// The job's virtual machine, or the instance.
     pub(super) fn remote_machine(&self) -> Arc<RemoteMachine> {
         match (&self.nested, &self.slot) {
             (Some(nested), _) => Arc::clone(nested.remote_machine()),
@@ -130,14 +128,13 @@ impl Dial for HeldLease {
 
     fn report_unreachable(&self) {
         if let Some(slot) = &self.slot {
-            slot.connection_lost();
+            slot.report_connection_lost();
         }
     }
 }
 
-/// Execution environment of one lease. Other leases may have environments on the same instance.
 struct InstanceEnvironment {
-    /// Dropped before the slot. The next owner of the slot counts the references to the machine to see whether another job uses the instance.
+    /// Dropped before the slot, because the next owner of the slot counts the references to the machine.
     machine: Arc<RemoteMachine>,
     held: Arc<HeldLease>,
 }
@@ -159,7 +156,7 @@ impl Guard for HeldLeaseGuard {
     }
 }
 
-/// Turns the slot into a job's lease. The slot is then held until the job releases it, and `active_job` counts the job until then.
+/// `active_job` counts the job until it releases its lease.
 pub(super) fn into_lease(mut held: HeldLease, active_job: ActiveJobGuard) -> Lease {
     *held.lease_use.get_mut() = LeaseUse::InUse;
     held.active_job = Some(active_job);
@@ -246,7 +243,7 @@ impl Suspend for InstanceEnvironment {
     async fn suspend(&self, owner: &str) -> Result<(), String> {
         let slot = self.suspendable_slot()?;
         slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|reason| reason.to_string())?;
-        // Forget the connection, because a job that resumes the instance reaches it with new connection details.
+        // A job that resumes the instance reaches it with new connection details.
         let name = self.held.shared.name(slot.group(), slot.instance().as_str());
         self.held.shared.instances.lock().remove(&name);
         Ok(())
@@ -261,10 +258,10 @@ impl Replaceable for InstanceEnvironment {
     fn retire(&self, reason: &str) {
         match (&self.held.slot, &self.held.nested) {
             (Some(slot), None) => slot.retire_instance(reason.to_owned()),
-            // The instance may work although its virtual machine is silent. The scaler checks the instance.
+            // The instance may work although its virtual machine is silent.
             (Some(slot), Some(_)) => {
-                slot.health(Err(reason.to_owned()));
-                slot.connection_lost();
+                slot.report_health(Err(reason.to_owned()));
+                slot.report_connection_lost();
             }
             (None, _) => {}
         }

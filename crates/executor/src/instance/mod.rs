@@ -1,13 +1,14 @@
-//! Adapter for instances: jobs run on machines that a fleeting plugin creates, each with one agent.
+//! Executor for instances: jobs run on machines that a fleeting plugin creates, each with one agent.
 //!
 //! ```text
 //! taskscaler --lease--> instance --session (SSH, WinRM)--> agent (see `deploy`)
 //! ```
 //!
-//! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine ([`isolation`]).
+//! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine
+//! ([`isolation`]).
 //!
-//! A broken connection is replaced as long as the instance exists. The scaler decides whether the instance still exists: the scaler is
-//! notified of the broken connection at once, and queries the provider.
+//! A broken connection is replaced while the instance exists. The scaler, which is notified at once, queries the
+//! provider.
 
 mod acquire;
 mod claims;
@@ -40,9 +41,7 @@ pub mod metrics {
     use muster_taskscaler::driver::Buckets;
     use prometheus::proto::MetricFamily;
 
-    /// Returns all metric families with zero values.
-    ///
-    /// These are the metrics of a new scaler and of a plugin that was not started, without instances and virtual machines.
+    /// Returns all metric families, without instances and virtual machines.
     #[must_use]
     pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};

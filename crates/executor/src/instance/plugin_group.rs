@@ -1,4 +1,4 @@
-//! Instance group port of the scaler, implemented on a running fleeting plugin.
+//! Implements the scaler's port with a running fleeting plugin.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use muster_job::error_chain;
 use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
-/// Minimum delay before a call that failed because the plugin was down is repeated.
+/// Used if a call failed because the plugin was down.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Instance group of one plugin.
@@ -18,7 +18,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 pub struct PluginGroup {
     group: Group,
     status: watch::Receiver<PluginAvailability>,
-    follow: tokio::task::JoinHandle<()>,
+    status_forwarder: tokio::task::JoinHandle<()>,
 }
 
 impl PluginGroup {
@@ -33,15 +33,15 @@ impl PluginGroup {
         };
         let mut plugin = group.status();
         let (sender, status) = watch::channel(translate(&plugin.borrow_and_update()));
-        let follow = tokio::spawn(async move {
+        let status_forwarder = tokio::spawn(async move {
             while plugin.changed().await.is_ok() {
                 sender.send_replace(translate(&plugin.borrow_and_update()));
             }
         });
-        Arc::new(Self { group, status, follow })
+        Arc::new(Self { group, status, status_forwarder })
     }
 
-    /// Returns the plugin itself, for calls that are not part of the scaler's port.
+    /// Returns the plugin, for calls that are not part of the scaler's port.
     #[must_use]
     pub fn group(&self) -> &Group {
         &self.group
@@ -49,8 +49,7 @@ impl PluginGroup {
 
     /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
     ///
-    /// If the plugin is down or goes down during the call, waits until it is up again. Such a failure proves nothing about the instance, so
-    /// the call must then be repeated.
+    /// If the plugin is or goes down, waits until it is up again: this failure proves nothing about the instance.
     async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
         match answer {
             Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {
@@ -68,7 +67,6 @@ impl PluginGroup {
     }
 }
 
-/// Returns the error of a failed call, which states whether the plugin or the instance is the cause.
 fn instance_call_error(error: &CallError) -> InstanceCallError {
     let message = error_chain(error);
     match error {
@@ -152,7 +150,7 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn stop(self: Arc<Self>) {
-        self.follow.abort();
+        self.status_forwarder.abort();
         self.group.stop().await;
     }
 }

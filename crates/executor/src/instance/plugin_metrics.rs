@@ -1,12 +1,10 @@
-//! Metrics of plugins, as metric families.
+//! Metrics of plugins.
 
 use muster_fleeting::host::{CALL_SECONDS, CallResult, Calls, Counts};
 use muster_taskscaler::driver::MetricSet;
 use prometheus::proto::{Bucket, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-/// Returns the metrics of the plugins of all groups, labeled with the group's name.
-///
-/// They exist from the first attempt to start the plugin, even if every attempt fails.
+/// Metrics of the plugins, labeled with the group's name. They exist from the first attempt to start a plugin.
 pub(super) fn families(groups: &[(String, Counts)]) -> Vec<MetricFamily> {
     let mut set = MetricSet::default();
     let up = set.gauges("muster_plugin_up", "1 if the plugin is running and can be called, otherwise 0.", &["group"]);
@@ -47,8 +45,6 @@ pub(super) fn families(groups: &[(String, Counts)]) -> Vec<MetricFamily> {
     families
 }
 
-/// Returns the durations of the calls of an RPC as a histogram.
-///
 /// The histogram has only the finite buckets, as the encoder expects.
 fn call_seconds(group: &str, rpc: &str, calls: &Calls) -> Metric {
     let mut histogram = Histogram::default();

@@ -12,10 +12,9 @@ use crate::deploy::{DeployError, Dial, Dialed, run_command};
 
 /// Prepares instances: runs the configured command, then starts the agent.
 ///
-/// With `vm_isolation`, no agent is started on the instance. Instead, orphaned virtual machines are deleted.
+/// With `vm_isolation`, deletes orphaned virtual machines instead of starting an agent.
 pub(super) struct InstancePreparer {
     pub(super) shared: Weak<ProviderContext>,
-    /// Settings with which the scaler was started.
     pub(super) settings: Arc<AutoscalerSettings>,
 }
 
@@ -43,7 +42,6 @@ impl Prepare for InstancePreparer {
     }
 }
 
-/// Opens sessions with an instance that is being prepared.
 struct PrepareDialer<'a> {
     shared: &'a ProviderContext,
     instance: &'a StartingInstance,
@@ -52,7 +50,7 @@ struct PrepareDialer<'a> {
 #[async_trait]
 impl Dial for PrepareDialer<'_> {
     async fn dial(&self) -> Result<Dialed, DeployError> {
-        // An instance that was prepared before is not new: its host key is known, and it accepts the credentials.
+        // An instance that was ready before is not new: its host key is known, and it accepts the credentials.
         let id = (self.instance.group.as_str(), &self.instance.id);
         let (session, addresses) =
             self.shared.dial(id, || self.instance.connect_info(), !self.instance.was_ready).await?;

@@ -6,8 +6,8 @@
 //!          --> with vm_isolation: a virtual machine with an agent on the instance (else another slot)
 //! ```
 //!
-//! A job request is sent only if a slot is reserved for it, so an instance for each received job exists or is expected. An instance is
-//! ready when its agent answers, so each job starts with an open connection.
+//! A job request is sent only if a slot is reserved for it. An instance is ready when its agent answers, so each job
+//! starts with an open connection.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -44,17 +44,17 @@ use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Leas
 /// Options of an executor for the instances of one runner.
 #[derive(Debug, Clone)]
 pub struct InstanceOptions {
-    /// Name of the runner, for logs. Also the name of its instance group if the settings list no groups.
+    /// Name of the runner, and of its instance group if the settings list no groups.
     pub name: String,
     /// Settings in `[runners.autoscaler]`.
     pub settings: Arc<AutoscalerSettings>,
-    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible. Called before each start.
+    /// Returns how to start the plugin of this name, or the reason why this is impossible. Called before each start.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
     /// Maximum number of job requests in flight.
     pub requests: usize,
-    /// File of the scaler's ledger. Its directory exists.
+    /// Path of the scaler's ledger, in an existing directory.
     pub ledger: PathBuf,
-    /// Lock of the ledger. An executor holds the lock until it has stopped.
+    /// Lock of the ledger, which an executor holds until it has stopped.
     pub ledger_lock: Arc<tokio::sync::Mutex<()>>,
     /// Agent for machines of the manager's platform.
     pub executable: Arc<Executable>,
@@ -66,41 +66,33 @@ pub struct InstanceExecutor {
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// State that the executor shares with its leases and its background task.
 pub(super) struct ProviderContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
     known_hosts: OnceLock<KnownHosts>,
-    /// Settings that the scaler uses. Before it runs, these are the newest settings.
+    /// Before the scaler runs, these are the newest settings.
     settings: Mutex<Arc<AutoscalerSettings>>,
-    /// Newest settings from the configuration file.
+    /// Settings in the configuration file.
     newest_settings: Mutex<Arc<AutoscalerSettings>>,
-    /// Notified when the settings change before the scaler has started.
     pub(super) settings_changed: Notify,
     pub(super) requests: AtomicUsize,
     pub(super) intake: Mutex<Intake>,
     pub(super) ledger_lock: Mutex<Option<OwnedMutexGuard<()>>>,
     scaler: watch::Sender<Option<Scaler>>,
     pub(super) capacity: watch::Sender<Capacity>,
-    /// Number of jobs that wait for a slot or have one.
     pub(super) active_jobs: AtomicUsize,
     pub(super) reservations: Mutex<Vec<Reservation>>,
-    /// Notified when reservations may be missing, or when new ones may have become possible.
     pub(super) reservations_changed: Notify,
     pub(super) slots: Slots,
     pub(super) instances: Mutex<HashMap<InstanceId, Arc<RemoteMachine>>>,
-    /// Virtual machines of jobs, if `vm_isolation` is set.
     pub(super) isolation: Arc<Isolation>,
-    /// Set after the warning that jobs run without cgroups was logged.
     pub(super) warned_no_cgroup: Once,
-    /// Resources that the instances use.
     pub(super) usage: InstanceUsageTracker,
-    /// Counters of the plugin of each group, by name of the group.
+    /// Counters of each group's plugin.
     meters: Mutex<BTreeMap<String, Meter>>,
     pending_claims: Mutex<PendingClaims>,
 }
 
-/// Whether the manager requests jobs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Intake {
     /// Jobs are requested.
@@ -146,7 +138,7 @@ impl InstanceExecutor {
 
     /// Applies new settings.
     ///
-    /// Policies and `requests` take effect at once. All other settings are used only by a scaler and by plugins that start later.
+    /// Policies and `requests` take effect at once. Other settings apply to a scaler and to plugins that start later.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.reservations_changed.notify_one();
@@ -162,7 +154,7 @@ impl InstanceExecutor {
         }
     }
 
-    /// Stops requesting jobs: no slot is reserved and no idle instance is kept. Jobs that were received are served.
+    /// Stops requesting jobs and keeping idle instances. Received jobs are served.
     pub fn drain(&self) {
         *self.shared.intake.lock() = Intake::Closed;
         self.shared.reservations.lock().clear();
@@ -178,9 +170,9 @@ impl InstanceExecutor {
         self.shared.scaler.borrow().clone()
     }
 
-    /// Stops the scaler and its plugins within about `timeout`.
+    /// Stops the scaler and its plugins within about `timeout`. Returns what remains.
     ///
-    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set. Returns what remains.
+    /// Deletes the instances without jobs if `delete_instances_on_shutdown` is set.
     ///
     /// # Errors
     /// [`LedgerError`] if the ledger cannot be read. The remaining instances are then unknown.
@@ -190,15 +182,15 @@ impl InstanceExecutor {
         remaining
     }
 
-    /// Stops like [`Self::stop`], for a runner that was removed from the configuration or has another executor now.
+    /// Stops the executor of a runner that no longer needs instances. Returns what remains.
     ///
-    /// Deletes all instances of the runner, and after the last one the ledger. Returns what remains.
+    /// Deletes all instances, and after the last one the ledger.
     ///
     /// # Errors
-    /// See [`Self::stop`]. The ledger is then kept.
+    /// [`LedgerError`] if the ledger cannot be read. The ledger is then kept.
     pub async fn remove_all_and_stop(&self, timeout: Duration) -> Result<Remaining, LedgerError> {
         let remaining = self.shut_down(timeout, true).await;
-        // An executor that never got the lock has not read the ledger, so it must not delete it.
+        // An executor without the lock has not read the ledger, so it must not delete it.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
             && remaining.as_ref().is_ok_and(Remaining::is_empty)
@@ -211,22 +203,20 @@ impl InstanceExecutor {
 
     async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Remaining, LedgerError> {
         let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| Remaining::in_ledger(&rows));
-        // Wait for a scaler that has not started yet, because only a running scaler can delete the instances in the ledger. A scaler does not
-        // start with a damaged ledger.
+        // Only a running scaler can delete the instances in the ledger. With a damaged ledger, no scaler starts.
         if delete_all && self.scaler().is_none() && in_ledger().is_ok_and(|remaining| !remaining.is_empty()) {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }
         let work = self.work.lock().take();
         if let Some(work) = work {
             work.abort();
-            // Only the end of the task matters.
             let _ = work.await;
         }
         self.shared.reservations.lock().clear();
         self.shared.instances.lock().clear();
         let began = tokio::time::Instant::now();
-        // Virtual machines that are being created or deleted get at most half of the time, because a creation may take longer than `timeout`.
-        // The other half is for the deletion of instances.
+        // Creating a virtual machine may take longer than `timeout`, so half of the time is kept for the deletion of
+        // instances.
         self.shared.isolation.wait_idle(timeout / 2).await;
         let timeout = timeout.saturating_sub(began.elapsed());
         let Some(scaler) = self.shared.scaler.send_replace(None) else { return in_ledger() };
@@ -279,7 +269,7 @@ impl Elastic for InstanceExecutor {
 
     fn leases_announced(&self) {
         self.shared.pending_claims.lock().mark_announced();
-        self.shared.isolation.all_tracked();
+        self.shared.isolation.mark_all_tracked();
         self.shared.check_claims();
     }
 
@@ -295,7 +285,7 @@ impl InstanceExecutor {
             environment: format!("instance {}", record.environment),
             message: message.to_owned(),
         };
-        // This waits until the plugin has started, however long that takes, because the job continues to run on the instance.
+        // Waits for the plugin without a timeout, because the job continues to run on the instance.
         let scaler = self.shared.scaler().await;
         let lease = scaler.claim(TaskKey::new(task_key)).await;
         let lease = lease.ok_or_else(|| lost("it no longer existed when the manager was restarted"))?;
@@ -319,7 +309,7 @@ impl InstanceExecutor {
     }
 }
 
-/// When dropped, marks a lease of an earlier manager process as claimed, or as no longer needed.
+/// When dropped, marks a lease of an earlier manager process as claimed.
 struct ClaimGuard<'a> {
     shared: &'a ProviderContext,
     task_key: &'a str,
@@ -332,17 +322,15 @@ impl Drop for ClaimGuard<'_> {
 }
 
 impl ProviderContext {
-    /// Returns the settings that are in use.
     pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.settings.lock())
     }
 
-    /// Returns the settings in the configuration file. Plugins that start from now on use them.
+    /// Used by plugins that start from now on.
     pub(super) fn newest_settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.newest_settings.lock())
     }
 
-    /// Returns the known host keys of the instances.
     pub(super) fn known_hosts(&self) -> &KnownHosts {
         self.known_hosts.get_or_init(|| {
             let path = files::known_hosts_path(&self.options.ledger);
@@ -354,7 +342,7 @@ impl ProviderContext {
         })
     }
 
-    /// Publishes the running scaler, which was started with `settings`. Policies that changed meanwhile are applied.
+    /// `settings` are those with which the scaler was started. Newer policies are applied.
     pub(super) fn scaler_started(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
         let mut current = self.settings.lock();
         if *current != *settings {
@@ -368,7 +356,7 @@ impl ProviderContext {
         }
     }
 
-    /// Waits until the scaler runs, and returns it. Cancel-safe.
+    /// Cancel-safe.
     pub(super) async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
         // Cannot fail, because the sender is a field of `self`.
@@ -379,23 +367,21 @@ impl ProviderContext {
         }
     }
 
-    /// Returns the reason why no jobs are requested now. `None` means that jobs are requested.
+    /// `None` means that jobs are requested.
     pub(super) fn requests_paused_reason(&self) -> Option<String> {
         let reason = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
         reason.filter(|_| self.reservations.lock().is_empty())
     }
 
-    /// Returns the meter that counts all starts and calls of a group's plugin.
     pub(super) fn meter(&self, group: &str) -> Meter {
         self.meters.lock().entry(group.to_owned()).or_default().clone()
     }
 
-    /// Returns the counts of the plugin of each group.
     pub(super) fn plugin_counts(&self) -> Vec<(String, Counts)> {
         self.meters.lock().iter().map(|(group, meter)| (group.clone(), meter.counts())).collect()
     }
 
-    /// Returns the name of an instance, which is unique among all groups of the runner.
+    /// The name is unique among all groups of the runner.
     pub(super) fn name(&self, group: &str, id: &str) -> InstanceId {
         InstanceId::new(name_among(self.settings.lock().groups.len(), group, id))
     }
@@ -406,12 +392,10 @@ impl ProviderContext {
         Arc::clone(instances.entry(name.clone()).or_insert_with(|| self.new_machine(name.as_str())))
     }
 
-    /// Returns a machine that has not been reached yet.
     pub(super) fn new_machine(&self, name: &str) -> Arc<RemoteMachine> {
         Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
     }
 
-    /// Returns a session together with the trace lines that describe its instance.
     pub(super) fn dialed(
         &self,
         (group, id): (&str, &InstanceId),
@@ -423,7 +407,6 @@ impl ProviderContext {
         Dialed { session, trace_lines: trace_lines(name.as_str(), addresses, shown) }
     }
 
-    /// Checks that there is an agent for the platform that the configuration or the plugin states.
     pub(super) fn ensure_supported(&self, name: &str, connector: &ConnectorConfig) -> Result<(), DeployError> {
         ensure_supported(&self.agents, name, connector)
     }
@@ -456,13 +439,11 @@ impl ProviderContext {
         Ok((session, addresses))
     }
 
-    /// Records that a lease of an earlier manager process was claimed, or is no longer needed.
     fn mark_claimed(&self, task_key: &str) {
         self.pending_claims.lock().task_keys().remove(task_key);
         self.check_claims();
     }
 
-    /// Notifies the scaler if all leases of an earlier manager process have been claimed.
     pub(super) fn check_claims(&self) {
         if self.pending_claims.lock().are_complete()
             && let Some(scaler) = &*self.scaler.borrow()
@@ -471,7 +452,6 @@ impl ProviderContext {
         }
     }
 
-    /// Publishes the number of jobs that can be served, and the reason why the number is not higher.
     pub(super) fn publish(&self, reservations: usize, limit_reason: Option<Arc<str>>) {
         let jobs = self.active_jobs.load(Ordering::Relaxed) + reservations;
         let capacity = Capacity { jobs, limit_reason };

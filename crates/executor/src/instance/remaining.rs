@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 
 use muster_taskscaler::ledger::{Row, RowKey};
 
-/// What remains at the provider when the executor of a runner has stopped, according to its ledger.
+/// Instances that remain at the provider, according to the ledger.
 #[derive(Debug, Default)]
 pub struct Remaining {
     /// IDs of the instances.
     pub instances: Vec<String>,
-    /// Number of requests to create instances that have no known result. Their instances may still appear.
+    /// Number of create requests without a known result. Their instances may still appear.
     pub requests: usize,
 }
 
 impl Remaining {
-    /// Returns what remains according to the rows of a ledger.
     pub(super) fn in_ledger(rows: &BTreeMap<RowKey, Row>) -> Self {
         let mut remaining = Self::default();
         for key in rows.keys() {
@@ -27,7 +26,7 @@ impl Remaining {
         remaining
     }
 
-    /// Returns whether no instance remains and none can appear.
+    /// Whether no instance remains and none can appear.
     pub(super) fn is_empty(&self) -> bool {
         self.instances.is_empty() && self.requests == 0
     }

@@ -1,4 +1,4 @@
-//! Reports about the instances of one runner, and actions of operators on them.
+//! Reports about the instances of one runner, and operator actions.
 
 use std::sync::Arc;
 
@@ -28,14 +28,14 @@ impl InstanceExecutor {
         Report { runner, unavailable_reason, requests_paused_reason, status, resources }
     }
 
-    /// Explains a decision of the scaler, as of `now_unix_s` (seconds since 1970).
+    /// Explains a subject, as of `now_unix_s` (seconds since 1970).
     ///
     /// # Errors
     /// An I/O error if the recorded decisions cannot be read.
     pub async fn explain(&self, subject: &Subject, now_unix_s: i64) -> std::io::Result<Explanation> {
         let report = self.report().await;
         let (ledger, subject) = (self.shared.options.ledger.clone(), subject.clone());
-        // Up to a hundred thousand lines are read, which must not block a thread that serves jobs.
+        // Reading up to a hundred thousand lines must not block a thread that serves jobs.
         let read = tokio::task::spawn_blocking(move || {
             explain(&subject, &report, ReportSource::Manager, now_unix_s, &|since, limit, wanted| {
                 history::read(&ledger, since, limit, wanted)
@@ -44,10 +44,10 @@ impl InstanceExecutor {
         read.await.unwrap_or_else(|error| Err(std::io::Error::other(error)))
     }
 
-    /// Applies an operator's action to an instance or to a group. `by` is a text with the operator's name and reason.
+    /// Applies an operator's action to an instance or to a group. `by` is the operator's name and reason.
     ///
-    /// The action is stored in the ledger before the result is returned. `None` means that the scaler does not run, or
-    /// cannot write its ledger now. In the second case, the action is applied once the ledger can be written.
+    /// Returns once the action is stored in the ledger. `None` means that the scaler does not run or did not answer in
+    /// time; it may still apply the action.
     pub async fn operate(
         &self,
         target: &OperatorTarget,
@@ -58,8 +58,8 @@ impl InstanceExecutor {
         self.scaler()?.apply_operator_action(GroupId(target.group), id, action, by).await
     }
 
-    /// Returns the metrics of the plugins and of the instances' resource usage. Adds the metrics of the scaler if it runs, and the metrics of
-    /// virtual machines if `vm_isolation` is set.
+    /// Returns the metrics of the plugins and the instances, of the scaler if it runs, and of virtual machines if
+    /// `vm_isolation` is set.
     #[must_use]
     pub fn families(&self) -> Vec<MetricFamily> {
         let mut families = self.scaler().map(|scaler| Arc::clone(scaler.metrics()).families()).unwrap_or_default();

@@ -1,6 +1,4 @@
-//! Resource usage of instances, for plugins that can report it.
-//!
-//! The usage is shown to operators and in metrics. No decision depends on it.
+//! Resource usage of instances, for operators and metrics only.
 
 use std::collections::BTreeMap;
 use std::sync::Weak;
@@ -19,26 +17,25 @@ use tokio::time::Instant;
 
 use super::plugin_group::PluginGroup;
 
-/// Initial and maximum interval between two samples. The interval doubles, because a sample can be expensive for the provider.
+/// The interval doubles, because a sample can be expensive.
 const SAMPLE_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// Maximum number of instances per call. Each sample is one call, so the usage of further instances is unknown.
+/// The usage of further instances is unknown.
 const MAX_INSTANCES_PER_CALL: usize = 500;
 
-/// Usage of the instances at the last sample, by the number of their group.
+/// Usage of the instances at the last sample, by group.
 #[derive(Debug, Default)]
 pub(super) struct InstanceUsageTracker(Mutex<BTreeMap<usize, GroupUsage>>);
 
 #[derive(Debug, Default)]
 struct GroupUsage {
     instances: BTreeMap<String, InstanceUsage>,
-    /// CPUs that all instances together kept busy between the last two samples.
+    /// CPUs that the instances kept busy between the last two samples.
     cpus: f64,
-    /// Time of the last sample.
     at: Option<Instant>,
 }
 
 impl InstanceUsageTracker {
-    /// Returns the usage of each instance, by its unique name. `names` are the names of the groups.
+    /// By unique name of the instance. `names` are the names of the groups.
     pub(super) fn current(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
         let groups = self.0.lock();
         let named = groups.iter().filter_map(|(group, usage)| Some((names.get(*group)?, usage)));
@@ -70,7 +67,7 @@ impl InstanceUsageTracker {
     pub(super) fn families(&self) -> Vec<MetricFamily> {
         let groups = self.0.lock();
         let all = || groups.values().flat_map(|usage| usage.instances.values());
-        // The numbers come from a plugin: an integer sum could overflow.
+        // The numbers come from a plugin, so an integer sum could overflow.
         let sum = |field: fn(&InstanceUsage) -> u64| all().map(|used| field(used) as f64).sum::<f64>();
         let mut set = MetricSet::default();
         for (name, help, value) in [
@@ -97,7 +94,7 @@ impl InstanceUsageTracker {
     }
 }
 
-/// Samples the instances of a group until its plugin is dropped or the scaler ends. Cancel-safe.
+/// Ends when the plugin is dropped or the scaler ends. Cancel-safe.
 pub(super) async fn follow(
     plugin: Weak<PluginGroup>,
     scaler: Scaler,
@@ -116,7 +113,7 @@ pub(super) async fn follow(
         let ids: Vec<InstanceId> = ids.map(|instance| InstanceId::new(&instance.id)).collect();
         let Some(plugin) = plugin.upgrade() else { return };
         let group = plugin.group();
-        // The features are checked for each sample, because the plugin may have been restarted in a version that reports usage.
+        // Checked for each sample, because the plugin may have been restarted in a version that reports usage.
         let answer = if ids.is_empty() || !group.features().resource_usage {
             Ok(Vec::new())
         } else {
@@ -161,7 +158,6 @@ mod tests {
         let now = ["with_usage", "busy_cpus", "memory_bytes", "processes"]
             .map(|name| value(&format!("muster_instances_{name}")));
         assert_eq!(now, [3.0, 1.5, 25.0, 9.0], "CPU time before the first sample of an instance must not count");
-        // The sum of the memory does not fit in 64 bits.
         usage.record(GroupId(0), vec![used("a", 116.0, u64::MAX), used("new", 51.0, u64::MAX)], Instant::now());
         assert_eq!(usage.families().len(), 4);
         assert_eq!(usage.current(&["one", "two"]).into_keys().collect::<Vec<_>>(), ["one/a", "one/new", "two/other"]);

@@ -14,10 +14,10 @@ use super::connect::TraceAddresses;
 /// Reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The scaler cannot use these settings. Has one message for each problem.
+    /// The scaler cannot use these settings, for the listed reasons.
     #[error("[runners.autoscaler]: {}", .0.join("; "))]
     Scaling(Vec<String>),
-    /// `nesting_host` is missing, so the nesting daemon cannot be found.
+    /// `nesting_host` is missing.
     #[error(
         "[runners.autoscaler.vm_isolation]: nesting_host is missing; set the address of the nesting daemon on an instance, \
          for example unix:///run/nesting.sock"
@@ -26,7 +26,7 @@ pub enum SettingsError {
     /// The private key cannot be read.
     #[error("{table}: failed to read key_path {}", path.display())]
     Key {
-        /// Table that names the key.
+        /// Configuration table that names the key.
         table: &'static str,
         /// Path of the key.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub enum SettingsError {
 
 /// Returns the configuration of the scaler and the bounds of its histograms.
 ///
-/// `name` is the name of the group if the settings list no groups, and `seed` initializes the jitter.
+/// `name` names the group if the settings list no groups, and `seed` initializes the jitter.
 ///
 /// # Errors
 /// [`SettingsError::Scaling`] if the scaler cannot use the settings.
@@ -52,10 +52,8 @@ pub(super) fn scaler_config(
     Ok((config, scaling.buckets.clone()))
 }
 
-/// Checks the settings of `vm_isolation` before the first instance needs them.
-///
 /// # Errors
-/// [`SettingsError`] if they are not valid.
+/// [`SettingsError`] if the settings of `vm_isolation` are not valid.
 pub(super) fn validate(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
     match &settings.isolation {
         Some(isolation) if isolation.nesting_host.trim().is_empty() => Err(SettingsError::NoNestingHost),
@@ -64,32 +62,26 @@ pub(super) fn validate(settings: &AutoscalerSettings) -> Result<(), SettingsErro
     }
 }
 
-/// Returns the maximum time to delete instances on shutdown: `shutdown_deletion_interval` times `shutdown_deletion_retries`.
 pub(super) fn shutdown_timeout(settings: &AutoscalerSettings) -> Duration {
     let config = &settings.scaling.config;
     config.shutdown_deletion_interval.saturating_mul(config.shutdown_deletion_retries)
 }
 
-/// Returns which addresses the trace shows.
 pub(super) fn trace_addresses(settings: &AutoscalerSettings) -> TraceAddresses {
     TraceAddresses { internal: settings.log_internal_ip, external: settings.log_external_ip }
 }
 
-/// Returns the connection options that are not sent to plugins.
+/// These options are not sent to plugins.
 pub(super) fn dial_options(settings: &ConnectorSettings) -> DialOptions {
     DialOptions { use_external_addr: settings.use_external_addr, allow_unencrypted: settings.allow_unencrypted }
 }
 
-/// Returns how a virtual machine is reached from its instance.
-///
 /// # Errors
 /// [`SettingsError::Key`] if the private key cannot be read.
 pub(super) fn vm_connector(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {
     connector(settings, "vm_isolation.connector_config")
 }
 
-/// Returns the connection settings for a plugin.
-///
 /// # Errors
 /// [`SettingsError::Key`] if the private key cannot be read.
 pub(super) fn plugin_connector(settings: &ConnectorSettings) -> Result<ConnectorConfig, SettingsError> {

@@ -1,4 +1,4 @@
-//! Instances with several jobs: the resources that a job requests, its share, and its usage.
+//! Instances with several jobs: resource requests, shares and usage.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -13,10 +13,9 @@ use sha2::{Digest, Sha256};
 
 use crate::port::{EnvironmentRequest, SlotKey, SlotShare, StickyContextSettings};
 
-/// Directory of sticky contexts (files that jobs of a project leave for each other), relative to the home directory on the instance.
+/// Relative to the home directory on the instance.
 const CONTEXTS_DIR: &str = ".muster/contexts";
 
-/// Returns the request to the scaler for a job.
 pub(super) fn slot_request(
     key: &SlotKey,
     job: &EnvironmentRequest,
@@ -33,7 +32,7 @@ pub(super) fn slot_request(
     }
 }
 
-/// Returns the first eight bytes of the SHA-256 hash of the concatenated parts, as a number.
+/// The first eight bytes of the SHA-256 hash of the concatenated parts.
 fn hash_number(parts: &[&[u8]]) -> u64 {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
@@ -42,8 +41,8 @@ fn hash_number(parts: &[&[u8]]) -> u64 {
 
 /// Returns the job's share of the instance of a lease.
 ///
-/// `home` is the home directory on the instance, if it is known yet. `nested` is true if the job has a separate virtual machine. `shares_host`
-/// is true if the instance is on the manager's host.
+/// `home` is the home directory on the instance, if it is known. `nested` means that the job has a virtual machine.
+/// `shares_host` means that the instance is on the manager's host.
 pub(super) fn slot_share(
     lease: &driver::LeaseHandle,
     settings: &AutoscalerSettings,
@@ -70,7 +69,7 @@ pub(super) fn slot_share(
     }
 }
 
-/// Converts a job's usage for the scaler. Values that cover only some processes are left out, because they are too low.
+/// Values that cover only some processes are too low, and therefore left out.
 pub(super) fn job_usage(used: &ResourceUsage) -> resources::JobUsage {
     let millis = Duration::from_millis;
     resources::JobUsage {

@@ -15,20 +15,17 @@ use super::lease::SCALER_ENDED;
 use super::provider::{Intake, ProviderContext};
 use super::settings;
 
-/// Time after which a refused reservation is retried, in case the scaler's notification is missed.
+/// In case the scaler's notification is missed.
 const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// Minimum interval between two removals of connections to deleted instances.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
-/// Reason why no slots are reserved while the manager shuts down.
 const INTAKE_CLOSED: &str = "the manager accepts no more jobs";
 
-/// Runs the background task of an instance executor.
 pub(super) async fn run(shared: Arc<ProviderContext>) {
     let ledger_lock = Arc::clone(&shared.options.ledger_lock).lock_owned().await;
     *shared.ledger_lock.lock() = Some(ledger_lock);
     let (scaler, plugins) = group_plugins::start_scaler(&shared).await;
     shared.check_claims();
-    // The first future ends when no plugin can send further reports. The second one ends with the scaler.
+    // The first future ends when no plugin can send further reports, the second future when the scaler ends.
     let plugins = plugins.into_iter().map(|plugin| plugin.follow(scaler.clone(), &shared));
     tokio::join!(futures::future::join_all(plugins), maintain_reservations(&shared, &scaler));
 }
@@ -57,13 +54,12 @@ async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
             () = shared.reservations_changed.notified() => {}
             // A scaler that has ended makes no more reservations.
             changed = capacity.changed() => if changed.is_err() { return },
-            // A fallback: the scaler notifies this task whenever a reservation becomes possible.
             () = tokio::time::sleep(RESERVATION_RETRY_INTERVAL), if refusal.is_some() => {}
         }
     }
 }
 
-/// Reserves the missing slots. Returns the reason if not all of them can be reserved.
+/// Returns the reason if not all slots can be reserved.
 async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
         let reserved = {
@@ -97,7 +93,7 @@ async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<
     }
 }
 
-/// Applies the scaling policies of changed settings. Keeps the old policies if the new ones are invalid.
+/// Keeps the old policies if the new ones are invalid.
 pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runner: &str) {
     match settings::scaler_config(settings, runner, 0) {
         Ok((config, _)) => scaler.set_policies(config.policies),
@@ -105,9 +101,8 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
     }
 }
 
-/// Drops the connections and the host keys of instances that no longer exist.
 async fn prune(shared: &ProviderContext, scaler: &Scaler) {
-    // The status may lack instances that appear while it is requested. Their connections are kept.
+    // The status may lack instances that appear meanwhile. Their connections are kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
     before.extend(shared.known_hosts().names().into_iter().map(InstanceId::new));
     let Some(status) = scaler.status().await else { return };

@@ -1,4 +1,4 @@
-//! Capabilities that only some executors and execution environments have. Each is a separate trait.
+//! Capabilities that only some executors and execution environments have.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use super::LeaseRecord;
 pub trait Elastic: Send + Sync {
     /// Reports that the coordinator answered a job request for which a slot was reserved.
     ///
-    /// `is_immediate_job` is true if the answer was a job, and the coordinator sent it without waiting for a job to be created.
+    /// `is_immediate_job` means that the coordinator returned a job without delay.
     fn request_answered(&self, is_immediate_job: bool);
 
-    /// Announces a lease of an earlier manager process. The executor keeps the environment of the lease until the lease is restored.
+    /// Announces a lease of an earlier manager process, whose environment must be kept until the lease is restored.
     fn announce_lease(&self, record: &LeaseRecord);
 
-    /// Reports that all leases of an earlier manager process that are still in use have been announced.
+    /// Reports that all leases of an earlier manager process have been announced.
     fn leases_announced(&self);
 
-    /// Returns whether a job left a suspended environment for a later job. `task_key` identifies the lease of that job.
+    /// Returns whether the job whose lease had this `task_key` left a suspended environment.
     async fn has_suspended_environment(&self, task_key: &str) -> bool;
 }
 
@@ -31,20 +31,20 @@ pub trait Sharing: Send + Sync {
     /// Returns the job's share. `None` after the slot was released.
     fn slot_share(&self) -> Option<SlotShare>;
 
-    /// Reports which resources the job used.
+    /// Reports the resources that the job used.
     fn report_usage(&self, used: &ResourceUsage);
 }
 
-/// Capability of an environment that can be suspended after its job has ended, for a later job.
+/// Capability of an environment that can be suspended after its job, for a later job.
 #[async_trait]
 pub trait Suspend: Send + Sync {
-    /// Checks whether the environment could be suspended now.
+    /// Checks whether the environment can be suspended now.
     ///
     /// # Errors
     /// Reason, as a message.
     async fn can_suspend(&self) -> Result<(), String>;
 
-    /// Suspends the environment for a later job of `owner` and ends the lease. The suspension is stored durably.
+    /// Suspends the environment for a later job of `owner` and ends the lease. The suspension is durable.
     ///
     /// # Errors
     /// Reason, as a message. The lease continues.
@@ -53,7 +53,7 @@ pub trait Suspend: Send + Sync {
 
 /// Capability of an environment that the executor can replace by another one.
 pub trait Replaceable: Send + Sync {
-    /// Returns the time after which the job is rescheduled or failed if the environment stops responding.
+    /// Returns the time for which a job waits if the environment stops responding.
     fn unresponsive_timeout(&self) -> Duration;
 
     /// Retires an environment that does not respond, so that no other job gets it. `reason` is shown to operators.
@@ -63,20 +63,20 @@ pub trait Replaceable: Send + Sync {
 /// A job's part of an environment that it shares with other jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotShare {
-    /// Slot in the environment, from 0. No other job of the environment has it at the same time.
+    /// First slot in the environment, from 0. No other job of the environment has this slot at the same time.
     pub slot: u32,
-    /// Number of slots that the job has, including `slot`.
+    /// Number of slots, including `slot`.
     pub slots: u32,
     /// Memory of these slots, in bytes. 0 means unknown.
     pub memory_bytes: u64,
-    /// Whether the measured usage decides how many slots later jobs of the same kind get.
+    /// Whether the measured usage decides how many slots later jobs of this kind get.
     pub measured: bool,
-    /// Storage of sticky contexts. `None` means that they are disabled, or that the environment has not been reached yet.
+    /// `None` means that sticky contexts are disabled, or that the environment has not been reached yet.
     pub sticky: Option<StickyContextSettings>,
-    /// Whether the machine belongs to this job only: no other job runs on the machine before, beside or after this job.
+    /// Whether no other job ever runs on the machine.
     pub is_exclusive: bool,
-    /// Whether the environment is on the manager's host. Other environments on that host may use the same slot numbers and the same
-    /// container engine.
+    /// Whether the environment is on the manager's host, whose other environments may use the same slot numbers and the
+    /// same container engine.
     pub shares_host: bool,
 }
 

@@ -2,21 +2,19 @@
 
 use std::path::{Component, Path, PathBuf};
 
-/// Directories of an execution environment. All paths are absolute.
+/// Directories of an execution environment, as absolute paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Directories {
     /// Directory below which jobs are checked out.
     pub builds: PathBuf,
     /// Directory below which caches are stored.
     pub cache: PathBuf,
-    /// Whether jobs of different projects share the environment.
-    ///
-    /// This sets `CI_SHARED_ENVIRONMENT` and the layout of `docs/spec/job-execution.md`, section 2.9.
+    /// Whether jobs of different projects share the environment (`docs/spec/job-execution.md`, section 2.9).
     pub shared: bool,
 }
 
 impl Directories {
-    /// Returns these defaults, replaced where a runner's configuration sets another directory.
+    /// Returns the directories with the configured ones of a runner.
     ///
     /// `None` keeps the default. A relative path is resolved against the parent of the default directory.
     #[must_use]
@@ -33,7 +31,7 @@ impl Directories {
     }
 }
 
-/// Resolves `.` and `..` in a path without reading the file system.
+/// Resolves `.` and `..` without reading the file system.
 fn resolve(path: &Path) -> PathBuf {
     let mut resolved = PathBuf::new();
     for component in path.components() {

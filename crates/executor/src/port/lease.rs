@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::ExecutionEnvironment;
 
-/// Record of a lease. The manager stores it before it uses the lease (R2 in `docs/spec/life-of-a-job.md`).
+/// Record of a lease, which the manager stores before it uses the lease (R2 in `docs/spec/life-of-a-job.md`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
-    /// ID of the environment. Unique within its executor, except for instances, whose IDs are unique only within their group.
+    /// ID of the environment. Unique within its executor, except for instances of different groups.
     pub environment: String,
-    /// Slot of the job in the environment.
+    /// Slot of the job.
     pub slot: Slot,
     /// Location of the environment.
     #[serde(default, skip_serializing_if = "Locality::is_local")]
@@ -22,19 +22,18 @@ pub struct LeaseRecord {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Locality {
-    /// The environment is on the manager's host, or on the only machine of its runner, so no other environment can take its jobs.
+    /// The environment is on the manager's host, or on the only machine of its runner.
     #[default]
     Local,
-    /// The environment is one of several machines with an agent each.
-    ///
-    /// Such a machine can be lost while the manager keeps running, and a job that has not started can be rescheduled to another machine.
+    /// The environment is one of several machines with an agent each. If the machine is lost, another machine can run
+    /// its job.
     Remote {
         /// Key of the lease in the executor's ledger.
         task_key: String,
         /// Group of the instance. Empty in records of earlier versions.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         group: String,
-        /// Virtual machine that was created for the job in the environment. `None` means that the job runs in the environment itself.
+        /// Virtual machine of the job. `None` means that the job runs in the environment itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vm: Option<NestedVm>,
     },
@@ -48,7 +47,7 @@ impl Locality {
     }
 }
 
-/// Virtual machine on an instance, used by one job.
+/// Virtual machine of one job on an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NestedVm {
     /// ID that the daemon on the instance assigned.
@@ -71,7 +70,7 @@ impl LeaseRecord {
         Self { environment: environment.into(), slot, locality }
     }
 
-    /// Returns the record of a lease on an instance of this group.
+    /// Sets the group of the instance.
     #[must_use]
     pub fn in_group(mut self, name: impl Into<String>) -> Self {
         if let Locality::Remote { group, .. } = &mut self.locality {
@@ -80,7 +79,7 @@ impl LeaseRecord {
         self
     }
 
-    /// Returns the ID of the environment with the group, if it has one. Unique within the executor.
+    /// Returns the environment's ID with its group, which is unique within the executor.
     #[must_use]
     pub fn unique_id(&self) -> String {
         match &self.locality {
@@ -95,7 +94,7 @@ impl LeaseRecord {
         !self.locality.is_local()
     }
 
-    /// Returns the key of the lease in the executor's ledger. `None` means that the executor has no ledger.
+    /// Returns the key of the lease in the executor's ledger. `None` means that the executor has none.
     #[must_use]
     pub fn task_key(&self) -> Option<&str> {
         match &self.locality {
@@ -104,7 +103,7 @@ impl LeaseRecord {
         }
     }
 
-    /// Returns the virtual machine that was created for the job, if any.
+    /// Returns the virtual machine of the job, if any.
     #[must_use]
     pub fn vm(&self) -> Option<&NestedVm> {
         match &self.locality {
@@ -114,41 +113,40 @@ impl LeaseRecord {
     }
 }
 
-/// One job's right to one slot of one environment.
+/// One job's right to one slot of one environment. [`Lease::release`] returns the slot.
 ///
-/// [`Lease::release`] returns the slot. If the lease is dropped without this call, the job may still be running: an executor whose environments
-/// outlive the manager reserves the slot for the manager's next start.
+/// A lease that is dropped without this call may still have a running job: an executor whose environments outlive the
+/// manager keeps the slot for the manager's next start.
 pub struct Lease {
     /// Record to store before the lease is used.
     pub record: LeaseRecord,
     /// Environment that the job runs in.
     pub environment: Arc<dyn ExecutionEnvironment>,
-    /// Notes for the trace: why earlier slots of the job were lost before anything was started in them.
+    /// Notes for the trace: why earlier slots of the job were lost before the job started.
     pub reschedule_notes: Vec<String>,
     guard: SlotGuard,
 }
 
 /// Holds a slot for a job. [`Lease`] describes the effect of dropping the guard without releasing it.
 pub trait Guard: Send + Sync {
-    /// Announces that the job has ended, and that its slot will be released soon.
+    /// Announces that the job has ended, so that its slot will soon be released.
     fn announce_end(&self) {}
 
-    /// Releases the slot: the job no longer needs it.
+    /// Releases the slot.
     fn release(self: Box<Self>);
 }
 
-/// Guard of a held slot.
+/// Guard of a lease.
 pub type SlotGuard = Box<dyn Guard>;
 
 impl Lease {
-    /// Returns a lease that holds `guard`.
+    /// Returns a lease with the slot of `guard`.
     #[must_use]
     pub fn new(record: LeaseRecord, environment: Arc<dyn ExecutionEnvironment>, guard: SlotGuard) -> Self {
         Self { record, environment, reschedule_notes: Vec::new(), guard }
     }
 
-    /// Announces that the job has ended, and that its slot will be released soon. The next job of the project can then wait for
-    /// this slot instead of taking another one.
+    /// Announces that the job has ended, so that the next job of the project can wait for this slot.
     pub fn announce_end(&self) {
         self.guard.announce_end();
     }
@@ -165,8 +163,7 @@ impl std::fmt::Debug for Lease {
     }
 }
 
-/// Runner and project of a job. `CI_CONCURRENT_ID` numbers the concurrent jobs of the runner, and `CI_CONCURRENT_PROJECT_ID` the
-/// concurrent jobs of the runner in the project.
+/// Runner and project of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SlotKey {
     /// Short form of the runner's token, as it appears in the paths of its jobs.
@@ -180,7 +177,7 @@ pub struct SlotKey {
 pub struct Slot {
     /// `CI_CONCURRENT_ID`: lowest number that no concurrent job of the runner has.
     pub id: u32,
-    /// `CI_CONCURRENT_PROJECT_ID`: lowest number that no concurrent job of the runner in the same project has.
+    /// `CI_CONCURRENT_PROJECT_ID`: lowest number that no concurrent job of the runner in the project has.
     pub project_slot: u32,
     /// Runner and project of the job.
     pub key: SlotKey,

@@ -1,4 +1,4 @@
-//! Executor kinds: the objects that are registered under the names of executors.
+//! Executor kinds, which are registered under the names of executors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,17 +11,15 @@ use parking_lot::Mutex;
 
 use crate::Executor;
 
-/// Reason why a runner cannot have an executor. Each kind has its own error type.
+/// Reason why a runner cannot have an executor.
 pub type ConfigureError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Source of all executors of one name.
-///
-/// A kind may own files, machines or a socket in addition to the executors.
 #[async_trait]
 pub trait ExecutorKind: Send + Sync + 'static {
     /// Returns the executor of a runner.
     ///
-    /// Called for each runner of this kind with each new configuration; `runners` are all configured runners.
+    /// Called for each runner of this kind with each new configuration. `runners` are all configured runners.
     ///
     /// # Errors
     /// [`ConfigureError`] if the runner cannot have an executor. The manager then requests no jobs for the runner.
@@ -33,13 +31,12 @@ pub trait ExecutorKind: Send + Sync + 'static {
 
     /// Receives the runners that have this kind of executor, in the order of the configuration.
     ///
-    /// Called after each new configuration, and after executors of removed runners were removed.
+    /// Called after each new configuration and after the removal of executors.
     fn configured(&self, _runners: &[RunnerKey]) {}
 
     /// Removes the executor of a runner that has no jobs left and no longer uses it.
     ///
-    /// The runner was removed from the configuration, or has another executor now. Returns a future that deletes the environments of the
-    /// runner. `None` means that there is nothing to delete.
+    /// Returns a future that deletes the environments of the runner. `None` means that there is nothing to delete.
     fn remove(&self, _runner: &RunnerKey) -> Option<BoxFuture<'static, ()>> {
         None
     }
@@ -50,11 +47,11 @@ pub trait ExecutorKind: Send + Sync + 'static {
     /// Called when the manager requests no more jobs.
     fn drain(&self) {}
 
-    /// Stops all executors, because the manager exits. Returns within about `timeout`.
+    /// Stops all executors within about `timeout`, because the manager exits.
     async fn stop(&self, _timeout: Duration) {}
 }
 
-/// Kind whose executors are created by a function of the runner's settings.
+/// Kind whose executors are created from a runner's settings.
 ///
 /// Changed settings create another executor. Running jobs keep the executor with which they started.
 pub(super) struct PerRunner<F> {
@@ -62,7 +59,7 @@ pub(super) struct PerRunner<F> {
     created: Mutex<BTreeMap<RunnerKey, CreatedExecutor>>,
 }
 
-/// An executor, with the settings that it was created from.
+/// An executor, with the settings from which it was created.
 type CreatedExecutor = (Arc<RunnerSettings>, Arc<dyn Executor>);
 
 impl<F> PerRunner<F> {

@@ -2,8 +2,8 @@
 //!
 //! # How to add an executor
 //!
-//! 1. Implement [`Executor`] and [`ExecutionEnvironment`](crate::ExecutionEnvironment) in a module of this crate, or in a separate crate.
-//!    Optional abilities are the capability traits of the port: implement those that apply.
+//! 1. Implement [`Executor`] and [`ExecutionEnvironment`](crate::ExecutionEnvironment) in a module of this crate, or in
+//!    a separate crate. Optional abilities are the capability traits of the port: implement what applies.
 //! 2. Register it by name where the binary builds the registry (`muster::runner::run::executors`), with one line:
 //!
 //! ```
@@ -14,17 +14,17 @@
 //! let registry = Registry::new().register("chroot", chroot);
 //! ```
 //!
-//! The function receives the checked settings of a runner and returns its executor. There are three ways to register, and
-//! [`Registry::alias`] gives an executor further names:
+//! The function receives the checked settings of a runner and returns its executor. There are three ways to register,
+//! and [`Registry::alias`] gives an executor further names:
 //!
 //! - [`Registry::register`]: each runner has a separate executor. This is the usual choice.
 //! - [`Registry::register_shared`]: all runners share one executor, as they share this host.
-//! - [`Registry::register_kind`]: for executors that own something beyond their jobs, such as instances, which must be cleaned up when a
-//!   runner is removed or the manager exits ([`ExecutorKind`]).
+//! - [`Registry::register_kind`]: for executors that own something beyond their jobs, such as instances
+//!   ([`ExecutorKind`]).
 //!
 //! 3. Add the name to those that the configuration accepts (`muster_config::EXECUTORS`).
 //!
-//! The executor of a runner exists as long as the configuration has the runner with that executor name, and until its last job has ended.
+//! The executor of a runner exists until the configuration no longer has it and its last job has ended.
 
 mod kind;
 #[cfg(test)]
@@ -49,22 +49,20 @@ use crate::{Capacity, Executor};
 
 /// All executors, by name and runner.
 pub struct Registry {
-    /// Executors that several runners share, by name of the executor.
+    /// Executors that several runners share, by name.
     shared: BTreeMap<&'static str, ProvidedExecutor>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
-    /// Further names of registered executors.
+    /// Registered names of aliases.
     aliases: BTreeMap<&'static str, &'static str>,
-    /// Executors of single runners.
     runners: BTreeMap<(RunnerKey, &'static str), ProvidedExecutor>,
     /// Configured runners, with the names of their executors.
     configured: Vec<(RunnerKey, &'static str)>,
-    /// Tasks that clean up after removed executors, for example by deleting their instances.
+    /// Tasks that clean up after removed executors.
     removals: JoinSet<()>,
-    /// Whether a capacity has changed since [`Self::capacities`] returned it.
+    /// Whether a capacity has changed since the last [`Self::capacities`] call.
     capacities_dirty: bool,
 }
 
-/// An executor, with the receiver of its capacity.
 struct ProvidedExecutor {
     executor: Arc<dyn Executor>,
     capacity: watch::Receiver<Capacity>,
@@ -83,7 +81,7 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Returns a registry without executors.
+    /// Returns an empty registry.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -97,7 +95,7 @@ impl Registry {
         }
     }
 
-    /// Registers a function that creates the executor of a runner from its settings, or returns the reason why it cannot.
+    /// Registers a function that creates the executor of a runner, or returns the reason why it cannot.
     #[must_use]
     pub fn register<F>(self, name: &'static str, create: F) -> Self
     where
@@ -106,7 +104,7 @@ impl Registry {
         self.register_kind(name, Arc::new(PerRunner::new(create)))
     }
 
-    /// Registers an executor. All runners whose setting `executor` is `name` share it.
+    /// Registers an executor that all runners with `executor = name` share.
     #[must_use]
     pub fn register_shared(mut self, name: &'static str, executor: Arc<dyn Executor>) -> Self {
         self.shared.insert(name, ProvidedExecutor::new(executor));
@@ -120,7 +118,7 @@ impl Registry {
         self
     }
 
-    /// Gives a registered executor another name. The name may affect how jobs run, but both names use the same environments.
+    /// Gives a registered executor another name.
     ///
     /// A runner that changes from one name to the other keeps its executor.
     #[must_use]
@@ -129,13 +127,14 @@ impl Registry {
         self
     }
 
-    /// Returns whether the runner has an executor, and can have jobs.
+    /// Returns whether the runner has an executor and can have jobs.
     #[must_use]
     pub fn has(&self, runner: &RunnerSettings) -> bool {
         runner.steps.problem.is_none() && self.provided(&runner.executor, &runner.key).is_some()
     }
 
-    /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their runner.
+    /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their
+    /// runner.
     ///
     /// If the runner no longer has this executor, returns one that provides no environments.
     #[must_use]
@@ -157,7 +156,7 @@ impl Registry {
 
     /// Applies a configuration.
     ///
-    /// Executors of runners that were removed or have another executor now are removed, unless `has_jobs` returns true for the runner.
+    /// Removes executors that are no longer configured, unless `has_jobs` returns true for their runner.
     pub fn configure(&mut self, runners: &[Arc<RunnerSettings>], has_jobs: impl Fn(&RunnerKey) -> bool) {
         self.capacities_dirty = true;
         self.configured.clear();
@@ -190,7 +189,7 @@ impl Registry {
         self.announce_configured();
     }
 
-    /// Removes executors without jobs whose runners were removed or have another executor now.
+    /// Removes executors without jobs that are no longer configured.
     pub fn remove_unused(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
         while self.removals.try_join_next().is_some() {}
         let configured: BTreeSet<_> = self.configured.iter().collect();
@@ -215,19 +214,19 @@ impl Registry {
         }
     }
 
-    /// Reports to all executor kinds that the manager requests no more jobs.
+    /// Reports that the manager requests no more jobs.
     pub fn drain(&mut self) {
         self.kinds.values().for_each(|kind| kind.drain());
     }
 
-    /// Reports to all executor kinds that all leases of an earlier manager process have been announced.
+    /// Reports that all leases of an earlier manager process have been announced.
     pub fn leases_announced(&mut self) {
         self.kinds.values().for_each(|kind| kind.leases_announced());
     }
 
     /// Returns the capacity of each runner, or an empty list if no capacity has changed since the last call.
     ///
-    /// A runner that requests no jobs, for example because it has no executor, has a capacity of 0.
+    /// A runner that requests no jobs has a capacity of 0.
     pub fn capacities(&mut self, runners: &[Arc<RunnerSettings>]) -> Vec<(RunnerKey, Capacity)> {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
@@ -247,8 +246,8 @@ impl Registry {
         runners.iter().map(&mut capacity).collect()
     }
 
-    /// Reports that the coordinator answered a job request of the runner. `is_immediate_job` is explained at
-    /// [`Elastic::request_answered`](crate::Elastic::request_answered).
+    /// Reports an answer to a job request of the runner
+    /// ([`Elastic::request_answered`](crate::Elastic::request_answered)).
     pub fn request_answered(&self, runner: &RunnerKey, is_immediate_job: bool) {
         let of_runner = self.runners.iter().filter(|((key, _), _)| key == runner);
         for executor in of_runner.filter_map(|(_, provided)| provided.executor.elastic()) {
@@ -276,7 +275,7 @@ impl Registry {
         }
     }
 
-    /// Stops the executors of all kinds, each within about `timeout`. Shared executors need no stop.
+    /// Stops the executors of all kinds within about `timeout`. Shared executors need no stop.
     pub async fn stop(&mut self, timeout: Duration) {
         self.runners.clear();
         let stopped = join_all(self.kinds.values().map(|kind| kind.stop(timeout)));
@@ -285,7 +284,6 @@ impl Registry {
     }
 }
 
-/// Returns the name under which an executor is registered.
 fn registered_name<'a>(aliases: &BTreeMap<&'static str, &'static str>, executor: &'a str) -> &'a str {
     aliases.get(executor).copied().unwrap_or(executor)
 }

@@ -6,7 +6,6 @@ use muster_job::Secret;
 use super::*;
 use crate::{EnvironmentRequest, ExecutorError, Lease, LeaseRecord, Slot, SlotKey};
 
-/// An executor that has a capacity, but no environments.
 struct StubExecutor(watch::Sender<Capacity>);
 
 impl StubExecutor {
@@ -63,7 +62,7 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
 }
 
-/// Executor kind that gives the same executor to all runners, and counts the runners that are removed.
+/// Gives the same executor to all runners, and counts removed runners.
 struct OneExecutor(Arc<dyn Executor>, Arc<AtomicU32>);
 
 impl ExecutorKind for OneExecutor {

@@ -1,4 +1,4 @@
-//! Executor for jobs whose runner no longer has one.
+//! Executor for jobs whose runner no longer has an executor.
 
 use async_trait::async_trait;
 use tokio::sync::watch;

@@ -33,7 +33,7 @@ pub enum SshError {
     /// The file with host keys cannot be read.
     #[error(transparent)]
     KnownHosts(#[from] KnownHostsFileError),
-    /// The host keys file has no key of the machine.
+    /// The file with host keys has no key of the machine.
     #[error(
         "the host key of {address} is {found}, and {} has no key for `{entry}`; no credentials were sent; compare the key with \
          that of the machine (`ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there), then run \
@@ -44,7 +44,7 @@ pub enum SshError {
         address: String,
         /// Fingerprint of the machine's key.
         found: String,
-        /// Host keys file.
+        /// File with host keys.
         path: PathBuf,
         /// Name of the machine in the file.
         entry: String,
@@ -53,7 +53,7 @@ pub enum SshError {
         /// Port of the machine.
         port: u16,
     },
-    /// The machine has another key than the host keys file.
+    /// The machine has another key than the file with host keys.
     #[error(
         "the host key of {address} is {found}, but {} has {known}; another machine may use this address, so no credentials were \
          sent; if the machine was reinstalled, run `ssh-keygen -R '{entry}' -f {}` and add its new key", path.display(), path.display()
@@ -65,7 +65,7 @@ pub enum SshError {
         found: String,
         /// Fingerprints in the file.
         known: String,
-        /// Host keys file.
+        /// File with host keys.
         path: PathBuf,
         /// Name of the machine in the file.
         entry: String,

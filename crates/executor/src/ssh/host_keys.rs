@@ -1,4 +1,4 @@
-//! The host keys that a machine may have.
+//! Accepted host keys of a machine.
 
 use std::path::PathBuf;
 
@@ -7,27 +7,18 @@ use muster_remote::{DialError, HostKey, KnownHosts, known_hosts_file};
 
 use super::error::SshError;
 
-/// Host keys of one machine.
 #[derive(Debug)]
 pub(super) enum HostKeys {
     /// Every key is accepted.
     Any,
     /// Only these keys are accepted.
-    Known {
-        keys: Vec<HostKey>,
-        /// File that contains the keys.
-        path: PathBuf,
-        host: String,
-        port: u16,
-    },
+    Known { keys: Vec<HostKey>, path: PathBuf, host: String, port: u16 },
 }
 
 impl HostKeys {
-    /// Reads the keys of a machine.
-    ///
     /// # Errors
-    /// [`SshError`] if the file cannot be read, or if no file is configured and the user has no home directory. A missing file counts as
-    /// empty.
+    /// [`SshError`] if the file cannot be read, or if no file is configured and the user has no home directory. A
+    /// missing file counts as empty.
     pub(super) async fn load(settings: &SshSettings, port: u16) -> Result<Self, SshError> {
         if settings.accepts_any_host_key {
             return Ok(Self::Any);
@@ -39,7 +30,7 @@ impl HostKeys {
         Ok(Self::Known { keys, path, host, port })
     }
 
-    /// Returns a store in which the accepted keys are pinned under the name of the machine. For [`Self::Any`], no key is pinned.
+    /// For [`Self::Any`], the store is empty.
     pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
         let hosts = KnownHosts::default();
         if let Self::Known { keys, .. } = self {
@@ -48,7 +39,7 @@ impl HostKeys {
         hosts
     }
 
-    /// Converts the error of a failed connection. If the host key was rejected, the message explains what an operator can do.
+    /// If the host key was rejected, the message explains what an operator can do.
     pub(super) fn explain(&self, error: DialError) -> SshError {
         let Self::Known { path, host, port, .. } = self else { return SshError::Dial { source: error } };
         let (path, entry) = (path.clone(), known_hosts_file::entry(host, *port));

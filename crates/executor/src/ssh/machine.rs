@@ -11,10 +11,9 @@ use super::error::SshError;
 use super::host_keys::HostKeys;
 use crate::deploy::{DeployError, Dial, Dialed};
 
-/// Maximum time for all attempts to connect with one of the credentials.
+/// For all attempts with one of the credentials.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Address and credentials of a machine, checked.
 #[derive(Debug, Clone)]
 pub(super) struct SshMachine {
     settings: Arc<SshSettings>,
@@ -23,8 +22,6 @@ pub(super) struct SshMachine {
 }
 
 impl SshMachine {
-    /// Checks the settings of a machine. Does not connect to the machine.
-    ///
     /// # Errors
     /// [`SshError`] if the port is invalid, or if there are no credentials.
     pub(super) fn new(settings: &Arc<SshSettings>) -> Result<Self, SshError> {
@@ -37,12 +34,11 @@ impl SshMachine {
         Ok(Self { settings: Arc::clone(settings), port, name })
     }
 
-    /// Returns the name of the machine: user, host and port.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the credentials to try: the key, and then the password, as in gitlab-runner.
+    /// The key, and then the password, as in gitlab-runner.
     async fn targets(&self) -> Result<Vec<Target>, SshError> {
         let SshSettings { host, user, password, identity_file, .. } = &*self.settings;
         let target = || Target {

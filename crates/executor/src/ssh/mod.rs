@@ -5,8 +5,8 @@
 //! last lease dropped --> session closed; the agent exits when it is idle
 //! ```
 //!
-//! All jobs of a runner share one session and one agent, as the jobs of an instance do. A session exists only while jobs use it. The
-//! manager neither creates nor deletes the machine, and no other machine can take its jobs.
+//! All jobs of a runner share one session and one agent. A session exists only while jobs use it. The manager neither
+//! creates nor deletes the machine, and no other machine can take its jobs.
 
 mod error;
 mod host_keys;
@@ -37,7 +37,7 @@ pub use error::SshError;
 /// Name of the executor in the configuration.
 pub const NAME: &str = "ssh";
 
-/// Executors of all runners whose jobs run on a machine that is reached over SSH.
+/// Executors of all runners with `executor = "ssh"`.
 pub struct SshExecutors {
     agents: Arc<Agents>,
     /// Maximum number of concurrent jobs of one runner.
@@ -83,7 +83,6 @@ impl ExecutorKind for SshExecutors {
     }
 }
 
-/// Executor of one runner.
 struct SshExecutor {
     agents: Arc<Agents>,
     slots: Slots,
@@ -91,18 +90,14 @@ struct SshExecutor {
     current: Mutex<CurrentMachine>,
 }
 
-/// The machine of the newest settings.
 struct CurrentMachine {
     settings: Arc<SshSettings>,
     machine: SshMachine,
-    /// Environment of the jobs that use the machine now.
-    ///
-    /// Jobs that started with other settings have another environment.
+    /// Environment of the jobs that use this machine. Jobs with earlier settings have another environment.
     used: Weak<SshEnvironment>,
 }
 
 impl SshExecutor {
-    /// Applies the settings to later jobs.
     fn apply(&self, settings: &Arc<SshSettings>, machine: SshMachine) {
         let mut current = self.current.lock();
         if current.settings != *settings {
@@ -110,7 +105,7 @@ impl SshExecutor {
         }
     }
 
-    /// Returns the environment for a job. Jobs that run at the same time share it.
+    /// Jobs that run at the same time share the environment.
     fn environment(&self) -> Arc<SshEnvironment> {
         let mut current = self.current.lock();
         if let Some(used) = current.used.upgrade() {
@@ -162,7 +157,6 @@ impl Executor for SshExecutor {
     }
 }
 
-/// The machine, while jobs use it.
 struct SshEnvironment {
     machine: SshMachine,
     remote: RemoteMachine,

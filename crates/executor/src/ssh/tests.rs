@@ -64,7 +64,6 @@ fn failed_connection_error_names_its_cause_once() {
     assert_eq!(error, "failed to connect to the machine of [runners.ssh]: the credentials have expired");
 }
 
-/// Two jobs must not have the same directory, even if the settings changed between them.
 #[tokio::test]
 async fn slots_in_use_stay_in_use_when_the_settings_change() {
     let executors = executors();

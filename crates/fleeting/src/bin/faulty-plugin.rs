@@ -31,9 +31,6 @@ struct Config {
 
 impl Config {
     /// Returns the fault, and the lock file if the fault is `stale_lock`.
-    ///
-    /// # Errors
-    /// No fault is configured, or the fault makes `init` fail.
     fn check(self) -> Result<(String, Option<PathBuf>), Error> {
         let is_uppercase = self.uppercase_fault.is_some();
         let fault = self.uppercase_fault.or(self.fault).ok_or("no fault is configured")?;

@@ -6,7 +6,7 @@ pub struct Case {
     /// ID of the case.
     /// IDs with P, H and C are from `docs/spec/fleeting.md`. L stands for the lifecycle of instances.
     pub id: &'static str,
-    /// Behavior of a plugin that passes the case: a verb phrase about the plugin, or a clause with another subject.
+    /// Behavior of a plugin that passes the case, such as `exits with 0 after Shutdown`.
     pub title: &'static str,
 }
 

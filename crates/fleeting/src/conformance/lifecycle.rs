@@ -13,12 +13,10 @@ use crate::model::InstanceState;
 use crate::protocol::SUSPEND_RESUME;
 use crate::protocol::group::{ConnectInfoRequest, Empty, IncreaseRequest, InitResponse};
 
-/// ID of an instance that does not exist.
 pub(super) const UNKNOWN_ID: &str = "muster-no-such-instance";
 /// Longest interval between two snapshots.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A process of the plugin under test, and the instances that its snapshots have listed.
 pub(super) struct LifecycleRun<'a> {
     pub(super) plan: &'a Plan,
     pub(super) plugin: PluginUnderTest,
@@ -113,7 +111,7 @@ impl<'a> LifecycleRun<'a> {
         };
         run.record_result("L3", count_result);
         let is_running = |id: &String| self.tracker.state(id) == Some(InstanceState::Running);
-        let ids: Vec<String> = self.tracker.created().into_iter().filter(is_running).collect();
+        let ids: Vec<String> = self.tracker.existing_created().into_iter().filter(is_running).collect();
         run.record_result(
             "L6",
             if are_all_running {
@@ -133,7 +131,6 @@ impl<'a> LifecycleRun<'a> {
         self.run_removal_cases(run, &ids).await
     }
 
-    /// Reads a complete snapshot and records it.
     pub(super) async fn read_snapshot(&mut self) -> Result<(), String> {
         let mut group = self.plugin.connection.group();
         let read = async move {
@@ -170,7 +167,6 @@ impl<'a> LifecycleRun<'a> {
         }
     }
 
-    /// Requests instances until the plugin has accepted `wanted` of them.
     async fn increase(&mut self, wanted: u32) -> Result<usize, String> {
         let (deadline, mut delay, mut accepted) = (Instant::now() + self.plan.create_timeout, self.plan.poll, 0);
         while accepted < wanted {
@@ -200,7 +196,7 @@ impl<'a> LifecycleRun<'a> {
     async fn wait_until_running(&mut self, accepted: usize) -> Result<bool, String> {
         let is_running = |tracker: &InstanceTracker, id: &String| tracker.state(id) == Some(InstanceState::Running);
         let are_all_running = |tracker: &InstanceTracker| {
-            let created = tracker.created();
+            let created = tracker.existing_created();
             created.len() >= accepted && created.iter().all(|id| is_running(tracker, id))
         };
         let all_running = self.wait_for(self.plan.create_timeout, are_all_running).await?;
@@ -211,7 +207,6 @@ impl<'a> LifecycleRun<'a> {
         Ok(all_running)
     }
 
-    /// Checks that an error has a readable message.
     async fn check_error_message(&mut self) -> Outcome {
         let mut group = self.plugin.connection.group();
         let request = ConnectInfoRequest { instance: UNKNOWN_ID.to_owned() };
@@ -245,7 +240,7 @@ async fn check_restart(plan: &Plan) -> Outcome {
         if !lifecycle.wait_until_running(accepted).await? {
             return Err("the instance for this case did not start".to_owned());
         }
-        Ok(lifecycle.tracker.created())
+        Ok(lifecycle.tracker.existing_created())
     };
     let created = plan.stop.run_until_cancelled(created).await.unwrap_or_else(|| Err("the run was stopped".to_owned()));
     let LifecycleRun { plugin, mut tracker, .. } = lifecycle;
@@ -259,7 +254,7 @@ async fn check_restart(plan: &Plan) -> Outcome {
         (Ok(started), _) => started,
         (Err(error), restart_error) => {
             let first_error = restart_error.as_ref().unwrap_or(&error);
-            let remaining = tracker.created().join(", ");
+            let remaining = tracker.existing_created().join(", ");
             return Outcome::Fail(if remaining.is_empty() {
                 first_error.clone()
             } else {

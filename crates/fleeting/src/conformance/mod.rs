@@ -5,12 +5,8 @@
 //! Plan (command, settings, timeouts) --run--> processes of the plugin, one after the other --> Report: a verdict per case
 //! ```
 //!
-//! The kit is a strict host. It starts the plugin in the ways that hosts do, creates a few instances, connects to them, deletes them, and
-//! checks each response. It always requests the deletion of the instances that it created, also after failed cases. For each case, the tests of
-//! this crate run a plugin with a fault: the case fails, or warns if hosts tolerate the fault.
-//!
-//! - `cases` has the IDs and titles, `plugin_process` runs the plugin, `tracker` checks snapshots without I/O.
-//! - `start`, `init`, `lifecycle`, `connections`, `removal` and `exit` have the cases, by topic.
+//! The kit is a strict host: it starts the plugin, creates, uses and deletes instances, and checks each response. It
+//! always requests the deletion of the instances that it created, also after failed cases.
 
 mod cases;
 mod connections;

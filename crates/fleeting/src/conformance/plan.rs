@@ -35,7 +35,7 @@ pub struct Plan {
     pub config: Value,
     /// Settings that the plugin gets for connections to instances: the table `connector_config`.
     pub connector: ConnectorConfig,
-    /// Settings of `connector_config` that only a host uses. The kit uses them itself and does not send them to the plugin.
+    /// Settings of `connector_config` that only the host uses. They are not sent to the plugin.
     pub dial: DialOptions,
     /// Number of instances to create, at least 1 and at most the maximum size of the group. Defaults to 2.
     /// The restart case creates one more after these were deleted.

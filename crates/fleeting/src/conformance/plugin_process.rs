@@ -28,21 +28,18 @@ use muster_job::error_chain;
 const MAX_LINES: usize = 2_000;
 /// Maximum length of a stored line in bytes. A longer line is stored in pieces.
 const MAX_LINE_BYTES: usize = 64 * 1024;
-/// Maximum number of bytes that [`command_line`] reads from each of stdout and stderr.
+/// Maximum number of bytes that [`run_command_line`] reads from each of stdout and stderr.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
-/// Time for the plugin to accept the streams that stay open (its output, and its broker).
-/// A Go server may delay its response until it has data to send, but it has received the call before this time ends.
+/// Maximum time to wait until the plugin has accepted the streams that stay open.
+/// A Go server may delay its response until it has data to send.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reason why a call failed.
 #[derive(Debug, Clone)]
 pub(super) enum CallFailure {
-    /// The plugin did not respond in time.
     Timeout(Duration),
     /// The process ended, or the connection broke.
     Disconnected(String),
-    /// The plugin returned an error.
     Error(Box<Status>),
 }
 
@@ -61,7 +58,6 @@ impl CallFailure {
     }
 }
 
-/// A running plugin.
 pub(super) struct PluginUnderTest {
     process: Process,
     pub(super) connection: Connection,
@@ -69,7 +65,6 @@ pub(super) struct PluginUnderTest {
     timeout: Duration,
 }
 
-/// Process of a running plugin.
 pub(super) struct Process {
     child: Child,
     group: ProcessGroup,
@@ -98,7 +93,6 @@ impl Process {
     }
 }
 
-/// Lines that a process wrote to stderr.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
@@ -115,20 +109,18 @@ impl Log {
     }
 }
 
-/// Returns the command that starts the plugin as a host does, with the plan's arguments and `extra`.
 fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
     let mut command = command(&plan.executable, sockets);
     command.args(&plan.arguments).args(extra.iter().map(OsStr::new)).kill_on_drop(true);
     command
 }
 
-/// Returns how a process exited, for messages such as `exits with 3`.
 pub(super) fn exit_text(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| code.to_string())
 }
 
 /// Runs the plugin with command-line arguments. Returns `None` if it does not exit in time.
-pub(super) async fn command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
+pub(super) async fn run_command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
     let directory = socket_directory()?;
     let mut command = host_command(plan, directory.path(), arguments);
     // The plugin is run as from an operator's shell, in which these variables are not set.
@@ -198,7 +190,6 @@ impl PluginUnderTest {
         }
     }
 
-    /// Makes a call with the plan's timeout.
     pub(super) async fn call<T>(&mut self, work: impl Future<Output = Result<T, Status>>) -> Result<T, CallFailure> {
         let outcome = tokio::time::timeout(self.timeout, work).await;
         match outcome {
@@ -217,7 +208,6 @@ impl PluginUnderTest {
         }
     }
 
-    /// Calls `Init` with `config` as the bytes of the settings.
     pub(super) async fn init(
         &mut self,
         config: Vec<u8>,
@@ -229,7 +219,6 @@ impl PluginUnderTest {
         answer.map(tonic::Response::into_inner)
     }
 
-    /// Calls `Init` with the settings of the plan.
     pub(super) async fn init_as_planned(&mut self, plan: &Plan) -> Result<InitResponse, CallFailure> {
         self.init(config_bytes(&plan.config), Some(&plan.connector)).await
     }
@@ -245,13 +234,11 @@ impl PluginUnderTest {
         self.process
     }
 
-    /// Kills the process and returns the lines that it wrote to stderr.
     pub(super) async fn kill(self) -> Vec<String> {
         self.process.kill().await
     }
 }
 
-/// Returns the settings as a host sends them.
 pub(super) fn config_bytes(config: &Value) -> Vec<u8> {
     config.to_string().into_bytes()
 }
@@ -287,7 +274,6 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
     }
 }
 
-/// Waits until the log has a line.
 async fn wait_for_log(log: &Log) {
     while log.lines().is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -10,7 +10,6 @@ use super::verdict::{Outcome, Run};
 use crate::model::InstanceState;
 use crate::protocol::group::DecreaseRequest;
 
-/// Delay between two attempts to delete the remaining instances.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 impl LifecycleRun<'_> {
@@ -45,7 +44,7 @@ impl LifecycleRun<'_> {
 
     /// Deletes one instance. The inner error is the reason why the case fails. The outer error means that snapshots cannot be read.
     async fn remove_one(&mut self, id: &String) -> Result<Result<(), String>, String> {
-        let others: Vec<String> = self.tracker.created().into_iter().filter(|other| other != id).collect();
+        let others: Vec<String> = self.tracker.existing_created().into_iter().filter(|other| other != id).collect();
         let accepted = match self.decrease(std::slice::from_ref(id)).await {
             Ok(accepted) => accepted,
             Err(failure) => return Ok(Err(failure.text("Decrease"))),
@@ -63,7 +62,6 @@ impl LifecycleRun<'_> {
         Ok(if lost.is_empty() { Ok(()) } else { Err(format!("Decrease of {id} also deleted {}", lost.join(", "))) })
     }
 
-    /// Deletes an instance with a request that also contains an unknown instance.
     async fn remove_with_unknown(&mut self, id: &String) -> Result<Outcome, String> {
         let failure = match self.decrease(&[id.clone(), UNKNOWN_ID.to_owned()]).await {
             Ok(accepted) if accepted.contains(id) => return Ok(Outcome::Pass),
@@ -101,14 +99,13 @@ impl LifecycleRun<'_> {
         }
     }
 
-    /// Requests deletions until all instances are deleted.
     pub(super) async fn remove_all(&mut self) -> Result<(), String> {
         let deadline = Instant::now() + self.plan.delete_timeout;
         let mut last_error = String::new();
         loop {
             // If the snapshot cannot be read, instances that are not known yet may exist.
             let snapshot = self.read_snapshot().await;
-            let existing = self.tracker.created();
+            let existing = self.tracker.existing_created();
             if snapshot.is_ok() && existing.is_empty() {
                 return Ok(());
             }

@@ -1,7 +1,7 @@
 //! Cases about the command line and the handshake.
 
 use super::plan::Plan;
-use super::plugin_process::{PluginUnderTest, command_line, exit_text};
+use super::plugin_process::{PluginUnderTest, exit_text, run_command_line};
 use super::verdict::{Outcome, Run};
 use crate::protocol::VERSIONS_KEY;
 
@@ -28,7 +28,7 @@ pub(super) async fn run(run: &mut Run<'_>) {
     run.record("P3", outcome);
     let outcome = check_unknown_arguments(plan).await;
     run.record("P4", outcome);
-    let outcome = match command_line(plan, &["bootstrap"]).await {
+    let outcome = match run_command_line(plan, &["bootstrap"]).await {
         Ok(Some(output)) if output.status.success() => {
             Outcome::Fail("exits with 0, although nothing was copied".to_owned())
         }
@@ -40,7 +40,7 @@ pub(super) async fn run(run: &mut Run<'_>) {
 }
 
 async fn check_manual_start(plan: &Plan) -> Result<(), String> {
-    let Some(output) = command_line(plan, &[]).await? else {
+    let Some(output) = run_command_line(plan, &[]).await? else {
         return Err(
             "does not exit if FLEETING_INSTANCE_GROUP_PLUGIN, which the host sets, is missing; print usage and exit with 1".to_owned()
         );
@@ -80,7 +80,7 @@ async fn check_protocol_versions(plan: &Plan) -> Result<(), String> {
 
 async fn check_version_output(plan: &Plan) -> Outcome {
     for argument in ["-version", "--version", "version"] {
-        let output = match command_line(plan, &[argument]).await {
+        let output = match run_command_line(plan, &[argument]).await {
             Ok(Some(output)) => output,
             Ok(None) => {
                 return Outcome::Warn(format!("{argument} does not exit; operators expect the plugin's version"));
@@ -105,7 +105,7 @@ async fn check_version_output(plan: &Plan) -> Outcome {
 }
 
 async fn check_unknown_arguments(plan: &Plan) -> Outcome {
-    let flag_problem = match command_line(plan, &["-muster-unknown-flag"]).await {
+    let flag_problem = match run_command_line(plan, &["-muster-unknown-flag"]).await {
         Ok(Some(output)) if output.status.code() == Some(2) => None,
         Ok(Some(output)) => {
             Some(format!("exits with {} for an unknown flag; plugins usually exit with 2", exit_text(output.status)))

@@ -31,7 +31,6 @@ pub(super) struct InstanceTracker {
 }
 
 impl InstanceTracker {
-    /// Records a complete snapshot.
     pub(super) fn record_snapshot(&mut self, snapshot: &[(String, i32)]) {
         let is_first_snapshot = self.snapshots == 0;
         self.snapshots += 1;
@@ -96,7 +95,6 @@ impl InstanceTracker {
         instance.deleted = state.is_deleted();
     }
 
-    /// Records a request to delete instances.
     pub(super) fn request_deletion(&mut self, ids: &[String]) {
         for id in ids {
             if let Some(instance) = self.instances.get_mut(id) {
@@ -111,7 +109,7 @@ impl InstanceTracker {
     }
 
     /// Returns the existing instances that the kit created.
-    pub(super) fn created(&self) -> Vec<String> {
+    pub(super) fn existing_created(&self) -> Vec<String> {
         self.instances
             .iter()
             .filter(|(_, instance)| !instance.preexisting && !instance.deleted)
@@ -142,7 +140,6 @@ impl InstanceTracker {
         self.instances.values().filter(|instance| !instance.preexisting).count()
     }
 
-    /// Returns whether the instance exists.
     pub(super) fn exists(&self, id: &str) -> bool {
         self.instances.get(id).is_some_and(|instance| !instance.deleted)
     }
@@ -164,7 +161,6 @@ fn can_transition(from: InstanceState, to: InstanceState) -> bool {
         }
 }
 
-/// Returns an error with the first problems of the list, or `Ok` if the list is empty.
 pub(super) fn problems_to_result(problems: &[String]) -> Result<(), String> {
     if problems.is_empty() {
         return Ok(());
@@ -194,13 +190,13 @@ mod tests {
     #[test]
     fn normal_lifecycle_has_no_problems() {
         let mut tracker = tracker(&[&[("old", 1)], &[("old", 1), ("a", 0)], &[("old", 1), ("a", 1)]]);
-        assert_eq!(tracker.created(), ["a"]);
+        assert_eq!(tracker.existing_created(), ["a"]);
         tracker.request_deletion(&["a".to_owned()]);
         tracker.record_snapshot(&[("a".to_owned(), 2)]);
         tracker.record_snapshot(&[("a".to_owned(), 3)]);
         tracker.record_snapshot(&[]);
         assert!(
-            tracker.created().is_empty()
+            tracker.existing_created().is_empty()
                 && tracker.invalid_snapshots.is_empty()
                 && tracker.invalid_transitions.is_empty()
                 && tracker.lost.is_empty(),

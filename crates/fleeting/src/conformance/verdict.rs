@@ -43,7 +43,6 @@ impl Verdict {
     }
 }
 
-/// Collects the verdicts of a run.
 pub(super) struct Run<'a> {
     pub(super) plan: &'a Plan,
     on_verdict: &'a mut (dyn FnMut(&Verdict) + Send),
@@ -77,12 +76,10 @@ impl<'a> Run<'a> {
         self.record(id, result.map_or_else(Outcome::Fail, |()| Outcome::Pass))
     }
 
-    /// Returns whether a case has failed.
     pub(super) fn has_failed(&self, id: &str) -> bool {
         self.verdicts.iter().any(|verdict| verdict.case.id == id && matches!(verdict.outcome, Outcome::Fail(_)))
     }
 
-    /// Records that the cases were skipped.
     pub(super) fn skip(&mut self, ids: &[&str], reason: &str) {
         for id in ids {
             self.record(id, Outcome::Skip(reason.to_owned()));
@@ -95,7 +92,6 @@ impl<'a> Run<'a> {
             self.record(case.id, Outcome::Skip(reason.to_owned()));
         }
         let plugin = self.plan.executable.display().to_string();
-        // Sorts the verdicts in the order of the cases.
         let case_index = |verdict: &Verdict| CASES.iter().position(|case| *case == verdict.case);
         self.verdicts.sort_by_key(case_index);
         Report { plugin, verdicts: self.verdicts }

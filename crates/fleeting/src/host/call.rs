@@ -90,7 +90,6 @@ pub enum CallError {
     },
 }
 
-/// Client for the calls of one plugin process.
 #[derive(Debug, Clone)]
 pub(super) struct Caller {
     pub(super) plugin: String,
@@ -271,7 +270,6 @@ impl Caller {
         CallError::InvalidResponse { plugin: self.plugin.clone(), call, problem }
     }
 
-    /// Makes a call with a timeout and records it in the counters.
     pub(super) async fn call<T>(
         &self,
         call: &'static str,
@@ -281,7 +279,7 @@ impl Caller {
         self.call_raw(call, timeout, work).await.map_err(|error| self.call_error(call, error))
     }
 
-    /// Makes a call as [`Self::call`] does, but returns the unconverted error.
+    /// Returns the unconverted error.
     pub(super) async fn call_raw<T>(
         &self,
         call: &'static str,

@@ -33,7 +33,6 @@ pub(crate) struct Connection {
     channel: Channel,
 }
 
-/// The streams that stay open until they are dropped.
 #[derive(Debug)]
 pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
@@ -45,7 +44,6 @@ pub(crate) struct Streams {
 
 impl Streams {
     /// Waits until the plugin has accepted or refused each stream.
-    /// A plugin may delay its response until it has data to send.
     pub(crate) async fn wait_opened(&mut self) {
         let _ = self.opening.recv().await;
     }
@@ -60,7 +58,6 @@ impl Drop for Streams {
 }
 
 impl Connection {
-    /// Connects to the address.
     pub(crate) async fn open(address: &Address) -> Result<Self, tonic::transport::Error> {
         // The Go host uses the same authority. The connector ignores the authority and connects to `address`.
         let endpoint = Endpoint::from_static("http://unused");
@@ -83,10 +80,9 @@ impl Connection {
         Ok(Self { channel: channel? })
     }
 
-    /// Opens the streams that go-plugin opens: one for the plugin's output, and one for its broker.
-    ///
-    /// The output is read and logged, because the plugin would block otherwise. Nothing is sent on the broker's stream. A plugin that
-    /// lacks one of the two services works without it.
+    /// Opens go-plugin's streams: one for the plugin's output, which is read because the plugin would block otherwise,
+    /// and one for its broker.
+    /// A plugin may lack either service.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
         let (opened, opening) = mpsc::channel(1);
@@ -107,7 +103,6 @@ impl Connection {
         InstanceGroupExtensionClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// Returns the client of the service that ends the process.
     pub(crate) fn controller(&self) -> GrpcControllerClient<Channel> {
         GrpcControllerClient::new(self.channel.clone())
     }
@@ -149,9 +144,8 @@ async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Se
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// Returns whether a call failed because its connection failed, and not because the plugin returned an error.
-/// tonic sets the error of the connection as the source of the status. A status that the plugin sent has no source. If that status is
-/// `Unavailable`, the plugin's provider is unavailable.
+/// Returns whether the connection failed: tonic sets the error of the connection as the source of the status. A status
+/// that the plugin sent has no source.
 pub(crate) fn is_transport_failure(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }

@@ -57,8 +57,7 @@ impl Group {
     }
 
     /// Returns a stream of interruptions and stock changes from now on.
-    /// The stream ends with its first error, such as the end of the plugin's process. Callers must then request a new stream. A plugin may
-    /// delay its response until it has a notice. The stream waits for that response without a timeout.
+    /// The stream ends with its first error, such as the end of the plugin's process.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin has no notices, [`CallError::Down`] if no process is running.
@@ -121,8 +120,7 @@ impl Group {
     /// Runs the plugin's hook before a job starts on an instance. Does nothing if the plugin has no hooks.
     ///
     /// # Errors
-    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The job cannot run on the instance; the cause is not
-    /// the job.
+    /// [`CallError::Refused`] with the plugin's message, or another [`CallError`]. The job cannot run on the instance.
     pub async fn prepare(&self, id: &InstanceId, job: &str) -> Result<(), CallError> {
         if !self.features().hooks {
             return Ok(());

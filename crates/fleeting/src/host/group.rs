@@ -52,9 +52,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and calls `Init` with its settings.
-    /// An error of this first start is returned, and the start is not retried. Later starts are retried automatically. The function must be
-    /// called within a Tokio runtime, on a thread that lives as long as this process: the plugin is killed when the thread ends.
+    /// Starts the plugin and calls `Init`. Only later starts are retried.
+    /// Must be called within a Tokio runtime, on a thread that lives as long as this process: the plugin is killed when
+    /// the thread ends.
     ///
     /// # Errors
     /// [`StartError`]. No process is left running.
@@ -110,7 +110,7 @@ impl Group {
         process.record_outcome(process.caller.increase(n).await)
     }
 
-    /// Requests the deletion of these instances and returns those for which the plugin accepted it.
+    /// Requests the deletion of these instances and returns the accepted ones.
     ///
     /// # Errors
     /// [`CallError`]. Some instances may be deleted anyway.
@@ -137,7 +137,7 @@ impl Group {
         process.record_outcome(process.caller.heartbeat(id).await)
     }
 
-    /// Requests the suspension of instances and returns those for which the plugin accepted it.
+    /// Requests the suspension of instances and returns the accepted ones.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot suspend instances, or another [`CallError`].
@@ -147,7 +147,7 @@ impl Group {
         process.record_outcome(process.caller.suspend(ids).await)
     }
 
-    /// Requests that instances are resumed and returns those for which the plugin accepted it.
+    /// Requests that instances are resumed and returns the accepted ones.
     ///
     /// # Errors
     /// [`CallError::NoCapability`] if the plugin cannot resume instances, or another [`CallError`].
@@ -197,13 +197,12 @@ impl Drop for Group {
     fn drop(&mut self) {
         let supervisor = self.supervisor.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(supervisor) = supervisor {
-            // The task owns the child process, which is killed when it is dropped.
+            // Aborting the task drops the child process, which kills it.
             supervisor.abort();
         }
     }
 }
 
-/// A process that can be called.
 #[derive(Debug)]
 pub(super) struct LiveProcess {
     pub(super) caller: Caller,
@@ -216,9 +215,9 @@ pub(super) struct LiveProcess {
 }
 
 impl LiveProcess {
-    /// Marks the process as unusable if a call shows that it hangs or that its connection broke.
-    /// One unanswered call about the whole group is enough. A call about particular instances may hang because of these instances, so
-    /// [`MAX_UNANSWERED_CALLS`] such calls in a row must be unanswered.
+    /// Marks the process as unusable if a call shows that the process hangs or that its connection broke.
+    /// A call about instances may hang because of an instance, so [`MAX_UNANSWERED_CALLS`] such calls in a row must be
+    /// unanswered.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_unusable = match &answer {
             Err(CallError::Disconnected { .. }) => true,

@@ -115,7 +115,6 @@ impl Handshake {
     }
 }
 
-/// Shortens a text for an error message.
 fn shorten(text: &str) -> String {
     const MAX_CHARS: usize = 120;
     let text = text.trim();

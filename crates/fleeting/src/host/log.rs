@@ -44,11 +44,10 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Parses one line.
+    /// Parses one line. JSON without a valid level, or with a message that is not a string, becomes plain text (case
+    /// H17).
     ///
-    /// A JSON line keeps its level whatever format its timestamp has. The Go host ignores the level unless the timestamp has exactly six
-    /// fractional digits (case H16). JSON without a valid level, or whose message is not a string, is logged as plain text. The Go host
-    /// panics if the level or the message is not a string (case H17).
+    /// Unlike in the Go host, a timestamp in any format keeps the level (case H16).
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };
@@ -106,7 +105,6 @@ const LINE_BURST: u32 = 2_000;
 /// Maximum number of lines that are copied per second after [`LINE_BURST`] lines at once.
 const LINES_PER_SECOND: u32 = 100;
 
-/// Token bucket for the lines of a plugin's log.
 #[derive(Debug)]
 struct LineBudget {
     tokens: f64,
@@ -119,8 +117,8 @@ impl LineBudget {
         Self { tokens: f64::from(LINE_BURST), refilled_at: now, dropped: 0 }
     }
 
-    /// Takes a token for one line. `None` means that this line must be dropped.
-    /// Returns the number of lines that were dropped since the last token.
+    /// Takes a token for one line. Returns the number of lines that were dropped since the last token, or `None` if
+    /// this line must be dropped.
     fn take_token(&mut self, now: Instant) -> Option<u64> {
         let refill = now.saturating_duration_since(self.refilled_at).as_secs_f64() * f64::from(LINES_PER_SECOND);
         self.tokens = (self.tokens + refill).min(f64::from(LINE_BURST));
@@ -253,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_after_a_panic_belong_to_it() {
+    fn lines_after_a_panic_are_errors() {
         let mut reader = LogReader::default();
         assert_eq!(reader.read("panic: nil map").level, Level::Error);
         assert_eq!(reader.read("goroutine 1 [running]:").level, Level::Error);

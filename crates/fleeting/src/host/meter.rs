@@ -1,13 +1,10 @@
 //! Counters of one plugin: starts, calls, dropped log lines.
-//!
-//! This module does not know how the counters are exposed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Upper bounds of the call duration buckets, in seconds.
-/// Most calls are fast, some wait for a provider.
 pub const CALL_SECONDS: [f64; 10] = [0.005, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 120.0, 300.0];
 
 /// Counters of one plugin over all its processes. Clones share the counters.

@@ -6,9 +6,8 @@
 //!    +-- supervisor: start, handshake, Init; restart on exit  <--+ exit
 //! ```
 //!
-//! Each call has a timeout, and a process that no longer responds is killed. A process that ended is restarted with backoff and receives `Init`
-//! again. No state is lost with a process: the provider knows which instances exist, and the next snapshot lists them
-//! (docs/spec/fleeting.md, section 1.10).
+//! A process that does not respond in time is killed. A process that ended is restarted with backoff and receives
+//! `Init` again. No state is lost: the next snapshot lists the instances (docs/spec/fleeting.md, section 1.10).
 
 mod call;
 pub(crate) mod connection;

@@ -172,7 +172,6 @@ impl Process {
         exited
     }
 
-    /// Kills the process group and waits for the process.
     pub(super) async fn kill(&mut self) {
         self.group.kill();
         let _ = self.child.wait().await;
@@ -228,7 +227,6 @@ pub(crate) async fn first_line(stdout: &mut ChildStdout) -> Option<String> {
     Some(String::from_utf8_lossy(&line).into_owned())
 }
 
-/// Describes an executable that printed no valid handshake, for the error message.
 fn describe_file(path: &Path) -> String {
     let Ok(meta) = path.metadata() else { return "the file was deleted".to_owned() };
     let mut head = [0; 20];

@@ -1,6 +1,6 @@
 //! The directory for sockets that only this user can access.
 //!
-//! /tmp is not a candidate. Another user could create a file of the same name there first, so that the directory could not be used.
+//! /tmp is not a candidate, because another user could create a file of the same name there first.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;

@@ -1,8 +1,6 @@
-//! The directory for a plugin's socket.
-//! Each process has one in the [runtime directory](super::runtime_directory).
+//! The directory for the socket of a plugin's process, in the [runtime directory](super::runtime_directory).
 //!
-//! The directory is removed when the plugin's process ends. If the host, the process that runs the plugin, was killed, a later host removes
-//! the directory.
+//! The directory is removed when the process ends. If the host was killed, a later host removes the directory.
 
 use std::fs::{File, Permissions};
 use std::io;

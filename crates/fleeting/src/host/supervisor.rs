@@ -70,7 +70,6 @@ impl Supervisor {
         self.status.subscribe()
     }
 
-    /// Waits for the process to end and restarts it, until the supervisor is stopped.
     pub(super) async fn run(mut self) {
         let new_backoff = |timeouts: &Timeouts| Backoff::new(timeouts.restart_first, timeouts.restart_cap);
         let (mut failures, mut backoff) = (0, new_backoff(&self.spec.timeouts));
@@ -134,8 +133,7 @@ impl Supervisor {
         ExitCause::Failed(cause)
     }
 
-    /// Shuts the plugin down (case H11).
-    /// Calls `Shutdown`, requests the exit, and kills the process if it does not exit in time.
+    /// Calls `Shutdown`, requests the exit, and kills the process if it does not exit in time (case H11).
     async fn shut_down(&self, running: RunningPlugin) {
         let RunningPlugin { process, live, _streams: streams, .. } = running;
         let caller = &live.caller;

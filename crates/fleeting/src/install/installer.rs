@@ -87,8 +87,7 @@ impl Store {
         let executable = self.version_directory(&reference.repository, &version).join(EXECUTABLE);
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
-        // Different archives can be downloaded at the same time. Only one process at a time installs files. The state is checked again after
-        // each wait.
+        // The state is checked again after each wait, because another process may have installed the version.
         let installed_files = |lock: &LockFile| self.installed_files(lock, reference, &installed, &layer, options);
         let unchanged = || InstallResult { installed: installed.clone(), outcome: InstallOutcome::Unchanged };
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
@@ -131,7 +130,6 @@ impl Store {
         Ok(InstallResult { installed, outcome })
     }
 
-    /// Checks whether the files of a version are installed and match the archive at the registry.
     fn installed_files(
         &self,
         lock: &LockFile,
@@ -176,7 +174,6 @@ impl Store {
         Ok(partial.join(digest.to_string().replace(':', "-")))
     }
 
-    /// Unpacks the archive into a temporary directory next to the final one.
     async fn unpack(
         &self,
         reference: &Reference,
@@ -241,7 +238,6 @@ fn replace(staging: tempfile::TempDir, directory: &Path) -> std::io::Result<Opti
     Ok(old)
 }
 
-/// Creates the registry client, with docker's credentials if available.
 async fn connect_registry(reference: &Reference, credentials: Option<&DockerConfig>) -> Result<Registry, InstallError> {
     let registry = &reference.repository.registry;
     let credentials = match credentials {
@@ -275,8 +271,7 @@ pub async fn available(
 }
 
 /// Selects the highest matching version, and its archive for this platform.
-/// An exact version is its own tag. Any other constraint selects from the registry's list of tags, as the resolver later selects from the
-/// installed versions. An alias tag, such as `latest` or `1.2`, is used only if the registry does not list its tags.
+/// An alias tag, such as `latest` or `1.2`, is used only if the registry does not list its tags.
 async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Version, Descriptor), InstallError> {
     let reference_text = || reference.to_string();
     let registry_error = |source| InstallError::from_registry(reference, source);

@@ -10,7 +10,6 @@ use rustix::fs::{FlockOperation, flock};
 use super::error::InstallError;
 
 /// Maximum time to wait for another process that changes the directory.
-/// The other process does not download anything while it holds the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -29,8 +28,8 @@ impl FileLock {
     pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::lock(path, timeout).await?;
-            let held = lock.0.metadata().map_err(|source| failed(path, source))?;
-            if path.metadata().is_ok_and(|current| (current.dev(), current.ino()) == (held.dev(), held.ino())) {
+            let locked = lock.0.metadata().map_err(|source| failed(path, source))?;
+            if path.metadata().is_ok_and(|current| (current.dev(), current.ino()) == (locked.dev(), locked.ino())) {
                 return Ok(lock);
             }
         }

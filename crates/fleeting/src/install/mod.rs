@@ -6,9 +6,9 @@
 //! <directory>/.partial/<digest>                        an incomplete download
 //! ```
 //!
-//! A version is complete or does not exist: it is unpacked next to its final directory and renamed. Its digest is stored durably before
-//! the rename. If the same version is installed again, it must have the same digest, unless the user accepts a new digest. The directory has
-//! GitLab's layout, so Muster finds the plugins that GitLab's tools have installed, and the reverse.
+//! A version is complete or does not exist: it is unpacked next to its final directory and renamed, after its digest
+//! was stored. A version that is installed again must have the same digest, unless the user accepts a new one. GitLab's
+//! tools and Muster find each other's plugins, because the layout is GitLab's.
 
 mod error;
 mod installer;

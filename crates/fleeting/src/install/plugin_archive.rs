@@ -40,7 +40,6 @@ pub(super) fn target(path: &Path, is_directory: bool) -> Target {
     }
 }
 
-/// Returns whether the plugin's executable is among the files.
 pub(super) fn has_executable(files: &BTreeMap<String, Unpacked>) -> bool {
     files.get(EXECUTABLE).is_some_and(|file| file.is_executable)
 }
@@ -57,7 +56,6 @@ mod tests {
 
     use super::*;
 
-    /// Creates a compressed archive from name, kind, mode and content of its entries.
     fn archive(entries: &[(&str, EntryType, u32, &[u8])]) -> Vec<u8> {
         let mut builder = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
         for (name, kind, mode, content) in entries {

@@ -113,7 +113,7 @@ impl FakeDaemon {
     /// Returns the number of `Init` calls, and the configuration of the last one.
     /// The configuration is empty before the first call.
     #[must_use]
-    pub fn initialized(&self) -> (u32, Vec<u8>) {
+    pub fn init_calls(&self) -> (u32, Vec<u8>) {
         let state = self.shared.state();
         (state.inits, state.config.clone().unwrap_or_default())
     }
@@ -129,7 +129,6 @@ impl Shared {
         if state.config.is_none() { Err(Status::failed_precondition(NOT_INITIALIZED)) } else { Ok(state) }
     }
 
-    /// Deletes a machine at the hypervisor and then from the state.
     async fn remove(&self, id: &str) -> Result<(), String> {
         self.hypervisor.delete(id).await?;
         let mut state = self.state();

@@ -61,7 +61,7 @@ async fn n1_n2_n3_daemon_is_initialized_and_creates_machines_in_slots() {
     assert_eq!(nesting.create("macos", None).await.unwrap().stomped, None);
     assert_eq!(nesting.list().await.unwrap().len(), 3);
     assert_eq!(
-        guard.1.initialized(),
+        guard.1.init_calls(),
         (1, br#"{"image_directory":"/i"}"#.to_vec()),
         "the daemon must be initialized once, with this configuration"
     );

@@ -111,7 +111,6 @@ fn version(plugin: &Plugin) -> String {
     .concat()
 }
 
-/// Returns the build information that `Init` reports to the host.
 pub(super) fn build_info() -> String {
     format!(
         "sha={}; ref={}; go=none; built_at={}; os_arch={}",

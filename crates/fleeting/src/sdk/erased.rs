@@ -1,6 +1,5 @@
-//! One type for every plugin, without the type parameter of its [`Provider`].
-//!
-//! The server and the command line use this type, so that they are compiled only once, in this crate.
+//! One type for every plugin, without the type parameter of its [`Provider`], so that server and command line are
+//! compiled once.
 
 use async_trait::async_trait;
 use schemars::{Schema, schema_for};
@@ -12,16 +11,13 @@ use super::{ConnectInfo, Error, Extension, Init, InstanceId, InstanceState, Part
 /// Name, version and constructor of a plugin that has not received its settings yet.
 #[derive(Clone, Copy)]
 pub(super) struct Plugin {
-    /// [`Provider::NAME`].
     pub(super) name: &'static str,
-    /// [`Provider::VERSION`].
     pub(super) version: &'static str,
     pub(super) schema: fn() -> Schema,
     create: Create,
 }
 
 type Create = fn(Value, Settings) -> Result<Creation, ConfigError>;
-/// Future that creates the provider.
 type Creation = futures::future::BoxFuture<'static, Result<(Box<dyn DynProvider>, Init), Error>>;
 
 impl Plugin {

@@ -23,7 +23,6 @@ use crate::protocol::extension::{
 pub type Notices = Pin<Box<dyn Stream<Item = Notice> + Send>>;
 
 /// The optional calls of the protocol extension.
-/// [`Extension::features`] reports which of them are implemented. The others have defaults.
 #[async_trait]
 pub trait Extension: Send + Sync {
     /// Returns which of the calls below are implemented. The host does not make the other calls.
@@ -61,8 +60,7 @@ pub trait Extension: Send + Sync {
     /// Prepares an instance for a job.
     ///
     /// # Errors
-    /// Returns an error if the instance cannot be prepared. The job then gets another instance, at most ten times within
-    /// `instance_acquire_timeout`. A job that resumes an environment fails instead.
+    /// Returns an error if the instance cannot be prepared. The job then gets another instance.
     async fn prepare(&self, _id: InstanceId, _job: String) -> Result<(), Error> {
         Ok(())
     }
@@ -76,16 +74,12 @@ pub trait Extension: Send + Sync {
     }
 }
 
-/// The gRPC service.
 pub(super) struct Service {
     pub(super) provider: Arc<OnceLock<Box<dyn DynProvider>>>,
 }
 
 impl Service {
-    /// Returns the extension.
-    ///
-    /// # Errors
-    /// `FAILED_PRECONDITION` before `Init`. `UNIMPLEMENTED` if the provider has no extension, as from a plugin without the service.
+    /// Fails with `FAILED_PRECONDITION` before `Init`, and with `UNIMPLEMENTED` if the provider has no extension.
     fn extension(&self) -> Result<&dyn Extension, Status> {
         let provider = self.provider.get().ok_or_else(|| Status::failed_precondition("Init was not called"))?;
         provider.extension().ok_or_else(|| Status::unimplemented("this plugin has no extension"))

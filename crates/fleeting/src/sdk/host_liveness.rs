@@ -1,4 +1,4 @@
-//! Detects the loss of the host, so that its plugin exits (case P15). A plugin that is written in Go keeps running when its host is killed.
+//! Detects the loss of the host, so that its plugin exits (case P15).
 //!
 //! ```text
 //! no stream yet --opened--> streams open --the last one broke--> broken --RECONNECT_TIMEOUT--> lost
@@ -6,8 +6,7 @@
 //!                               +-------------opened---------------+
 //! ```
 //!
-//! Streams are counted when they are opened, not at each poll. Two streams that opened and broke before the first poll therefore also mean
-//! that the host was lost.
+//! Opened streams are counted, so that streams that open and break between two polls are noticed.
 
 use std::time::Duration;
 
@@ -29,7 +28,6 @@ struct StreamCounts {
     opened: u64,
 }
 
-/// Counts the host's streams.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PluginHost(watch::Sender<StreamCounts>);
 
@@ -52,8 +50,7 @@ impl PluginHost {
         OpenStream(self.clone())
     }
 
-    /// Waits until the host is lost.
-    /// It is no longer the parent process, or its streams broke and it did not reconnect.
+    /// Waits until the host is no longer the parent process, or its streams broke and it did not reconnect.
     pub(super) async fn wait_lost(self) {
         let parent = Parent::new();
         let mut count = self.0.subscribe();

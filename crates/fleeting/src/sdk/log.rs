@@ -24,7 +24,7 @@ pub(super) fn init() {
     let library_levels = LIBRARIES.map(|library| (library, LevelFilter::WARN));
     let filter = Targets::new().with_default(LevelFilter::DEBUG).with_targets(library_levels);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).event_format(JsonLines);
-    // If the program has already installed a subscriber, that one stays active.
+    // A subscriber that the program has already installed stays active.
     let _ = tracing_subscriber::registry().with(lines.with_filter(filter)).try_init();
 }
 

@@ -51,14 +51,13 @@ pub use config::{ConfigError, reference};
 pub use extension::{Extension, Notices};
 use muster_job::error_chain;
 
-/// Any error of the provider. Its message and the messages of its sources are shown to the operator.
+/// Error of the provider. The operator sees its message and the messages of its sources.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Failure of a call, which may have succeeded for some instances.
 ///
-/// `Increase` and `Decrease` cannot return both the part that succeeded and the error (docs/spec/fleeting.md, section 2.4). The host
-/// receives the part that succeeded, and the error is logged. The host receives the error only if nothing succeeded. For `Suspend` and
-/// `Resume`, the details of the error contain the part that succeeded.
+/// `Increase` and `Decrease` cannot return both parts (docs/spec/fleeting.md, section 2.4): the host receives what
+/// succeeded, or else the error. For `Suspend` and `Resume`, the details of the error contain what succeeded.
 #[derive(Debug)]
 pub struct PartialFailure<T> {
     /// The part that succeeded.

@@ -44,12 +44,12 @@ impl Finished {
     /// # Errors
     /// [`ProgramError::Failed`] with the exit status and the last lines of stderr.
     pub fn success(self, name: &str) -> Result<Self, ProgramError> {
-        if self.status.success() { Ok(self) } else { Err(self.failed(name)) }
+        if self.status.success() { Ok(self) } else { Err(self.failure(name)) }
     }
 
     /// Returns an error with the exit status and the last lines of stderr.
     #[must_use]
-    pub fn failed(&self, name: &str) -> ProgramError {
+    pub fn failure(&self, name: &str) -> ProgramError {
         let stderr =
             if self.stderr.is_empty() { "it printed nothing to stderr".to_owned() } else { self.stderr.clone() };
         ProgramError::Failed { name: name.to_owned(), status: self.status, stderr }
@@ -163,11 +163,10 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
     }
 }
 
-/// Runs a program that must not be interrupted.
-/// The program continues if the future is dropped or this process exits.
+/// Runs a program that continues if the future is dropped or this process exits.
 ///
-/// Both output streams are appended to the file `output`. Errors quote the last lines of this file. A program that exceeds its timeout is killed
-/// with its process group.
+/// Both output streams are appended to the file `output`. A program that exceeds its timeout is killed with its process
+/// group.
 ///
 /// # Errors
 /// [`ProgramError`], but not [`ProgramError::Failed`].
@@ -197,7 +196,6 @@ pub async fn run_detached(
     }
 }
 
-/// A process group that keeps running when this value is dropped.
 struct DetachedGroup(ProcessGroup);
 
 impl Drop for DetachedGroup {
@@ -250,7 +248,6 @@ async fn read_stdout(pipe: Option<impl AsyncRead + Unpin>, output: &mut Option<V
     }
 }
 
-/// Logs each line and stores the last lines in `stderr`.
 async fn log_stderr(pipe: Option<impl AsyncRead + Unpin>, program: &str, stderr: &mut VecDeque<String>) {
     let Some(mut pipe) = pipe else { return };
     let mut line = Vec::new();
@@ -356,7 +353,7 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let finished = sh().await.unwrap();
-        assert!(finished.failed("sh").to_string().ends_with("one / two"), "{finished:?}");
+        assert!(finished.failure("sh").to_string().ends_with("one / two"), "{finished:?}");
     }
 
     #[tokio::test]

@@ -24,8 +24,7 @@ use crate::protocol::{RichStatus, SUSPEND_RESUME};
 pub(super) struct Service {
     plugin: Plugin,
     provider: Arc<OnceLock<Box<dyn DynProvider>>>,
-    /// Whether the provider declared that it can suspend instances ([`super::Init::can_suspend`]).
-    /// False before `Init`.
+    /// Whether the provider can suspend instances ([`super::Init::can_suspend`]). False before `Init`.
     can_suspend: AtomicBool,
     init_lock: tokio::sync::Mutex<()>,
 }

@@ -14,13 +14,10 @@ use super::Endpoint;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PortError {
-    /// No port of the range is free.
     #[error("failed to listen on 127.0.0.1 on a port from {first} to {last} (PLUGIN_MIN_PORT, PLUGIN_MAX_PORT)")]
     Listen { first: u16, last: u16, source: io::Error },
-    /// An environment variable is not a port.
     #[error("{name} is {value:?}, but the host must set it to a port")]
     Port { name: &'static str, value: String, source: ParseIntError },
-    /// The range contains no port.
     #[error("PLUGIN_MIN_PORT is {min}, above PLUGIN_MAX_PORT {max}; the host must set a valid range")]
     EmptyRange { min: u16, max: u16 },
 }

@@ -2,8 +2,6 @@
 //!
 //! - [`listen`] opens the plugin's listener and returns an [`Endpoint`] for the handshake.
 //! - [`Signals`] and [`Parent`] decide when a plugin exits.
-//!
-//! Code that only a host needs is for Unix only, and is not in this module.
 
 #[cfg(any(windows, test))]
 mod loopback;

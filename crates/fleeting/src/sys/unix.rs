@@ -17,10 +17,8 @@ const MAX_ATTEMPTS: u32 = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// The socket cannot be created.
     #[error("failed to create a socket in {}; set TMPDIR to a writable directory", directory.display())]
     Bind { directory: PathBuf, source: io::Error },
-    /// The path contains characters that the handshake cannot contain.
     #[error("the handshake cannot contain the socket path {}; set TMPDIR to a plain path", path.display())]
     Path { path: PathBuf },
 }
@@ -56,7 +54,6 @@ fn handshake_path(path: &Path) -> Result<String, ListenError> {
     })
 }
 
-/// Receives SIGINT and SIGTERM.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -83,7 +80,6 @@ impl Signals {
     }
 }
 
-/// The process that started this one.
 #[derive(Debug)]
 pub(crate) struct Parent(Option<Pid>);
 

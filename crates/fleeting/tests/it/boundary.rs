@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PROTOCOLS: [&str; 2] =
     [include_str!("../../proto/instance_group.proto"), include_str!("../../proto/extension.proto")];
 
-/// The fields that each request may have.
-/// The desired number of instances, idle times, use counts and the assignment of jobs are internal to the scaler: a plugin receives a
-/// number of instances to create, or the IDs of instances.
+/// The fields that each request may have. Idle times, use counts and other policies are internal to the scaler.
 const REQUESTS: [(&str, &[&str]); 15] = [
     ("Init", &["config", "settings"]),
     ("Update", &[]),

@@ -7,7 +7,6 @@ fn read_text(path: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// A provider is small: fewer than 150 lines of Rust, and fewer than 100 lines of Python or shell.
 #[test]
 fn example_providers_are_small() {
     for (path, max_lines) in [
@@ -71,7 +70,6 @@ fn plugins_use_only_the_sdk_and_hosts_know_no_provider() {
     }
 }
 
-/// Returns the Rust files below a directory with their content.
 fn sources(directory: &std::path::Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {

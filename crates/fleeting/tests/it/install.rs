@@ -53,7 +53,6 @@ impl Fixture {
 
 const UPGRADE: InstallOptions = InstallOptions { upgrade: true, accept_new_digest: false };
 
-/// Returns an error with its causes.
 pub(crate) fn text(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -385,7 +384,6 @@ pub(crate) fn body(status: &str, headers: &str, body: &str) -> String {
     format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
-/// Parses a reference as users write it.
 pub(crate) fn reference(text: &str) -> Reference {
     Reference::parse(text, &DEFAULTS).unwrap()
 }

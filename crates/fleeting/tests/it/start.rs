@@ -8,7 +8,6 @@ use std::time::Duration;
 use muster_fleeting::host::{Group, PluginSpec, StartError};
 use tempfile::TempDir;
 
-/// Creates a script that acts as the plugin. It is deleted with the directory.
 fn script(body: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("fleeting-plugin-faulty");

@@ -1,6 +1,6 @@
-//! Finds the positions of a stream at which a filter may find something to mask.
+//! Finds the positions of a stream at which a filter may mask something.
 //!
-//! All other bytes are passed on unchanged. These are most bytes of a log, and this search is much faster than the filters.
+//! Most bytes of a log need no filter, and this search is much faster than the filters.
 
 use aho_corasick::packed::Searcher;
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -9,31 +9,27 @@ use memchr::memchr3;
 use super::byte_set::ByteSet;
 use super::escape::ESC;
 
-/// Number of bytes at the start of a text by which the search recognizes the text.
+/// Number of first bytes by which the search recognizes a text.
 const PREFIX_BYTES: usize = 3;
 
-/// The first bytes of all texts that the filters search for.
 #[derive(Debug)]
 pub(super) struct Candidates {
     search: Search,
-    /// For each byte, whether a text starts with it.
+    /// Bytes with which a text starts.
     starts: ByteSet,
 }
 
 #[derive(Debug)]
 enum Search {
-    /// Compares many bytes at once. Only for a few dozen texts.
+    /// Fast, but only for a few dozen texts.
     Packed(Searcher),
-    /// For any number of texts.
     Automaton(AhoCorasick),
-    /// There are no texts.
     Nowhere,
-    /// There are too many texts for an automaton, so every byte is a candidate.
+    /// There are too many texts, so every byte is a candidate.
     Everywhere,
 }
 
 impl Candidates {
-    /// Creates the search for these texts, and for URL parameters, which start with `?` or `&`.
     pub(super) fn new<'a>(texts: impl IntoIterator<Item = &'a [u8]>) -> Self {
         let texts: Vec<&[u8]> = texts.into_iter().filter(|text| !text.is_empty()).collect();
         let starts = texts.iter().filter_map(|text| text.first().copied()).collect();
@@ -56,21 +52,19 @@ impl Candidates {
     }
 }
 
-/// Search in one piece of the stream.
 pub(super) struct Scan<'a> {
     candidates: &'a Candidates,
     bytes: &'a [u8],
-    /// Next position at which a text may start. `None` means that it was not searched for yet.
+    /// Next position at which a text may start. `None` means not searched yet.
     text: Option<usize>,
     /// Next position at which a URL parameter may start, or a text with an escape sequence in its prefix.
     special: Option<usize>,
 }
 
 impl Scan<'_> {
-    /// Returns the first position at or after `from` at which a filter may find something to mask.
+    /// Returns the first position at or after `from` at which a filter may find something.
     ///
-    /// The caller ensures that no filter holds back bytes before `from`. The last bytes are always candidates, because the next piece may
-    /// continue them.
+    /// The filters must be idle at `from`. The last bytes are always candidates, because the next piece may continue them.
     pub(super) fn next(&mut self, from: usize) -> usize {
         let text = self.text.filter(|at| *at >= from).unwrap_or_else(|| self.find_text(from));
         let special = self.special.filter(|at| *at >= from).unwrap_or_else(|| self.find_special(from));

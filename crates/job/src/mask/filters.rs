@@ -1,5 +1,6 @@
-//! Filters of the masking pipeline. A filter processes a stream in pieces. Its output does not depend on how the stream is
-//! split. A filter holds back at most as many bytes as the longest text that it searches for, with the escape sequences in that text.
+//! Filters of the masking pipeline. Their output does not depend on how the stream is split.
+//!
+//! A filter holds back at most the longest text that it searches for, with escape sequences in it.
 
 use std::sync::Arc;
 
@@ -7,22 +8,18 @@ use super::escape::{Escape, escape};
 use super::needles::{Found, Needles};
 use super::phrases::MASKED;
 
-/// A filter of a byte stream.
 pub(super) trait Filter {
-    /// Processes more of the stream, and appends output to `out`.
+    /// Appends output to `out`.
     fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>);
-    /// Ends the stream, and appends the bytes that were held back.
+    /// Appends the bytes that were held back.
     fn finish(&mut self, out: &mut Vec<u8>);
-    /// Returns whether the next output does not depend on any earlier byte.
-    /// No bytes are then held back, and a piece that cannot contain the beginning of a match passes unchanged.
+    /// Returns whether the next output does not depend on any earlier byte. No bytes are then held back.
     fn is_idle(&self) -> bool;
 }
 
-/// Replaces a secret that follows a known prefix.
-/// The prefix is kept. Escape sequences do not end the secret, and are kept.
+/// Replaces a secret after a known prefix. The prefix, and escape sequences in the secret, are kept.
 pub(super) struct PrefixFilter {
     needles: Arc<Needles>,
-    /// Returns true if a byte can be part of the secret.
     is_secret_byte: fn(u8) -> bool,
     held: Vec<u8>,
     state: State,
@@ -30,11 +27,9 @@ pub(super) struct PrefixFilter {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Searching for the next prefix.
     Search,
-    /// After a prefix, before the first byte of the secret.
+    /// Before the first byte of the secret.
     AfterPrefix,
-    /// Inside the secret.
     Secret,
 }
 

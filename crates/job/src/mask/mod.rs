@@ -1,8 +1,9 @@
-//! Masks secrets in logs (docs/spec/runner-api.md, section 3.6; docs/spec/job-execution.md, section 1.10): values of
-//! masked variables, tokens in URLs, and text after known token prefixes.
+//! Masks secrets in logs: masked values, tokens in URLs, and text after token prefixes.
 //!
-//! Invariant: the output depends on the bytes only, not on how they were split into writes. Escape sequences inside a
-//! value do not prevent masking, unless they have more than 256 bytes in a row.
+//! See docs/spec/runner-api.md, section 3.6, and docs/spec/job-execution.md, section 1.10.
+//!
+//! Invariant: the output does not depend on how the bytes were split into writes. Escape sequences inside a value do not prevent masking,
+//! unless they have more than 256 bytes in a row.
 //!
 //! ```text
 //! bytes ---> candidates? --no--> passed on in one piece
@@ -23,14 +24,14 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use candidates::Candidates;
 use filters::{Filter, PrefixFilter};
 use needles::Needles;
-use phrases::{Phrases, visible};
+use phrases::{Phrases, visible_bytes};
 use trie::Trie;
 
 /// Query parameters whose values are masked.
 const URL_PARAMETERS: [&str; 6] =
     ["private_token", "authenticity_token", "rss_token", "x-amz-signature", "x-amz-credential", "x-amz-security-token"];
 
-/// Prefix of personal access tokens. The text after it is always masked.
+/// Prefix of personal access tokens, which are always masked.
 const PERSONAL_PREFIX: &str = "glpat-";
 
 const TOKEN_PREFIXES: [&str; 14] = [
@@ -50,21 +51,21 @@ const TOKEN_PREFIXES: [&str; 14] = [
     "gltok-",
 ];
 
-/// Minimum length in characters of a line of a masked value that is masked separately.
-/// Shorter lines, such as `}` or `EOF`, also occur in text that is not secret. GitLab requires the same length for masked values.
+/// Minimum number of characters of a line that is masked separately. GitLab's minimum for masked values.
+///
+/// Shorter lines, such as `}` or `EOF`, also occur in other text.
 const MIN_LINE_CHARS: usize = 8;
 
 /// Secrets to mask in the log of a job. Clones share their memory.
 #[derive(Clone, Default)]
 pub struct Secrets(Arc<Texts>);
 
-/// Texts by which secrets are recognized.
 #[derive(Clone, Default)]
 struct Texts {
     /// Masked values, their quoted forms and their longer lines.
     phrases: Vec<Vec<u8>>,
     prefixes: Vec<Vec<u8>>,
-    /// The texts, prepared for the search when it starts for the first time.
+    /// Created by the first search.
     patterns: OnceLock<Patterns>,
 }
 
@@ -76,7 +77,7 @@ struct Patterns {
     candidates: Arc<Candidates>,
 }
 
-/// Query parameters whose values are masked, prepared for the search.
+/// [`URL_PARAMETERS`], prepared for the search.
 static URL_NEEDLES: LazyLock<Arc<Needles>> = LazyLock::new(|| {
     let prefixes = |key| ["?", "&"].map(|separator| format!("{separator}{key}=").into_bytes());
     Arc::new(Needles::new(URL_PARAMETERS.into_iter().flat_map(prefixes), true))
@@ -84,7 +85,7 @@ static URL_NEEDLES: LazyLock<Arc<Needles>> = LazyLock::new(|| {
 
 impl Patterns {
     fn new(texts: &Texts) -> Self {
-        let phrases: Vec<_> = texts.phrases.iter().flat_map(|phrase| [visible(phrase), phrase.clone()]).collect();
+        let phrases: Vec<_> = texts.phrases.iter().flat_map(|phrase| [visible_bytes(phrase), phrase.clone()]).collect();
         let tokens = Needles::new(texts.prefixes.iter().cloned(), false);
         let candidates = Candidates::new(phrases.iter().map(Vec::as_slice).chain(tokens.texts()));
         let phrases = Trie::new(phrases.iter().map(Vec::as_slice));
@@ -99,18 +100,15 @@ impl std::fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Creates the set from the values of masked variables, and from additional token prefixes.
+    /// Creates the set from masked values and additional token prefixes.
     ///
-    /// Values are trimmed, and empty values are ignored. A value is also masked in the escaped form in which error messages
-    /// quote it. If a value has several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately,
-    /// because programs may print or indent single lines. All prefixes are used, whereas gitlab-runner uses only the fifteen shortest
-    /// ones, including the built-in ones.
+    /// Values are trimmed, and empty ones ignored. A value is also masked as error messages quote it, and so is each of its lines with at
+    /// least `MIN_LINE_CHARS` characters. gitlab-runner uses only the fifteen shortest prefixes, this set uses all.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
-    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix.
-    /// Used if FF_MASK_ALL_DEFAULT_TOKENS is off.
+    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix, for FF_MASK_ALL_DEFAULT_TOKENS.
     pub fn with_personal_prefix<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,
@@ -128,12 +126,11 @@ impl Secrets {
     }
 }
 
-/// Returns the texts by which a value is recognized.
 fn phrases(value: &str) -> impl Iterator<Item = Vec<u8>> {
     trimmed(value).into_iter().chain(quoted(value)).chain(lines(value))
 }
 
-/// Returns a value as `{:?}` prints it between quotes, if it differs from the value.
+/// Returns a value as `{:?}` escapes it, if that differs.
 fn quoted(value: &str) -> Option<Vec<u8>> {
     let value = value.trim();
     let quoted = format!("{value:?}");
@@ -141,7 +138,7 @@ fn quoted(value: &str) -> Option<Vec<u8>> {
     (inner != value).then(|| inner.as_bytes().to_vec())
 }
 
-/// Returns the lines of a multi-line value that have at least [`MIN_LINE_CHARS`] characters.
+/// Returns the lines that are long enough to be masked separately.
 fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
     let lines = value.trim().lines().map(str::trim);
     let several = value.trim().contains('\n');
@@ -149,7 +146,7 @@ fn lines(value: &str) -> impl Iterator<Item = Vec<u8>> {
 }
 
 impl Secrets {
-    /// Adds a value to mask, in the same way as the value of a masked variable.
+    /// Adds a value to mask, like that of a masked variable.
     pub fn add(&mut self, value: &str) {
         let texts = Arc::make_mut(&mut self.0);
         texts.phrases.extend(phrases(value));
@@ -173,10 +170,10 @@ fn trimmed(text: &str) -> Option<Vec<u8>> {
     Some(text.trim().as_bytes().to_vec()).filter(|text| !text.is_empty())
 }
 
-/// Number of bytes that the filters process before the masker checks whether they are idle.
+/// Number of bytes between two checks whether the filters are idle.
 const FILTERED_BYTES: usize = 16;
 
-/// Masker for a stream of bytes, which may arrive in pieces of any size.
+/// Masks a stream of bytes, which may arrive in pieces of any size.
 pub struct Masker {
     candidates: Arc<Candidates>,
     filters: Filters,
@@ -218,12 +215,12 @@ impl Masker {
     }
 }
 
-/// All filters. The output of each one is the input of the next one.
+/// All filters. The output of each one is the input of the next.
 struct Filters {
     phrases: Phrases,
     urls: PrefixFilter,
     tokens: PrefixFilter,
-    /// Outputs of the first and of the second filter.
+    /// Outputs of the first two filters.
     buffers: [Vec<u8>; 2],
 }
 

@@ -1,24 +1,21 @@
-//! Finds the longest of a few short texts in a stream, no matter how the stream is split. Escape sequences may occur
-//! between the bytes of a text.
+//! Finds the longest of a few short texts in a stream, even with escape sequences between their bytes.
 
 use super::byte_set::ByteSet;
 use super::escape::{Escape, MAX_GAP, escape};
 
 #[derive(Debug, Clone)]
 pub(super) struct Needles {
-    /// Texts, longest first, without duplicates.
+    /// Longest first, without duplicates.
     texts: Vec<Vec<u8>>,
-    /// For each byte, whether a text can start with it.
+    /// Bytes with which a text can start.
     starts: ByteSet,
     ignore_case: bool,
 }
 
 pub(super) enum Found {
-    /// No text starts in the searched bytes.
     Nothing,
-    /// More bytes are needed to decide what starts at this position.
+    /// More bytes are needed to decide.
     Undecided(usize),
-    /// A text was found.
     At {
         /// Position after the last byte of the text.
         end: usize,
@@ -40,8 +37,9 @@ impl Needles {
         self.texts.iter().map(Vec::as_slice)
     }
 
-    /// Finds the first text at or after `from`.
-    /// If several texts start at the same position, finds the longest. `is_stream_end` means that no bytes follow.
+    /// Finds the longest text at the first position from `from` on.
+    ///
+    /// `is_stream_end` means that no bytes follow.
     pub(super) fn find(&self, bytes: &[u8], from: usize, is_stream_end: bool) -> Found {
         let mut at = from;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -90,9 +88,9 @@ impl Needles {
 }
 
 enum Compared {
-    /// The text was found. Holds its length in the stream.
+    /// Length in the stream.
     Equal(usize),
     Different,
-    /// The bytes end before the comparison is complete.
+    /// The bytes end too early.
     Undecided,
 }

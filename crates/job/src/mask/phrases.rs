@@ -1,8 +1,6 @@
-//! Replaces phrases in a stream, even with escape sequences inside. Overlapping occurrences are replaced as one, so that no
-//! part of a phrase remains.
+//! Replaces phrases in a stream, even with escape sequences inside. Overlapping ones are replaced as one, so that no part remains.
 //!
-//! The stream is searched twice, with and without its escape sequences, because the bytes of an escape sequence can be part
-//! of a phrase.
+//! The search runs with and without escape sequences, because their bytes can be part of a phrase.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,11 +10,9 @@ use super::filters::Filter;
 use super::trie::{START, Trie, TrieState};
 
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Written after the replacement of a secret that contained escape sequences.
-/// These sequences are removed with the secret, and one of them may have reset a color.
+/// Written after a secret with escape sequences, one of which may have reset a color.
 const RESET: &[u8] = b"\x1b[0m";
 
-/// A byte that is held back until the following bytes are known.
 #[derive(Debug, Clone, Copy)]
 struct PendingByte {
     byte: u8,
@@ -24,27 +20,22 @@ struct PendingByte {
     escape: bool,
 }
 
-/// A range that is being replaced.
 #[derive(Debug, Clone, Copy)]
 struct Replacement {
-    /// Position after the last known byte of the range.
+    /// Position after the last known byte.
     end: u64,
-    /// Whether the range contains an escape sequence.
-    escapes: bool,
+    has_escapes: bool,
 }
 
-/// State of the replacement. Positions count from the start of the stream.
+/// Positions count from the start of the stream.
 pub(super) struct Phrases {
     trie: Arc<Trie>,
-    /// State of the search in the visible text.
     visible_state: TrieState,
-    /// State of the search in the raw stream.
     raw_state: TrieState,
-    /// Bytes held back, from the first byte of a possible phrase.
+    /// Held back, from the first byte of a possible phrase.
     held: VecDeque<PendingByte>,
-    /// Position of the first held byte.
-    held_at: u64,
-    /// Positions of the last visible bytes, one for each byte that the search has matched.
+    held_start: u64,
+    /// Positions of the visible bytes that the search has matched.
     visible_positions: VecDeque<u64>,
     /// Number of bytes in escape sequences since the last visible byte.
     gap: usize,
@@ -62,7 +53,7 @@ impl Phrases {
             visible_state: START,
             raw_state: START,
             held: VecDeque::new(),
-            held_at: 0,
+            held_start: 0,
             visible_positions: VecDeque::new(),
             gap: 0,
             found: VecDeque::new(),
@@ -100,15 +91,14 @@ impl Phrases {
         }
     }
 
-    /// Passes on bytes that belong to no phrase, while nothing is held back.
+    /// The bytes belong to no phrase, and nothing is held back.
     fn pass_through(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.close(out);
         out.extend_from_slice(bytes);
-        self.held_at += bytes.len() as u64;
+        self.held_start += bytes.len() as u64;
     }
 
-    /// Processes a visible byte.
-    /// While no phrase is in progress, the bytes of escape sequences count as visible, too.
+    /// Processes a visible byte, or any byte while no phrase is in progress.
     fn push_visible(&mut self, byte: u8, out: &mut Vec<u8>) {
         // Both states are equal until an escape sequence occurs.
         let same = self.visible_state == self.raw_state;
@@ -131,7 +121,8 @@ impl Phrases {
     }
 
     /// Processes an escape sequence inside a possible phrase.
-    /// More than [`MAX_GAP`] bytes of escape sequences between two visible bytes end the search for a visible phrase.
+    ///
+    /// More than [`MAX_GAP`] bytes without a visible byte end the search for a visible phrase.
     fn push_escape(&mut self, sequence: &[u8], out: &mut Vec<u8>) {
         for byte in sequence {
             self.hold(*byte, true);
@@ -145,9 +136,9 @@ impl Phrases {
         }
     }
 
-    /// Holds back a byte of the stream, and returns its position.
+    /// Returns the position of the byte.
     fn hold(&mut self, byte: u8, escape: bool) -> u64 {
-        let at = self.held_at + self.held.len() as u64;
+        let at = self.held_start + self.held.len() as u64;
         self.held.push_back(PendingByte { byte, escape });
         self.raw_state = self.trie.next(self.raw_state, byte);
         if let Some(length) = self.trie.longest(self.raw_state) {
@@ -156,22 +147,20 @@ impl Phrases {
         at
     }
 
-    /// Releases the bytes that cannot be part of a phrase.
     fn release_decided(&mut self, out: &mut Vec<u8>) {
-        let end = self.held_at + self.held.len() as u64;
+        let end = self.held_start + self.held.len() as u64;
         let first = end.saturating_sub(self.trie.depth(self.raw_state) as u64);
         self.release(self.visible_positions.front().map_or(first, |position| first.min(*position)), out);
     }
 
-    /// Releases all held bytes at the end of the stream, because no phrase can continue there.
+    /// No phrase continues at the end of the stream.
     fn release_all(&mut self, out: &mut Vec<u8>) {
         (self.visible_state, self.raw_state) = (START, START);
         self.visible_positions.clear();
         self.gap = 0;
-        self.release(self.held_at + self.held.len() as u64, out);
+        self.release(self.held_start + self.held.len() as u64, out);
     }
 
-    /// Records that a phrase was found at this range.
     fn record_match(&mut self, mut start: u64, end: u64) {
         if let Some(open) = self.replacement.as_mut().filter(|open| start < open.end) {
             open.end = end;
@@ -186,26 +175,26 @@ impl Phrases {
     }
 
     fn release(&mut self, end: u64, out: &mut Vec<u8>) {
-        while self.held_at < end {
+        while self.held_start < end {
             let Some(PendingByte { byte, escape }) = self.held.pop_front() else { return };
-            if self.replacement.is_some_and(|open| open.end <= self.held_at) {
+            if self.replacement.is_some_and(|open| open.end <= self.held_start) {
                 self.close(out);
             }
-            if let Some((_, end)) = self.found.front().copied().filter(|(start, _)| *start == self.held_at) {
+            if let Some((_, end)) = self.found.front().copied().filter(|(start, _)| *start == self.held_start) {
                 self.found.pop_front();
                 out.extend_from_slice(MASKED);
-                self.replacement = Some(Replacement { end, escapes: false });
+                self.replacement = Some(Replacement { end, has_escapes: false });
             }
             match &mut self.replacement {
-                Some(open) => open.escapes |= escape,
+                Some(open) => open.has_escapes |= escape,
                 None => out.push(byte),
             }
-            self.held_at += 1;
+            self.held_start += 1;
         }
     }
 
     fn close(&mut self, out: &mut Vec<u8>) {
-        if self.replacement.take().is_some_and(|open| open.escapes) {
+        if self.replacement.take().is_some_and(|open| open.has_escapes) {
             out.extend_from_slice(RESET);
         }
     }
@@ -236,8 +225,7 @@ impl Filter for Phrases {
     }
 }
 
-/// Returns a text without its escape sequences.
-pub(super) fn visible(text: &[u8]) -> Vec<u8> {
+pub(super) fn visible_bytes(text: &[u8]) -> Vec<u8> {
     let mut rest = text;
     let mut visible = Vec::with_capacity(text.len());
     while let Some(byte) = rest.first() {

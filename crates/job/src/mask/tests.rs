@@ -1,5 +1,3 @@
-//! Examples and property tests of masking.
-
 use proptest::prelude::*;
 
 use super::*;
@@ -43,7 +41,7 @@ fn overlapping_values_are_replaced_as_one() {
     assert_eq!(mask_text(&["bc", "abcde", "defg"], "abcdefg"), "[MASKED]");
 }
 
-/// Regression test: the time once grew with the length of the log times the length of the value.
+/// Regression test: the time grew with the length of the log times the length of the value.
 #[test]
 fn masking_time_is_linear_for_repetitive_values() {
     let log = vec![b'a'; 512 * 1024];
@@ -51,7 +49,7 @@ fn masking_time_is_linear_for_repetitive_values() {
     let long = format!("{}b", "a".repeat(5000));
     for value in [lines.join("\n"), long.clone(), format!("{}\n{long}", "a".repeat(8))] {
         let masked = mask(&Secrets::new([value.as_str()], []), &log.chunks(64 * 1024).collect::<Vec<_>>());
-        // The last value has a line of eight letters, which matches everywhere in the log, so the whole log is replaced once.
+        // A line of eight letters matches everywhere in the log, so the whole log is replaced once.
         let expected = if value.starts_with("aaaaaaaa\n") { "[MASKED]".len() } else { log.len() };
         assert_eq!(masked.len(), expected);
     }
@@ -134,7 +132,7 @@ fn masking_ten_megabytes_takes_bounded_memory() {
     }
 }
 
-/// Masks a text byte by byte with the filters alone, without the search for candidates.
+/// Masks byte by byte, without the search for candidates.
 fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
     let mut filters = Filters::new(&Patterns::new(&secrets.0));
     let mut out = Vec::new();
@@ -145,7 +143,7 @@ fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Returns a text without its escape sequences. An ESC that does not start an escape sequence is kept.
+/// Keeps an ESC that does not start an escape sequence.
 fn without_escapes(text: &str) -> String {
     let mut rest = text;
     let mut without_escapes = String::new();
@@ -163,7 +161,7 @@ fn without_escapes(text: &str) -> String {
 }
 
 fn text() -> impl Strategy<Value = Vec<u8>> {
-    // Use only a few letters, so that values, prefixes and parameters occur often.
+    // Few letters make values, prefixes and parameters frequent.
     let word = prop_oneof![
         4 => "[ab]{1,4}",
         1 => Just("glpat-".to_owned()),
@@ -180,7 +178,7 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(word, 0..40).prop_map(|words| words.concat().into_bytes())
 }
 
-/// Words of a log, most of which contain no secret.
+/// Returns words that mostly contain no secret.
 fn log() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         6 => "[a-z0-9 ]{1,60}",
@@ -191,7 +189,6 @@ fn log() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(word, 0..30).prop_map(|words| words.concat().into_bytes())
 }
 
-/// Returns one of many values with different beginnings.
 fn numbered(number: u8) -> String {
     format!("{number:03}-{:08x}", u32::from(number).wrapping_mul(2_654_435_761))
 }
@@ -249,9 +246,7 @@ proptest! {
     }
 }
 
-/// The first line of an input contains the values, separated by `|`.
-///
-/// The second line contains the lengths of the pieces for the rest.
+/// The first line of an input has the values, separated by `|`, and the second one the lengths of the pieces.
 #[test]
 fn fuzz_masker() {
     let samples: [&[u8]; 4] = [

@@ -1,30 +1,24 @@
-//! Aho-Corasick automaton for all texts.
+//! Aho-Corasick automaton. Each byte of the stream is one transition, however many texts there are.
 //!
-//! Each byte of the stream is one transition, independent of the number of texts and their similarity.
-//!
-//! The `aho-corasick` crate reports matches, but not the length of a partial match at the end of the stream. Live logs
-//! need this length, so that no more bytes than necessary are held back.
+//! The `aho-corasick` crate does not report the length of a partial match at the end of the stream. Live logs need it to hold back as
+//! little as possible.
 
 use std::collections::VecDeque;
 
-/// State of the automaton: the longest suffix of the stream that is a prefix of some text.
+/// The longest suffix of the stream that is a prefix of some text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TrieState(u32);
 
-/// State before the first byte of any text.
 pub(super) const START: TrieState = TrieState(0);
 
+/// Node of the automaton. The index 0 means none.
 #[derive(Debug, Clone, Default)]
 struct Node {
     /// Byte that leads to this node.
     byte: u8,
-    /// First child. 0 means none.
-    first: u32,
-    /// Next child of the same parent. 0 means none.
-    sibling: u32,
-    /// Node to continue from if no child matches.
-    ///
-    /// This is the node of the longest proper suffix that is a prefix of a text.
+    first_child: u32,
+    next_sibling: u32,
+    /// Node of the longest proper suffix that is a prefix of a text.
     fallback: u32,
     /// Length of the path from the root.
     depth: u32,
@@ -58,9 +52,7 @@ impl Trie {
         bytes.iter().position(|byte| self.start(*byte) != 0).unwrap_or(bytes.len())
     }
 
-    /// Returns the state after another byte.
-    ///
-    /// Over the whole stream, the number of fallbacks is at most the number of bytes.
+    /// Takes amortized constant time.
     pub(super) fn next(&self, TrieState(mut at): TrieState, byte: u8) -> TrieState {
         loop {
             match self.child(at, byte) {
@@ -77,13 +69,12 @@ impl Trie {
     }
 
     /// Returns the length of the longest text that ends at this state.
-    /// `None` means that no text ends there.
     pub(super) fn longest(&self, state: TrieState) -> Option<usize> {
         Some(self.node(state.0).longest as usize).filter(|length| *length > 0)
     }
 
     fn node(&self, index: u32) -> &Node {
-        const ROOT: &Node = &Node { byte: 0, first: 0, sibling: 0, fallback: 0, depth: 0, longest: 0 };
+        const ROOT: &Node = &Node { byte: 0, first_child: 0, next_sibling: 0, fallback: 0, depth: 0, longest: 0 };
         self.nodes.get(index as usize).unwrap_or(ROOT)
     }
 
@@ -91,7 +82,7 @@ impl Trie {
         self.nodes.get_mut(index as usize)
     }
 
-    /// Returns the child of the root for a byte. 0 means none.
+    /// Returns 0 if no text starts with the byte.
     fn start(&self, byte: u8) -> u32 {
         self.starts.get(usize::from(byte)).copied().unwrap_or_default()
     }
@@ -100,18 +91,18 @@ impl Trie {
         if at == 0 {
             return Some(self.start(byte)).filter(|child| *child != 0);
         }
-        let mut child = self.node(at).first;
+        let mut child = self.node(at).first_child;
         while child != 0 {
             let node = self.node(child);
             if node.byte == byte {
                 return Some(child);
             }
-            child = node.sibling;
+            child = node.next_sibling;
         }
         None
     }
 
-    /// Adds a text. Texts are ignored once the automaton has 2^32 nodes.
+    /// Texts are ignored once the automaton has 2^32 nodes.
     fn add(&mut self, text: &[u8]) {
         let mut at = 0;
         for (depth, byte) in (1..).zip(text) {
@@ -119,10 +110,10 @@ impl Trie {
                 Some(child) => child,
                 None => {
                     let Ok(new) = u32::try_from(self.nodes.len()) else { return };
-                    let sibling = self.node(at).first;
-                    self.nodes.push(Node { byte: *byte, sibling, depth, ..Node::default() });
+                    let next_sibling = self.node(at).first_child;
+                    self.nodes.push(Node { byte: *byte, next_sibling, depth, ..Node::default() });
                     if let Some(parent) = self.node_mut(at) {
-                        parent.first = new;
+                        parent.first_child = new;
                     }
                     if at == 0
                         && let Some(start) = self.starts.get_mut(usize::from(*byte))
@@ -139,13 +130,13 @@ impl Trie {
         }
     }
 
-    /// Computes the fallbacks, nodes of smaller depth first, because deeper ones depend on those.
+    /// Computes the fallbacks by depth, because deeper ones depend on the others.
     fn compute_fallbacks(&mut self) {
         let mut queue = VecDeque::from([0]);
         while let Some(at) = queue.pop_front() {
-            let mut child = self.node(at).first;
+            let mut child = self.node(at).first_child;
             while child != 0 {
-                let Node { byte, sibling, longest, .. } = *self.node(child);
+                let Node { byte, next_sibling, longest, .. } = *self.node(child);
                 let fallback = if at == 0 { START } else { self.next(TrieState(self.node(at).fallback), byte) };
                 let inherited = self.node(fallback.0).longest;
                 if let Some(node) = self.node_mut(child) {
@@ -153,7 +144,7 @@ impl Trie {
                     node.longest = if longest > 0 { longest } else { inherited };
                 }
                 queue.push_back(child);
-                child = sibling;
+                child = next_sibling;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Admission state of one runner: how many requests it may have in flight, its health, and the time of its next request.
+//! Admission state of one runner: requests in flight, health, and time of the next request.
 
 use std::time::Duration;
 
@@ -10,46 +10,37 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// Backoff after failures, and after refusals until the runner counts as unhealthy.
-///
-/// The cap is low, so that a recovery is noticed soon. That costs little, because the manager sends only one request at a time during a
-/// backoff.
+/// The cap is low, so that a recovery is noticed soon.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Backoff between the probes of an unhealthy runner.
-/// The runner's `unhealthy_interval` limits it further.
+/// `unhealthy_interval` limits the wait further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Longest wait that an answer other than 429 can request.
-/// The `Retry-After` of a maintenance page is only an estimate.
+/// Maximum wait for the `Retry-After` of an answer other than 429, whose value is only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
-/// Limits and settings of a runner that admission depends on.
+/// Settings of a runner that limit its job requests.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Limits {
     pub(crate) key: RunnerKey,
     /// Number that changes when any setting of the runner changes.
     pub(crate) generation: u64,
-    /// Whether jobs are requested for the runner at all.
     pub(crate) enabled: bool,
-    /// Maximum number of jobs and requests together. `None` means no limit.
+    /// Maximum sum of jobs and requests in flight.
     pub(crate) limit: Option<usize>,
-    /// Maximum number of requests in flight. At least 1.
     pub(crate) request_concurrency: usize,
-    /// Whether the number of requests adapts to their results.
+    /// Whether the limit on requests in flight adapts to their results.
     pub(crate) adaptive: bool,
-    /// Whether to wait for the check interval after an answer with a job.
+    /// Whether to wait for the check interval even after a job.
     pub(crate) strict: bool,
-    /// Number of consecutive refusals after which the runner counts as unhealthy.
     pub(crate) unhealthy_requests_limit: u32,
     /// Maximum time between probes of an unhealthy runner.
     pub(crate) unhealthy_interval: Duration,
 }
 
 impl Limits {
-    /// Returns the limits of a runner.
-    /// `has_executor` is false if the runner's executor does not exist or could not be created.
+    /// `has_executor` is false if the executor does not exist or could not be created.
     pub(crate) fn new(runner: &RunnerSettings, generation: u64, has_executor: bool) -> Self {
         const ADAPTIVE: &str = "FF_USE_ADAPTIVE_REQUEST_CONCURRENCY";
-        // Checks C008, C020 and C112 of the configuration report why the runner is disabled.
+        // Checks C008, C020 and C112 report why the runner is disabled.
         let enabled = has_executor && !runner.token.expose().trim().is_empty() && !runner.shares_machines_in_public;
         Self {
             key: runner.key.clone(),
@@ -69,20 +60,18 @@ impl Limits {
 pub(crate) enum Outcome {
     /// A job, which is already stored.
     Job,
-    /// No job. If `changed` is true, the version of the queue differs from the version in the request.
-    /// A job may be available now, so the next request can be sent at once.
+    /// No job. `changed` means that the queue has another version than in the request, so a job may be available now.
     Empty { changed: bool },
-    /// A job that was received before: the answer repeats an earlier one.
+    /// An earlier answer already contained the job.
     Duplicate,
     /// The request was canceled.
     Canceled,
     /// No usable answer.
     Failed {
-        /// Whether the coordinator is overloaded (429 or 5xx).
+        /// Whether the answer is 429 or 5xx.
         overloaded: bool,
-        /// Whether the coordinator limits the rate (429), so that its `Retry-After` must be obeyed.
+        /// Whether the answer is 429, so that its `Retry-After` must be obeyed.
         rate_limited: bool,
-        /// Minimum wait that the coordinator requests.
         retry_after: Option<Duration>,
     },
     /// The coordinator refuses the runner, or no client can be created from its settings.
@@ -92,12 +81,11 @@ pub(crate) enum Outcome {
 /// What operators should know about an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// No usable answer. The request will be repeated.
+    /// No usable answer.
     Failed { failures: u32, wait: Duration },
-    /// The coordinator refused the runner, or no client could be created.
     /// `unhealthy` is true if the runner now counts as unhealthy.
     Refused { refusals: u32, wait: Duration, unhealthy: bool },
-    /// Requests succeed again after this number of failures or refusals.
+    /// Requests succeed again.
     Recovered { failures: u32 },
 }
 
@@ -106,20 +94,17 @@ pub(crate) enum Notice {
 pub struct RunnerStats {
     /// Key of the runner.
     pub key: RunnerKey,
-    /// Jobs in progress, from their receipt to their report.
+    /// Jobs in progress, from receipt to report.
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Number of requests that may be in flight now.
-    /// 1 after a failure, otherwise adapted to the results of recent requests.
-    ///
-    /// Equal to `requests_hard` if the number is not adapted and no request has failed.
+    /// Maximum number of requests in flight now: 1 after a failure.
     pub requests_adaptive: usize,
-    /// Value of `request_concurrency`.
+    /// Value of the setting `request_concurrency`.
     pub requests_hard: usize,
     /// Requests sent since the start of the manager.
     pub requests_total: u64,
-    /// Number of requests that the coordinator refused (403), or for which no client could be created.
+    /// Requests that the coordinator refused (403), or for which no client could be created.
     pub refusals_total: u64,
     /// False while the coordinator keeps refusing the runner.
     pub healthy: bool,
@@ -127,25 +112,22 @@ pub struct RunnerStats {
     pub wait: Option<Duration>,
 }
 
-/// Admission state of one runner.
 #[derive(Debug)]
 pub(super) struct RunnerEntry {
     pub(super) limits: Limits,
-    /// Maximum number of jobs of the runner's executor. 0 until the executor reports it.
+    /// Maximum number of jobs. 0 until the executor reports it.
     pub(super) capacity: usize,
     /// Whether the runner's coordinator answers the same idempotency key with the same job.
     pub(super) is_repeatable: bool,
-    /// Number of the runner's last request. The runner with the lowest number has waited longest.
+    /// Number of the latest request. The runner with the lowest number is next.
     pub(super) last_turn: u64,
-    /// Number of requests that may be in flight.
+    /// Maximum number of requests in flight if the last request succeeded.
     ///
-    /// A job doubles the number, because more jobs may be queued behind it. An empty answer reduces it by one, and an overloaded
-    /// coordinator halves it. gitlab-runner multiplies by 1.1, 0.95 and 0.5 within the same bounds.
+    /// A job doubles it, an empty answer reduces it by one, and an overloaded coordinator halves it.
     adaptive: usize,
     not_before: Option<Instant>,
-    /// Whether the pause after the last empty answer was skipped because the queue had changed.
+    /// Whether the pause after the last empty answer was skipped.
     polled_without_wait: bool,
-    /// Whether the last answer was a job that was received before.
     was_duplicate: bool,
     backoff: Backoff,
     probes: Backoff,
@@ -194,7 +176,7 @@ impl RunnerEntry {
         self.not_before
     }
 
-    /// Returns the number of requests that may be in flight now. After a failure it is one, as a probe.
+    /// Returns the maximum number of requests in flight: one after a failure, as a probe.
     pub(super) fn effective_requests(&self) -> usize {
         if self.failures() > 0 {
             return 1;
@@ -219,7 +201,7 @@ impl RunnerEntry {
         }
     }
 
-    /// Updates the state after the answer to a request that was sent at `started`.
+    /// Records the outcome of a request that was sent at `started`.
     pub(super) fn record_outcome(
         &mut self,
         outcome: Outcome,
@@ -253,14 +235,13 @@ impl RunnerEntry {
             Outcome::Empty { changed } => {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
-                // Skips the pause at most once in a row: a busy coordinator that does not hold requests changes the version with every answer.
+                // Not twice in a row: a busy coordinator that does not hold requests changes the version with every answer.
                 self.polled_without_wait = !held && changed && !self.polled_without_wait;
                 if !held && !self.polled_without_wait {
                     self.pause(now, check_interval);
                 }
             }
-            // Skips the pause for the first duplicate, which replaces a lost answer. A second one in a row means that the coordinator
-            // repeats answers at once, and without a pause the manager would send requests in a loop.
+            // The first duplicate replaces a lost answer. A second one means that the coordinator repeats answers at once.
             Outcome::Duplicate => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.was_duplicate {
@@ -278,7 +259,7 @@ impl RunnerEntry {
     }
 
     fn failed(&mut self, started: Instant, now: Instant, retry_after: Option<Duration>) -> Option<Notice> {
-        // Requests that were in flight when an earlier one failed are not counted as further failures.
+        // A request that was sent before the last failure does not count as another failure.
         if self.failed_at.is_some_and(|failed| started <= failed) {
             if let Some(wait) = retry_after {
                 self.not_before = self.not_before.max(Some(now + wait));

@@ -1,5 +1,3 @@
-//! Tests of admission: invariants in a random simulation, and single rules.
-
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -31,14 +29,13 @@ fn runner(name: &str) -> Limits {
 const CHECK_INTERVAL: Duration = Duration::from_secs(3);
 const TIMINGS: PollTimings = PollTimings { check_interval: CHECK_INTERVAL, min_hold: MIN_HOLD };
 
-/// Returns an engine with these runners and `concurrent`.
 fn engine(concurrent: usize, runners: Vec<Limits>) -> Admission {
     let mut engine = Admission::new(1);
     configure(&mut engine, concurrent, runners);
     engine
 }
 
-/// Configures these runners, with executors of unlimited capacity.
+/// Configures runners whose executors have unlimited capacity.
 fn configure(engine: &mut Admission, concurrent: usize, runners: Vec<Limits>) {
     let keys: Vec<RunnerKey> = runners.iter().map(|limits| limits.key.clone()).collect();
     engine.configure(concurrent, TIMINGS, runners);
@@ -97,7 +94,7 @@ fn runners_take_turns_if_capacity_is_one() {
 }
 
 #[test]
-fn job_of_canceled_request_counts() {
+fn job_of_canceled_request_uses_capacity() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b")]);
     let (held, _) = engine.decide(now).start[0];
@@ -124,7 +121,7 @@ fn request_counts_against_limit_of_its_runner() {
 }
 
 #[test]
-fn jobs_from_before_restart_count_even_without_runner() {
+fn jobs_of_removed_runners_use_capacity() {
     let now = Instant::now();
     let mut engine = engine(3, vec![Limits { request_concurrency: 9, adaptive: false, ..runner("a") }]);
     engine.count_job(&key("removed"));
@@ -145,7 +142,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
         }
         started.len()
     };
-    // Each job doubles the number: one job to 2, and the next two jobs to 8, which `request_concurrency` limits to 6.
+    // Each job doubles the number: one job gives 2. The next two jobs give 8, which `request_concurrency` limits to 6.
     assert_eq!(
         [jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)],
         [1, 2, 6],
@@ -164,7 +161,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     }
     let (probe, _) = engine.decide(later + Duration::from_secs(1)).start[0];
     engine.answered(probe, Outcome::Duplicate, later + Duration::from_secs(1));
-    // After the successful probe, the number is half of the 5 before the overload.
+    // Half of the 5 before the overload.
     assert_eq!(engine.stats(later)[0].requests_adaptive, 2);
 }
 
@@ -178,7 +175,7 @@ fn coordinator_without_long_poll_is_polled_at_check_interval() {
         let decisions = engine.decide(now);
         for (poll, _) in &decisions.start {
             requested += 1;
-            // Like GitLab's Rails without its front end: the first answer contains a version.
+            // Like GitLab's Rails without its front end, only the first answer reports another version of the queue.
             engine.answered(*poll, Outcome::Empty { changed: requested == 1 }, now);
         }
         if decisions.start.is_empty() {
@@ -193,7 +190,7 @@ fn held_request_is_repeated_at_once() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);
     let (poll, _) = engine.decide(now).start[0];
-    // This answer skips the pause because the queue changed. The next one causes no pause because the coordinator held its request.
+    // The first answer skips the pause because the queue changed, the next one because its request was held.
     engine.answered(poll, Outcome::Empty { changed: true }, now);
     let (poll, _) = engine.decide(now).start[0];
     let held = now + Duration::from_secs(50);
@@ -275,7 +272,7 @@ fn refused_runner_is_probed_and_recovers_with_first_answer() {
         notices.push((unhealthy, wait.as_secs()));
     }
     assert!(notices[..2].iter().all(|(unhealthy, wait)| !unhealthy && *wait < 10), "{notices:?}");
-    // The first probe follows after 30 s, which the backoff shortens at random to at least 15 s.
+    // The backoff shortens the 30 s before the first probe to at least 15 s.
     assert!(notices[2..].iter().all(|(unhealthy, wait)| *unhealthy && (15..=300).contains(wait)), "{notices:?}");
     now = engine.decide(now).wake.unwrap();
     let (poll, _) = engine.decide(now).start[0];
@@ -337,21 +334,21 @@ fn stop_cancels_held_or_repeatable_requests() {
 }
 
 #[test]
-fn request_is_not_canceled_before_it_is_held() {
+fn request_is_canceled_only_from_the_set_time_on() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b")]);
     let (first, _) = engine.decide(now).start[0];
-    let held_at = now + 3 * MIN_HOLD;
-    engine.set_held_at(first, held_at);
-    let unchanged = Decisions { wake: Some(held_at), ..Decisions::default() };
+    let cancelable_from = now + 3 * MIN_HOLD;
+    engine.set_cancelable_from(first, cancelable_from);
+    let unchanged = Decisions { wake: Some(cancelable_from), ..Decisions::default() };
     assert_eq!(engine.decide(now + MIN_HOLD), unchanged);
     engine.stop();
     assert_eq!(engine.decide(now + MIN_HOLD), unchanged);
-    assert_eq!(engine.decide(held_at).cancel, [first]);
+    assert_eq!(engine.decide(cancelable_from).cancel, [first]);
 }
 
 #[test]
-fn repeatable_is_forgotten_with_new_settings() {
+fn new_settings_reset_repeatability() {
     let now = Instant::now();
     let mut engine = engine(8, vec![runner("a")]);
     engine.set_repeatable(&key("a"));

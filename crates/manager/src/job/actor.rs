@@ -1,4 +1,4 @@
-//! The actor of one job: from its row, which is its stored state, to its report. The module `job` has a diagram of its states.
+//! The actor of one job, from its stored state to its report.
 
 use std::sync::Arc;
 
@@ -20,17 +20,17 @@ use crate::running::RunPermit;
 use crate::state::{InvalidTransition, JobState};
 use crate::store::StoredJob;
 
-/// Next action of the actor after a step.
+/// What the actor does after a step.
 pub(super) enum Next {
-    /// Continues with the state that the row has now.
+    /// Continues with the state of the row.
     State,
-    /// Cleans up, because the coordinator has acknowledged the final update.
+    /// Cleans up, because the coordinator has the final update.
     Reported,
     /// Cleans up, because the coordinator no longer expects the job.
     JobGone,
 }
 
-/// Resources that an actor passes to the next actor of its job after a failed write of `state.log`.
+/// Resources for the job's next actor after a failed write of `state.log`.
 pub(super) struct Retained {
     pub(super) lease: Option<Lease>,
     pub(super) permit: Option<RunPermit>,
@@ -45,15 +45,12 @@ pub(super) struct JobActor {
     pub(super) preparation: Preparation,
     pub(super) progress: AgentProgress,
     pub(super) uploader: Uploader,
-    /// Permit that counts the job against `concurrent` and `limit`.
-    /// `None` while the job waits for it, and after its slot was released.
+    /// `None` while the job waits for a permit, and after its slot was released.
     pub(super) permit: Option<RunPermit>,
 }
 
 impl JobActor {
-    /// Creates the actor of a stored job.
-    ///
-    /// Starts to restore the job's lease if an earlier manager acquired it.
+    /// Also starts to restore the lease of an earlier manager process.
     pub(super) fn new(
         runner: Arc<RunnerContext>,
         watch: &Arc<JobWatch>,
@@ -77,12 +74,11 @@ impl JobActor {
         }
     }
 
-    /// Returns the resources that the next actor of the job needs.
     pub(super) fn into_retained(self) -> Retained {
         Retained { lease: self.environment.into_lease(), permit: self.permit }
     }
 
-    /// Runs the job from its stored state to its end, and deletes its row.
+    /// Runs the job to its end, and deletes its row.
     pub(super) async fn run(&mut self, recovered: bool) -> Result<(), JobError> {
         if recovered {
             tracing::info!(state = self.row.state().name(), "resuming job after restart");
@@ -100,7 +96,7 @@ impl JobActor {
         interruption = self.restore_lease(interruption).await;
         loop {
             let next = match interruption.take() {
-                Some(interruption) => self.interrupted(&interruption).await?,
+                Some(interruption) => self.end_interrupted(&interruption).await?,
                 None => self.advance().await?,
             };
             match next {
@@ -114,7 +110,7 @@ impl JobActor {
         }
     }
 
-    /// Stores the job's next state before the actor does anything in it.
+    /// Stores the next state before the actor does anything in it.
     pub(super) fn transition(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,
@@ -122,10 +118,9 @@ impl JobActor {
         self.row.transition(change).map(|()| Next::State)
     }
 
-    /// Waits until a lease that an earlier manager acquired is restored.
+    /// Waits until the lease of an earlier manager process is restored.
     ///
-    /// An executor may take long to start. This does not delay the job, because its agent continues. A job that must end anyway waits
-    /// for at most [`CLOSE_TIMEOUT`].
+    /// If the job must end anyway, the wait is at most [`CLOSE_TIMEOUT`].
     async fn restore_lease(&mut self, interruption: Option<Interruption>) -> Option<Interruption> {
         let is_ending = interruption.is_some()
             || matches!(self.row.state(), JobState::FailedByManager { .. } | JobState::Suspended { .. });
@@ -163,11 +158,9 @@ impl JobActor {
 
     /// Accepts the job, which is already stored (R1).
     ///
-    /// gitlab-runner accepts once and continues after any answer. Muster repeats the call until the coordinator answers. A coordinator
-    /// that has requeued the job can then reject it before anything is started (J2). For a coordinator without two-phase commit, the
-    /// call is a keep-alive.
+    /// Unlike gitlab-runner, waits for an answer: a coordinator that has requeued the job can reject it before anything starts (J2).
     async fn accept(&mut self) -> Option<Interruption> {
-        // In the other states, an agent may already have the job, and the next upload of the trace contacts the coordinator.
+        // An agent may have the job, and the next upload contacts the coordinator.
         if !matches!(self.row.state(), JobState::Received { .. } | JobState::Leased { .. }) {
             return None;
         }
@@ -180,7 +173,7 @@ impl JobActor {
                 UploadOutcome::Cancel => return Some(Interruption::Canceled),
                 UploadOutcome::JobGone => return Some(Interruption::JobGone),
                 UploadOutcome::Continue | UploadOutcome::Resync if !self.uploader.must_repeat() => return None,
-                // The coordinator answered, but does not know the call. The job runs anyway, as with gitlab-runner.
+                // The coordinator does not know the call.
                 UploadOutcome::Continue | UploadOutcome::Resync if self.uploader.was_rejected() => return None,
                 UploadOutcome::Continue | UploadOutcome::Resync => {}
             }
@@ -201,7 +194,7 @@ impl JobActor {
                     }
                 }
                 FollowOutcome::JobGone => return Ok(Next::JobGone),
-                FollowOutcome::Interrupted(interruption) => return self.interrupted(&interruption).await,
+                FollowOutcome::Interrupted(interruption) => return self.end_interrupted(&interruption).await,
                 FollowOutcome::Lost(message) if self.can_reschedule() => return self.reschedule(&message).await,
                 FollowOutcome::Lost(message) => return self.fail_as_lost(&message).await,
                 FollowOutcome::AgentRefused(message) => return self.system_failure(&message).await,
@@ -211,9 +204,7 @@ impl JobActor {
     }
 }
 
-/// Returns the environment of a job in `state`.
-///
-/// `retained` is the lease of the job's previous actor in this process. Any other lease is restored by the executor.
+/// `retained` is the lease of the job's previous actor.
 fn environment_of(runner: &RunnerContext, state: &JobState, retained: Option<Lease>) -> JobEnvironment {
     if let JobState::AwaitingReport { lease, .. } = state {
         return match runner.executor.environment_without_lease(lease) {

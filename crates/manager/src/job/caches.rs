@@ -1,7 +1,6 @@
 //! Signs the URLs of a job's caches in the object store of its runner.
 //!
-//! A cache is one archive, or it is stored as chunks (see `muster_chunks`). Packs contain the chunks, an index names the packs of a
-//! cache, and a reference names the index of a cache key.
+//! A cache is one archive, or chunks (see `muster_chunks`): packs, an index of the packs, and a reference for each key.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,23 +13,19 @@ use muster_runner_api::payload::JobPayload;
 
 use crate::lower::{CacheUse, ChunkUse, JobContext, cache_uses, job_timeout};
 
-/// Number of packs for which a job gets upload URLs, for each cache that it saves as chunks.
-/// A save of more data has larger packs.
+/// Number of packs with upload URLs, per cache. A larger cache has larger packs.
 const PACKS: usize = 100;
 
-/// Objects of a job's caches, by their keys: archives and chunks.
-pub(super) type Signed = (BTreeMap<String, CacheObject>, BTreeMap<String, ChunkStore>);
+/// Objects by cache key: archives, and chunks.
+pub(super) type SignedCaches = (BTreeMap<String, CacheObject>, BTreeMap<String, ChunkStore>);
 
-/// Returns the objects of the job's caches by their keys.
-/// Empty if the runner has no object store or the job uses no cache.
-///
-/// If the store cannot be used, the result is empty too, and the job continues with the caches of its machine, as in gitlab-runner.
-pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobContext) -> Signed {
+/// Returns no objects if the runner has no usable object store, or the job uses no cache.
+pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobContext) -> SignedCaches {
     let settings = &job.runner.cache;
-    let Some(store) = &settings.store else { return Signed::default() };
+    let Some(store) = &settings.store else { return SignedCaches::default() };
     let uses = cache_uses(payload, job);
     if uses.archives.is_empty() && uses.chunks.is_empty() {
-        return Signed::default();
+        return SignedCaches::default();
     }
     let (expires_in, max_bytes) = (job_timeout(payload), settings.max_archive_bytes);
     let signed = stores.sign_with(store, async |store| {
@@ -38,7 +33,7 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
         for usage in &uses.archives {
             match object(store, usage, expires_in, max_bytes).await {
                 Ok(object) => drop(objects.insert(usage.key.clone(), object)),
-                // The job keeps this cache on its machine. Its other caches use the object store.
+                // The job keeps this cache on its machine.
                 Err(CacheStoreError::Name(name)) => tracing::warn!(name, "cache key is not a valid object name"),
                 Err(error) => return Err(error),
             }
@@ -56,11 +51,11 @@ pub(super) async fn sign(stores: &CacheStores, payload: &JobPayload, job: &JobCo
     signed.await.unwrap_or_else(|error| {
         let error = muster_job::error_chain(&error);
         tracing::error!(error, "failed to sign the URLs of caches, using the caches of the job's machine");
-        Signed::default()
+        SignedCaches::default()
     })
 }
 
-/// Returns the URL to query one object, and those to download and upload it if the job needs them.
+/// Returns the URLs to query, download and upload an object, as the job needs them.
 async fn object(
     store: &CacheStore,
     usage: &CacheUse,
@@ -84,8 +79,7 @@ async fn object(
 
 /// Returns the references of a cache that is stored as chunks, and the URLs that the job needs.
 ///
-/// A mark announces that an unused object may be deleted later ([`muster_chunks::Sweep`]). The marks must be read before the references, so that
-/// a save never uses an object that was marked earlier.
+/// Marks name unused objects ([`muster_chunks::Sweep`]). They are read before the references, so that no save uses a marked object.
 async fn chunk_store(
     store: &CacheStore,
     usage: &ChunkUse,
@@ -103,14 +97,14 @@ async fn chunk_store(
     let marks = store.read_object(&format!("{}/marks.json", usage.prefix), MAX_MARKS_BYTES).await?.unwrap_or_default();
     signed.marked = Marks::parse(&marks).names().map(str::to_owned).collect();
     let keys = [&usage.key].into_iter().chain(&usage.fallback_keys).map(String::as_str);
-    // The empty key stands for the cache that was saved last. A cache with a new key can share its chunks.
+    // The empty key stands for the cache that was saved last, whose chunks a new key can share.
     let keys = keys.chain(usage.upload.then_some(""));
     let texts = keys.map(async |key| {
         Ok::<_, CacheStoreError>((key, store.read_object(&reference_name(key), MAX_REFERENCE_BYTES).await?))
     });
     for (key, text) in futures::future::try_join_all(texts).await? {
         let Some(text) = text.and_then(|text| String::from_utf8(text).ok()) else { continue };
-        // The agent reports a reference that is damaged.
+        // The agent reports a damaged reference.
         if let Ok(reference) = Reference::parse(text.as_bytes()) {
             let packs = reference.packs.iter().filter(|_| usage.download && !key.is_empty());
             for name in [&reference.index].into_iter().chain(packs).map(|object| &object.name) {

@@ -1,10 +1,9 @@
-//! Takes a job from the wait for a slot to an agent that has accepted it (R2, R3).
+//! Waits for a slot, and gives the job to an agent (R2, R3).
 //!
-//! An agent on an instance requests start approval before the user's first command. If the instance is lost before that, the job is
-//! rescheduled, and its trace has a note about it. A job that resumes a suspended environment cannot be rescheduled.
+//! Until start approval, a job whose instance is lost is rescheduled, unless it resumes a suspended environment.
 //!
-//! An agent on this host, and an agent without start approval, may start the user's script as soon as the first `Run` is sent, even if
-//! its answer is lost. From then on, the manager contacts only this agent, so that the script cannot run twice (J2).
+//! Without start approval, the user's script may start as soon as the first `Run` is sent. From then on, only the agent that got `Run` is
+//! contacted (J2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,27 +24,26 @@ use super::{JobError, backoff, caches, secrets};
 use crate::lower::{JobContext, LowerError, environment_request, job_timeout, suspension};
 use crate::state::JobState;
 
-/// Advice for the author of a job that waited too long to run, or was lost with its environment.
+/// Advice after a long wait, or if the job was lost with its environment.
 const RETRY_HINT: &str =
     "retry the job, or set `retry: { max: 1, when: runner_system_failure }` on it to retry it automatically";
-/// Advice for the author of a job whose environment exists but stopped responding.
+/// Advice if the environment exists but stopped responding.
 const RETRY_HINT_UNRESPONSIVE: &str = "retry the job, or set `retry: { max: 1, when: runner_system_failure }` on it to retry \
      it automatically; if this happens again, the job may need more memory than its instance has";
-/// Advice for the author of a job whose suspended environment was lost.
+/// Advice if a suspended environment was lost.
 const RESUME_LOST_HINT: &str =
     "the suspended environment that this job resumes was also lost; retry the job that created it";
-/// Maximum time to wait for the answer to `Run` when the job is interrupted.
+/// Maximum wait for the answer to `Run` when the job is interrupted.
 const RUN_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
 pub(super) enum DispatchOutcome {
-    /// An agent has accepted the job.
-    /// If `needs_approval` is true, the agent asks the manager before the user's first command.
+    /// If `needs_approval` is true, the agent asks before the user's first command.
     Accepted { needs_approval: bool },
-    /// The instance's agent does not support start approval, and did not get the job.
+    /// The agent does not support start approval, and did not get the job.
     NoStartApproval,
-    /// The agent does not accept the job, the job cannot be lowered, or its secrets cannot be fetched.
+    /// The agent refused, or the job could not be lowered, or its secrets could not be fetched.
     Refused { reason: FailureReason, exit_code: Option<i32>, message: String, trace_lines: Vec<String> },
-    /// No agent answered. If `was_sent` is true, an agent may have received the job anyway.
+    /// If `was_sent` is true, an agent may have the job anyway.
     NotReached { message: String, was_sent: bool },
     /// The environment is lost permanently.
     Lost { message: String },
@@ -66,8 +64,7 @@ impl From<LowerError> for DispatchOutcome {
 }
 
 impl JobActor {
-    /// Waits until one more job may run (J4).
-    /// `None` means that this job may run. Otherwise it was interrupted or has failed.
+    /// Waits until `concurrent` and `limit` allow the job (J4). `None` means that it may run.
     async fn wait_to_run(&mut self) -> Result<Option<Next>, JobError> {
         if self.permit.is_some() {
             return Ok(None);
@@ -83,7 +80,7 @@ impl JobActor {
             permit = tokio::time::timeout(timeout, runner.limits.acquire(&runner.key, on_wait)) => permit,
             interruption = watch_for_interruption(&mut self.uploader, &runner.cancel, None) => {
                 self.watch.set_waiting_to_run(false);
-                return Ok(Some(self.interrupted(&interruption).await?));
+                return Ok(Some(self.end_interrupted(&interruption).await?));
             }
         };
         self.watch.set_waiting_to_run(false);
@@ -96,7 +93,7 @@ impl JobActor {
                 return Ok(Some(self.system_failure(&message).await?));
             }
         }
-        // The preparation starts only now, so the wait does not count against its deadline.
+        // The wait does not count against the deadline of the preparation.
         self.preparation.restart_deadline();
         Ok(None)
     }
@@ -117,7 +114,7 @@ impl JobActor {
         let lease = tokio::select! {
             lease = runner.executor.acquire(&key, &request) => lease,
             interruption = watch_for_interruption(&mut self.uploader, &runner.cancel, deadline) => {
-                return self.interrupted(&interruption).await;
+                return self.end_interrupted(&interruption).await;
             }
         };
         match lease {
@@ -125,10 +122,10 @@ impl JobActor {
                 for note in &lease.reschedule_notes {
                     self.preparation.note_reschedule(note, lease.record.vm().is_some());
                 }
-                // The trace keeps the output of earlier attempts. The output of this attempt begins after it.
+                // The output of earlier attempts remains in the trace.
                 let (record, trace_offset) = (lease.record.clone(), self.uploader.end());
                 self.environment.assign(lease);
-                self.transition(|state| state.lease(record, trace_offset))
+                self.transition(|state| state.assign_lease(record, trace_offset))
             }
             Err(error) => {
                 self.watch.no_environment();
@@ -145,7 +142,7 @@ impl JobActor {
     pub(super) async fn start(&mut self) -> Result<Next, JobError> {
         let outcome = match self.dispatch().await {
             Ok(outcome) => outcome,
-            Err(interruption) => return self.interrupted(&interruption).await,
+            Err(interruption) => return self.end_interrupted(&interruption).await,
         };
         match outcome {
             DispatchOutcome::Accepted { needs_approval: true } => {
@@ -156,7 +153,7 @@ impl JobActor {
                 self.watch.running();
                 self.transition(JobState::start)
             }
-            // The job counts as started from now on, and is dispatched in that state.
+            // The job now counts as started, and is dispatched again.
             DispatchOutcome::NoStartApproval => self.transition(JobState::start),
             DispatchOutcome::Refused { reason, exit_code, message, trace_lines } => {
                 self.fail_with_lines(reason, exit_code, &message, &trace_lines).await
@@ -170,9 +167,9 @@ impl JobActor {
                 if !self.preparation.count_unreachable() {
                     return self.fail_as_lost(&message).await;
                 }
-                let slots = self.preparation.unreachable_slots();
+                let slots = self.preparation.unreachable_attempts();
                 if was_sent {
-                    // The agent may have the job in the directory of this slot: no other job must get the slot.
+                    // The agent may have the job in this slot, so no other job must get it.
                     tracing::warn!(error = message, slots, "agent does not respond, retrying");
                     return Ok(Next::State);
                 }
@@ -183,15 +180,12 @@ impl JobActor {
         }
     }
 
-    /// Returns whether the job can be given to another instance, because no user command can have run (J2).
-    ///
-    /// Jobs on this host are never rescheduled.
+    /// Returns whether no user command can have run (J2). False for jobs on this host.
     pub(super) fn can_reschedule(&self) -> bool {
         matches!(self.row.state(), JobState::Leased { .. }) && self.is_remote()
     }
 
-    /// Reschedules the job to another instance after its instance was lost.
-    /// A job that resumes a suspended environment fails instead.
+    /// Reschedules the job. A job that resumes a suspended environment fails instead.
     pub(super) async fn reschedule(&mut self, message: &str) -> Result<Next, JobError> {
         if !self.preparation.may_reschedule() || self.is_resumed() {
             return self.fail_as_lost(message).await;
@@ -205,7 +199,6 @@ impl JobActor {
         self.return_lease(JobState::reschedule)
     }
 
-    /// Fails a job that was lost with its environment, with advice for its author.
     pub(super) async fn fail_as_lost(&mut self, message: &str) -> Result<Next, JobError> {
         let hint = match (self.is_resumed(), self.environment.must_close()) {
             (true, _) => RESUME_LOST_HINT,
@@ -215,13 +208,11 @@ impl JobActor {
         self.system_failure(&format!("{message}; {hint}")).await
     }
 
-    /// Returns whether the job resumes the suspended environment of another job.
     fn is_resumed(&self) -> bool {
         suspension::is_resumed(&self.payload, &self.runner.runner)
     }
 
-    /// Stores the job's state without its lease, and then returns the slot.
-    /// `change` computes the new state.
+    /// Stores the state that `change` computes, and then returns the slot.
     fn return_lease(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, crate::state::InvalidTransition>,
@@ -232,16 +223,15 @@ impl JobActor {
         stored
     }
 
-    /// Connects to the agent and sends `Run` until an agent accepts or refuses the job.
+    /// Sends `Run` until an agent accepts or refuses the job.
     ///
-    /// Connecting may take `agent_reconnect_timeout`. Waiting for the answer to `Run` may take twice the environment's own timeout, or
-    /// `agent_reconnect_timeout` if the environment has none. Returns early if the job is interrupted or the environment is lost.
+    /// The answer may take twice the environment's own timeout, or else `agent_reconnect_timeout`.
     pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
         let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
         };
         let environment = Arc::clone(&lease.environment);
-        // The deadline no longer applies after an agent has accepted the job.
+        // The deadline no longer applies once an agent has accepted the job.
         let deadline = self
             .preparation
             .deadline()
@@ -290,7 +280,7 @@ impl JobActor {
             was_sent: &sent,
         };
         let request = || lowered.request(&id).map_err(|error| AgentError::Refused(error.to_string()));
-        // Twice the environment's timeout, because a broken connection must be noticed first.
+        // Twice the timeout, because a broken connection must be noticed first.
         let mut silence = Silence::new(unresponsive_timeout(environment.as_ref()).map_or(timeout, |limit| limit * 2));
         let run = async {
             tokio::select! {
@@ -302,7 +292,7 @@ impl JobActor {
         let answer = tokio::select! {
             answer = &mut run => answer,
             message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
-            // An agent that is about to answer can end the job properly, so its answer is worth a short wait.
+            // An agent that is about to answer can end the job properly.
             interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
                 tokio::time::timeout(RUN_ANSWER_TIMEOUT, run).await.map_err(|_| interruption)?
             }
@@ -320,8 +310,7 @@ impl JobActor {
         })
     }
 
-    /// Returns the message about an environment that does not respond.
-    /// `error` is the last error of its connection.
+    /// `error` is the last error of the connection.
     pub(super) fn unresponsive_message(&self, error: Option<&AgentError>) -> String {
         let cause = error.map(|error| format!(": {error}")).unwrap_or_default();
         match self.environment.lease() {
@@ -334,12 +323,11 @@ impl JobActor {
         }
     }
 
-    /// Returns whether the job's environment is on another machine than this host.
     pub(super) fn is_remote(&self) -> bool {
         self.row.state().held_lease().is_some_and(LeaseRecord::is_remote)
     }
 
-    /// Returns the context for lowering the payload, without secrets. `None` if the job has no slot.
+    /// Returns the context without secrets. `None` means that the job has no slot.
     async fn context(&self, environment: &dyn ExecutionEnvironment, directories: Directories) -> Option<JobContext> {
         let slot = self.environment.lease()?.record.slot.clone();
         let suspend_support = match environment.suspendable() {
@@ -348,7 +336,7 @@ impl JobActor {
         };
         let settings = &self.runner.runner;
         let mut job = JobContext {
-            // If jobs run in an inner environment, such as a container, the configured directories are inside it.
+            // In an inner environment, such as a container, the configured directories are inside.
             directories: match settings.has_inner_environment() {
                 true => directories,
                 false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
@@ -371,8 +359,7 @@ impl JobActor {
     }
 }
 
-/// Connects to the environment, with retries, and returns the directories of its jobs.
-/// The caller limits the time.
+/// Connects with retries without limit, and returns the directories of the environment's jobs.
 async fn connect(environment: &dyn ExecutionEnvironment) -> Directories {
     let (mut wait, cap) = backoff::RETRY_BACKOFF;
     loop {

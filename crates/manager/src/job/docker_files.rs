@@ -1,4 +1,4 @@
-//! Files on the manager's machine that the containers of a job need: credentials for registries, and seccomp profiles.
+//! Files that a job's containers need: credentials for registries, and seccomp profiles.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,11 @@ use tokio::process::Command;
 use crate::lower::docker::{helper_questions, seccomp_profiles};
 use crate::lower::{AuthFile, DockerFiles, HelperAnswers, HelperLogin, HelperQuestion, JobContext};
 
-/// Docker's files with credentials, relative to a home directory. The first one that exists is used.
+/// Docker's credential files in a home directory. The first existing one is used.
 const AUTH_FILES: [&str; 2] = [".docker/config.json", ".dockercfg"];
-/// Maximum size of a file. Neither credentials nor a seccomp profile needs more.
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Reads the files for a job. They are read for each job, because they change while a manager runs.
+/// Reads the files for one job, because they may change.
 pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     if !runner.uses_containers() {
         return DockerFiles::default();
@@ -43,11 +42,9 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     files
 }
 
-/// Calls the credential helpers of this machine for the images of a job.
-/// The configuration on this machine names the helpers, so they are not expected on the agent's machine (docs/spec/job-execution.md,
-/// section 7.3).
+/// Calls this machine's credential helpers for the images of a job (docs/spec/job-execution.md, section 7.3).
 ///
-/// `None` means that the job's agent also runs on this machine, and calls the helpers itself.
+/// `None` means that the job's agent calls them itself.
 pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {
     let questions = helper_questions(payload, context)?;
     let answers = questions.into_iter().map(async |question| {
@@ -76,7 +73,7 @@ async fn read(path: &Path) -> io::Result<String> {
     tokio::fs::read_to_string(path).await
 }
 
-/// Returns the home directory of a user. Without a user, returns `HOME` of this process.
+/// Without a user, returns `HOME` of this process.
 async fn home(user: Option<&str>) -> Option<PathBuf> {
     let Some(user) = user else { return std::env::var_os("HOME").map(PathBuf::from) };
     let passwd = tokio::fs::read_to_string("/etc/passwd").await.unwrap_or_default();
@@ -84,14 +81,13 @@ async fn home(user: Option<&str>) -> Option<PathBuf> {
         Some(home) => Some(home),
         // The user may be known only to a directory service.
         None => {
-            let listed =
+            let output =
                 Command::new("getent").args(["passwd", "--", user]).stdin(Stdio::null()).output().await.ok()?;
-            home_in(&String::from_utf8_lossy(&listed.stdout), user)
+            home_in(&String::from_utf8_lossy(&output.stdout), user)
         }
     }
 }
 
-/// Returns the home directory of a user in the format of `/etc/passwd`.
 fn home_in(passwd: &str, user: &str) -> Option<PathBuf> {
     let entry = passwd.lines().find(|line| line.split(':').next() == Some(user))?;
     entry.split(':').nth(5).filter(|home| !home.is_empty()).map(PathBuf::from)

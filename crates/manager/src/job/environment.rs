@@ -12,8 +12,7 @@
 //! row of a job whose slot was released before the restart --> Released | Lost
 //! ```
 //!
-//! An interrupted restore returns to `Unassigned`. In `Unassigned`, `Restoring` and `Lost` the agent may still have the
-//! job. The manager then finds the agent by the lease record in the job's row, and closes the job there.
+//! In `Unassigned`, `Restoring` and `Lost`, the agent may still have the job. The lease record in the job's row leads to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,31 +24,26 @@ use tokio_util::task::AbortOnDropHandle;
 use super::CLOSE_TIMEOUT;
 use super::early_release::ReleasedEnvironment;
 
-/// Reason why an environment of an executor that cannot suspend any is not suspended.
+/// Reason for executors without suspension.
 pub(super) const NOT_SUSPENDABLE: &str = "the executor does not run jobs on instances";
 
-/// The execution environment that a job holds. The module documentation shows the transitions.
+/// The module documentation shows the transitions.
 #[derive(Default)]
 pub(super) enum JobEnvironment {
-    /// No lease is held: the job waits for one, or does not need one.
+    /// The job waits for a lease, or needs none.
     #[default]
     Unassigned,
-    /// The lease of an earlier manager process is being restored.
     Restoring(AbortOnDropHandle<Result<Lease, ExecutorError>>),
-    /// The job holds a slot of the environment and uses its agent.
     Leased(Lease),
-    /// The job holds the slot, but its agent stopped responding and is no longer contacted.
+    /// The agent is no longer contacted.
     Unresponsive(Lease),
-    /// The job was closed at its agent, and its environment could not be suspended.
-    /// `None` if the lease was lost before.
+    /// Closed at the agent without suspension. `None` if the lease was lost before.
     Closed(Option<Lease>),
-    /// The environment is suspended for a later job.
-    /// Its scaler has ended the lease, so the lease is not released. `None` if an earlier manager process suspended the environment.
+    /// Suspended for a later job. `None` if an earlier manager process held the lease.
     Suspended(Option<Lease>),
-    /// The slot was released and may belong to another job.
-    /// The agent still keeps this job's log and result.
+    /// The slot may belong to another job, but the agent keeps log and result.
     Released(ReleasedEnvironment),
-    /// The environment of an earlier manager process cannot be used, for this reason.
+    /// The environment cannot be used, for this reason.
     Lost(String),
 }
 
@@ -58,9 +52,7 @@ impl JobEnvironment {
         *self = Self::Leased(lease);
     }
 
-    /// Waits until the lease of an earlier manager process is restored, or until the restore fails.
-    ///
-    /// The future may be dropped at any time. The caller must then call [`Self::abandon_restore`].
+    /// If the future is dropped, the caller must call [`Self::abandon_restore`].
     pub(super) async fn wait_restored(&mut self, timeout: Duration) {
         let Self::Restoring(task) = self else { return };
         let error = match tokio::time::timeout(timeout, task).await {
@@ -76,21 +68,18 @@ impl JobEnvironment {
         *self = Self::Lost(error);
     }
 
-    /// Ends a restore that is still running.
     pub(super) fn abandon_restore(&mut self) {
         if matches!(self, Self::Restoring(_)) {
             *self = Self::Unassigned;
         }
     }
 
-    /// Releases the slot, so that the job can get another one.
     pub(super) fn unassign(&mut self) {
         if let Some(lease) = std::mem::take(self).into_lease() {
             lease.release();
         }
     }
 
-    /// Releases the slot for other jobs, after the job has ended in the environment `released`.
     pub(super) fn release_slot(&mut self, released: ReleasedEnvironment) {
         if let Some(lease) = std::mem::replace(self, Self::Released(released)).into_lease() {
             lease.release();
@@ -99,7 +88,7 @@ impl JobEnvironment {
 
     /// Keeps other jobs away from an environment that does not respond.
     ///
-    /// If `is_remote` is true, the agent is not contacted again. An agent of this host may only be slow, and must still end the job.
+    /// A remote agent is not contacted again. A local one may only be slow, and must still end the job.
     pub(super) fn retire(&mut self, reason: &str, is_remote: bool) {
         if let Some(environment) = self.lease().and_then(|lease| lease.environment.replaceable()) {
             environment.retire(reason);
@@ -110,12 +99,9 @@ impl JobEnvironment {
         };
     }
 
-    /// Closes the job at its agent and suspends the environment for later jobs of `owner`.
+    /// Closes the job at its agent, and suspends the environment for later jobs of `owner`.
     ///
-    /// A manager that was killed may have suspended the environment already. The scaler then knows the environment by `task_key`.
-    ///
-    /// # Errors
-    /// The reason why the environment is not suspended, for the job's trace.
+    /// By `task_key`, the scaler finds an environment that a killed manager has already suspended. The error is for the job's trace.
     pub(super) async fn suspend(&mut self, request: SuspendRequest<'_>) -> Result<(), String> {
         let mut suspended = Err("the instance was lost".to_owned());
         if let (Some(lease), Some(id)) = (self.lease(), request.run_id) {
@@ -143,7 +129,7 @@ impl JobEnvironment {
         suspended
     }
 
-    /// Ends the job's use of the environment: a lease that is still held is released.
+    /// Ends the use of the environment, and releases a lease that is still held.
     pub(super) fn finish(&mut self) {
         match std::mem::take(self) {
             Self::Suspended(lease) => drop(lease),
@@ -155,7 +141,6 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns the lease that the job holds.
     pub(super) fn lease(&self) -> Option<&Lease> {
         match self {
             Self::Leased(lease) | Self::Unresponsive(lease) => Some(lease),
@@ -164,7 +149,6 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns the lease that the job holds, and drops everything else.
     pub(super) fn into_lease(self) -> Option<Lease> {
         match self {
             Self::Leased(lease) | Self::Unresponsive(lease) => Some(lease),
@@ -173,7 +157,7 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns the environment that has the job, whether the job still holds a slot of it or not.
+    /// Returns the environment whose agent has the job, even without a slot there.
     pub(super) fn current(&self) -> Option<Arc<dyn ExecutionEnvironment>> {
         match self {
             Self::Released(released) => Some(released.environment()),
@@ -181,12 +165,12 @@ impl JobEnvironment {
         }
     }
 
-    /// Returns whether the agent still has to close the job.
+    /// Returns whether the job may still have to be closed at its agent.
     pub(super) fn must_close(&self) -> bool {
         !matches!(self, Self::Unresponsive(_) | Self::Closed(_) | Self::Suspended(_))
     }
 
-    /// Returns why the job has no lease, for the job's trace.
+    /// Returns why the job has no lease, for its trace.
     pub(super) fn missing_reason(&self) -> String {
         match self {
             Self::Lost(reason) => reason.clone(),
@@ -196,17 +180,16 @@ impl JobEnvironment {
 }
 
 pub(super) struct SuspendRequest<'a> {
-    /// ID of the job's run at the agent. `None` means that no agent can know the job.
+    /// ID of the run. `None` means that no agent can know the job.
     pub(super) run_id: Option<String>,
     /// Owner whose later jobs may resume the environment.
     pub(super) owner: &'a str,
-    /// Key of the job's lease in the scaler's ledger.
+    /// Key of the lease in the scaler's ledger.
     pub(super) task_key: &'a str,
     pub(super) executor: &'a dyn Executor,
     pub(super) agent_reconnect_timeout: Duration,
 }
 
-/// Returns how long the environment may stay unresponsive.
 /// `None` means as long as the manager's settings allow.
 pub(super) fn unresponsive_timeout(environment: &dyn ExecutionEnvironment) -> Option<Duration> {
     environment.replaceable().map(Replaceable::unresponsive_timeout)

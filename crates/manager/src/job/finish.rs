@@ -1,13 +1,12 @@
 //! The end of a job: its result, the release of its slot, its report, and its clean-up (R4 to R6).
 //!
-//! If the environment is suspended for a later job, the job ends like this:
+//! A job whose environment is suspended ends like this:
 //!
 //! ```text
 //! result --stored with the report: suspended--> agent closed --> environment suspended, or not --> message in the trace --> reported
 //! ```
 //!
-//! After the first of these steps, no answer of the agent is needed, so a manager that is killed between them can continue. The scaler's
-//! ledger records whether the environment was suspended, under the task key of the job's lease.
+//! After the first step, no answer of the agent is needed, so a restarted manager can continue.
 
 use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
@@ -27,7 +26,7 @@ use crate::lower::suspension;
 use crate::state::{JobState, ManagerOutcome};
 
 impl JobActor {
-    /// Records the job's result for metrics and for its environment. Returns the update to report.
+    /// Records the job's result and resource usage, and returns the update to report.
     pub(super) fn record_result(&mut self, result: &JobResult) -> UpdateRequest {
         self.progress.reach(AgentProgress::Executed);
         if let (Some(used), Some(lease), AgentProgress::Executed) =
@@ -39,22 +38,20 @@ impl JobActor {
             }
         }
         self.uploader.set_ended();
-        // A job that was canceled, but not by the coordinator, was ended by a manager: this one, or an earlier process that ended
-        // before it could report.
-        let interrupted = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
-        let update = failure::from_result(&self.payload, result, self.row.state().trace_offset(), interrupted);
+        // If the coordinator did not cancel the job, this manager or an earlier process of it did.
+        let by_manager = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
+        let update = failure::from_result(&self.payload, result, self.row.state().trace_offset(), by_manager);
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
         update
     }
 
-    /// Reports the result, unless the environment must be suspended first.
-    /// `None` means that the trace must be sent again.
+    /// Reports the result, unless the environment must be suspended first. `None` means that the trace must be sent again.
     pub(super) async fn report_result(&mut self, result: &JobResult) -> Result<Option<Next>, JobError> {
         let update = self.record_result(result);
         if self.begin_suspend(result, &update)? {
             return Ok(Some(Next::State));
         }
-        // The coordinator may assign the next job of the pipeline as soon as it has the report.
+        // With the report, the coordinator may assign the next job of the pipeline.
         if let Some(lease) = self.environment.lease() {
             lease.announce_end();
         }
@@ -68,12 +65,11 @@ impl JobActor {
         })
     }
 
-    /// Releases the slot of a job that has ended, because the coordinator did not accept its log or report.
-    /// Does nothing if the slot must be kept.
+    /// Releases the slot of an ended job whose log or report is not accepted, unless the slot must be kept.
     ///
-    /// The release is stored first (R2), because the next start of the manager must not use the slot for this job again.
+    /// The release is stored first (R2).
     pub(super) fn release_slot(&mut self) {
-        // A suspended environment is on the job's instance, which is bound to the slot.
+        // A suspended environment is bound to the slot.
         let may_suspend = |success| suspension::suspend_owner(&self.payload, &self.runner.runner, success).is_some();
         if may_suspend(true) || may_suspend(false) {
             return;
@@ -96,9 +92,7 @@ impl JobActor {
         tracing::warn!("coordinator does not accept the report, slot released; the job is reported from its spool");
     }
 
-    /// Sends the final update until the coordinator acknowledges it, or no longer expects the job.
-    ///
-    /// After errors, the wait between two attempts grows to one update interval, at most a minute, unless the coordinator requests a longer wait.
+    /// Sends the final update until it is acknowledged, or the job is no longer expected.
     async fn report(&mut self, update: &UpdateRequest) -> ReportOutcome {
         loop {
             match self.uploader.report(update).await {
@@ -111,8 +105,7 @@ impl JobActor {
         }
     }
 
-    /// Stores that the environment of a job with a result must be suspended.
-    /// Returns false if it will not be suspended.
+    /// Returns false if the environment must not be suspended.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -130,7 +123,7 @@ impl JobActor {
         Ok(true)
     }
 
-    /// Suspends the environment, appends the outcome to the trace, and reports the job.
+    /// Suspends the environment, records the outcome in the trace, and reports the job.
     pub(super) async fn suspend_and_report(
         &mut self,
         task_key: Option<&str>,
@@ -146,7 +139,7 @@ impl JobActor {
             executor: self.runner.executor.as_ref(),
             agent_reconnect_timeout: self.runner.agent_reconnect_timeout,
         };
-        // The job is reported in any case.
+        // The job is reported even without a suspension.
         let message = match self.environment.suspend(request).await {
             Ok(()) => {
                 let key = suspension::key(&self.runner.runner, task_key);
@@ -166,31 +159,28 @@ impl JobActor {
         // The agent's checksum does not cover the message.
         update.output.checksum = None;
         update.output.bytesize = Some(trace_offset + message.len() as u64);
-        self.report_last(&update).await
+        self.report_without_agent(&update).await
     }
 
-    /// Appends the manager's message to the trace and reports an outcome that only the manager knows.
+    /// Appends the manager's message to the trace, and reports the outcome.
     pub(super) async fn report_manager_outcome(&mut self, outcome: &ManagerOutcome) -> Next {
         self.uploader.set_ended();
         if !self.uploader.append_trace_message(&outcome.trace_message, outcome.trace_offset).await {
             return Next::JobGone;
         }
-        self.report_last(&failure::from_manager_outcome(&self.payload, outcome)).await
+        self.report_without_agent(&failure::from_manager_outcome(&self.payload, outcome)).await
     }
 
-    /// Reports a job whose agent no longer has the log.
-    /// If the coordinator requests the trace again, the job counts as reported.
-    async fn report_last(&mut self, update: &UpdateRequest) -> Next {
+    /// Reports a job whose log is gone. If the coordinator requests the log again, the job counts as reported.
+    async fn report_without_agent(&mut self, update: &UpdateRequest) -> Next {
         match self.report(update).await {
             ReportOutcome::Acknowledged | ReportOutcome::ResendTrace => Next::Reported,
             ReportOutcome::JobGone => Next::JobGone,
         }
     }
 
-    /// Ends the job because of an interruption.
-    ///
-    /// If an agent has started the job anyway, the clean-up ends it there.
-    pub(super) async fn interrupted(&mut self, interruption: &Interruption) -> Result<Next, JobError> {
+    /// Ends the job. If an agent has it, the clean-up ends it there.
+    pub(super) async fn end_interrupted(&mut self, interruption: &Interruption) -> Result<Next, JobError> {
         let prepare_timeout = self.runner.runner.prepare_timeout.unwrap_or_default();
         match interruption.failure(self.row.state(), prepare_timeout) {
             Some((reason, message)) => self.fail(reason, None, &message).await,
@@ -198,14 +188,14 @@ impl JobActor {
         }
     }
 
-    /// Fails the job because of the runner, not because of its script.
+    /// Fails the job because of the runner, not of its script.
     pub(super) async fn system_failure(&mut self, message: &str) -> Result<Next, JobError> {
         self.fail(FailureReason::RunnerSystemFailure, None, message).await
     }
 
     /// Ends the job with an outcome that only the manager knows.
     ///
-    /// The offset of the message in the trace is stored first, so that the next start of the manager does not append the message twice.
+    /// Stores the offset of the message, so that a restarted manager does not append it twice.
     pub(super) async fn fail(
         &mut self,
         reason: FailureReason,
@@ -215,7 +205,7 @@ impl JobActor {
         self.fail_with_lines(reason, exit_code, message, &[]).await
     }
 
-    /// Ends the job as [`Self::fail`] does, with lines of the trace before the message.
+    /// Like [`Self::fail`], with `lines` before the message.
     pub(super) async fn fail_with_lines(
         &mut self,
         reason: FailureReason,
@@ -223,7 +213,7 @@ impl JobActor {
         message: &str,
         lines: &[String],
     ) -> Result<Next, JobError> {
-        // The message may quote user input that contains a masked value (J6).
+        // The message may quote a masked value (J6).
         let message = &*failure::masked(message, &self.secrets());
         tracing::warn!(%reason, message, "job failed without a result from an agent");
         self.uploader.set_ended();
@@ -238,7 +228,7 @@ impl JobActor {
         self.transition(|state| state.fail(ManagerOutcome { reason, exit_code, trace_message, trace_offset }))
     }
 
-    /// Returns the values that the manager's own messages must not show.
+    /// Returns the values to mask in the manager's own messages.
     fn secrets(&self) -> Secrets {
         let lowered = self.preparation.lowered().map(|lowered| lowered.variables.as_slice()).unwrap_or_default();
         crate::lower::secrets(&self.payload, lowered)
@@ -247,12 +237,12 @@ impl JobActor {
     /// Closes the job at its agent, releases its slot, and deletes its row (R6).
     pub(super) async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
-        // An agent closes a job by its ID, even if the slot belongs to another job now.
-        let by_record = || {
+        // Another job may hold the slot now.
+        let of_record = || {
             let record = self.row.state().held_lease()?;
             self.runner.executor.environment_without_lease(record)
         };
-        let environment = self.environment.current().or_else(by_record).filter(|_| self.environment.must_close());
+        let environment = self.environment.current().or_else(of_record).filter(|_| self.environment.must_close());
         if let (Some(environment), Some(id)) = (environment, self.row.run_id()) {
             let closed = client::close(environment.as_ref(), &id, self.runner.agent_reconnect_timeout);
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Copies the agent's log to the coordinator until the job has a result. Reconnects after lost connections.
+//! Copies the agent's log to the coordinator until the job has a result.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -20,40 +20,31 @@ use super::progress::AgentProgress;
 use super::start_approval::StartApproval;
 use super::uploader::UploadOutcome;
 
-/// Time after the job's timeout at which the manager fails a job without a result.
-///
-/// The agent enforces the job's timeout, and may then still run `after_script` and uploads.
+/// After the job's timeout, the agent may still run `after_script` and uploads.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
 pub(super) enum FollowOutcome {
-    /// The job has a result, and its log is acknowledged completely or the rest is refused.
+    /// The coordinator has the whole log, or refuses the rest.
     Result(Box<JobResult>),
     /// The coordinator no longer expects the job.
     JobGone,
-    /// The environment is lost permanently, for this reason.
     Lost(String),
     /// The agent cannot finish the job, for this reason.
     AgentRefused(String),
-    /// The job must end, and no agent is reachable that could end it.
+    /// No agent is reachable that could end the job.
     Interrupted(Interruption),
-    /// The manager itself cannot continue with the job.
     Failed(JobError),
 }
 
-/// Result of following a job over one connection.
 enum ConnectionOutcome {
     Done(FollowOutcome),
     /// The coordinator needs another part of the log.
     Resync,
-    /// The environment did not respond within its timeout.
     Unresponsive,
 }
 
 impl JobActor {
-    /// Follows the job until it has a result.
-    ///
-    /// Reconnects to an unreachable agent until `agent_reconnect_timeout` or the environment's own timeout has passed.
-    /// Waits longer if no instance is reachable.
+    /// Reconnects until [`Self::unresponsive_timeout`] has passed, or longer if no instance is reachable.
     pub(super) async fn follow(&mut self) -> FollowOutcome {
         let timeout = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + timeout;
@@ -82,7 +73,7 @@ impl JobActor {
                 }
                 Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
                 Err(error @ AgentError::InvalidResult(_)) => return FollowOutcome::AgentRefused(error.to_string()),
-                // A restarted agent waits for `Run` if the user's first command had not started (R3, J2).
+                // A restarted agent waits for `Run` before the user's first command (R3, J2).
                 Err(AgentError::Unknown) => match self.dispatch().await {
                     Ok(DispatchOutcome::Accepted { .. }) => AgentError::Unknown,
                     Ok(DispatchOutcome::Refused { message, .. }) => return FollowOutcome::AgentRefused(message),
@@ -118,8 +109,8 @@ impl JobActor {
 
     /// Returns how long the agent may stay unresponsive.
     ///
-    /// The manager's own timeout applies until the agent has accepted the job from this process of the manager. After a restart, the
-    /// manager connects to all instances at the same time, so an agent may be reached later than usual.
+    /// A restarted manager connects to all instances at once, so the environment's own timeout applies only after an agent has accepted the
+    /// job.
     fn unresponsive_timeout(&self) -> Duration {
         let own = self.environment.current().and_then(|environment| unresponsive_timeout(environment.as_ref()));
         own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.runner.agent_reconnect_timeout)
@@ -149,14 +140,14 @@ impl JobActor {
             let log = connection.follow(&id, offset).await?;
             Ok::<_, AgentError>((connection, log))
         };
-        // The first connection may take longer: a newer executable may be in transit to the instance, or an agent of this host starts.
+        // At first, the agent may still be starting, or being copied to the instance.
         let has_timeout = self.progress.is_dispatched() && environment.replaceable().is_some();
         let attempt_timeout = silence.next_timeout();
         let (connection, log) = tokio::select! {
             connected = connecting => connected?,
             reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
             () = silence.count(has_timeout) => return Ok(ConnectionOutcome::Unresponsive),
-            // TCP resends to an unreachable machine at growing intervals. A new attempt gets through earlier.
+            // TCP resends at growing intervals, so a new attempt gets through earlier.
             () = sleep_until(Instant::now() + attempt_timeout), if has_timeout => {
                 let limit_ms = muster_job::milliseconds(attempt_timeout);
                 return Err(AgentError::Broken(format!("no connection within {limit_ms} ms")));
@@ -168,11 +159,11 @@ impl JobActor {
         }
         let followed = tokio::select! {
             followed = self.follow_connection(&connection, log, &id, watchdog) => followed,
-            // Bytes in transit to the coordinator are not lost: the length that it acknowledges shows which of them arrived.
+            // The acknowledged length shows which bytes in transit have arrived.
             reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
         };
         connection.mark_suspect_if_broken(&followed);
-        // A quiet agent is not unresponsive while its connection is open, because pings watch the connection.
+        // Pings watch an open connection, so silence is no sign of failure.
         *silence = Silence::new(self.unresponsive_timeout());
         if let Some(health) = health {
             health.set_connected(false);
@@ -180,7 +171,7 @@ impl JobActor {
         followed
     }
 
-    /// Moves the start of the log back if the coordinator has lost a part of the trace before it.
+    /// Moves the start of the log back if the coordinator has lost trace before it.
     fn fix_log_offset(&mut self) -> Result<(), JobError> {
         let end = self.uploader.end();
         if end < self.row.state().trace_offset() {
@@ -189,9 +180,9 @@ impl JobActor {
         Ok(())
     }
 
-    /// Follows one connection.
+    /// Follows the job over one connection.
     ///
-    /// The `select!` is cancel-safe: reading a message of a stream is cancel-safe, and uploads are awaited inside their branch.
+    /// The `select!` is cancel-safe, because uploads are awaited inside their branch.
     async fn follow_connection(
         &mut self,
         connection: &AgentConnection,
@@ -204,7 +195,7 @@ impl JobActor {
             StartApproval::new(needs_approval, connection.wait_for_start_approval(id), connection.approve_start(id));
         let stop = self.runner.cancel.clone();
         let mut canceled = false;
-        // The result is requested before the job ends, so that it arrives together with the end of the log.
+        // Requested early, so that the result arrives with the end of the log.
         let mut result = pin!(connection.wait(id, MAX_RESULT_BYTES));
         let mut early_result: Option<Result<JobResult, AgentError>> = None;
         let mut has_tried_release = false;
@@ -221,7 +212,7 @@ impl JobActor {
                 }
                 () = sleep_until(self.uploader.due()) => {
                     let mut sending = pin!(self.uploader.send());
-                    // A call may take a minute. Neither a stop nor the start approval may wait for it.
+                    // A call may take a minute, and neither a stop nor the start approval may wait for it.
                     let outcome = loop {
                         tokio::select! {
                             outcome = &mut sending => break outcome,
@@ -247,7 +238,7 @@ impl JobActor {
                     return Ok(ConnectionOutcome::Done(FollowOutcome::AgentRefused(message)));
                 }
             }
-            // The job has ended, and only the coordinator delays its log: another job can have the slot.
+            // Only the coordinator delays the log, so another job can have the slot.
             if let (Some(Ok(result)), true, false) = (&early_result, self.uploader.must_repeat(), has_tried_release) {
                 has_tried_release = true;
                 self.record_result(result);
@@ -280,13 +271,12 @@ impl JobActor {
         })
     }
 
-    /// Sends the buffered part of the trace at once. No more output follows for now.
     pub(super) async fn drain(&mut self) -> UploadOutcome {
         let mut backoff = NoProgressBackoff::new(self.uploader.acknowledged());
         while !self.uploader.is_empty() {
             self.uploader.pause().await;
             match self.uploader.send().await {
-                // A cancel has no effect on a job that has ended.
+                // Canceling has no effect on an ended job.
                 UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.is_trace_refused() => break,
                 UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.must_repeat() => self.release_slot(),
                 UploadOutcome::Continue | UploadOutcome::Cancel => {

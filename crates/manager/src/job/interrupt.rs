@@ -1,4 +1,4 @@
-//! Watches for reasons to end a job while the job waits for a slot or for its agent.
+//! Watches for reasons to end a job that waits for a slot or for its agent.
 
 use std::time::Duration;
 
@@ -9,27 +9,21 @@ use tokio_util::sync::CancellationToken;
 use super::uploader::{UploadOutcome, Uploader};
 use crate::state::JobState;
 
-/// Reason why a wait ended.
 #[derive(Debug)]
 pub(super) enum Interruption {
-    /// The coordinator cancels the job.
     Canceled,
-    /// The coordinator no longer expects a report of the job.
     JobGone,
-    /// The manager stops and ends its jobs.
     ManagerStopping,
-    /// Preparing the job took longer than `prepare_timeout`.
     PrepareTimeout,
 }
 
 impl Interruption {
-    /// Returns how a job in `state` fails because of the interruption.
-    /// `None` if there is nothing to report.
+    /// `None` means that there is nothing to report.
     pub(super) fn failure(&self, state: &JobState, prepare_timeout: Duration) -> Option<(FailureReason, String)> {
         match self {
             Self::JobGone => None,
             Self::Canceled => Some((FailureReason::JobCanceled, "canceled".to_owned())),
-            // Every version of GitLab knows this reason, and can retry the job (`retry: { when: runner_system_failure }`).
+            // Every version of GitLab can retry a job with this reason.
             Self::ManagerStopping if matches!(state, JobState::Received { .. }) => Some((
                 FailureReason::RunnerSystemFailure,
                 "the runner manager was stopped before the job started".to_owned(),
@@ -45,11 +39,9 @@ impl Interruption {
     }
 }
 
-/// Stays in contact with the coordinator until a reason to end the job occurs.
-/// Passing `deadline` is such a reason.
+/// Contacts the coordinator as needed. `deadline` is a reason, too.
 ///
-/// Cancel-safe: after an interrupted upload, the next answer of the coordinator contains the length of the trace that it has, and the upload
-/// continues there.
+/// Cancel-safe: the coordinator's next answer contains the length from which the upload continues.
 pub(super) async fn watch_for_interruption(
     uploader: &mut Uploader,
     stop: &CancellationToken,

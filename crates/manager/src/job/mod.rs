@@ -1,6 +1,4 @@
-//! The actors of jobs: each takes one job from its row in `state.log` to its report.
-//!
-//! New jobs and jobs that a restart has restored have the same actor.
+//! The actors of jobs. An actor takes one job from its row in `state.log` to its report, also after a restart.
 //!
 //! ```text
 //! accept the job, whose payload is stored; nothing is started before the coordinator answers    (R1)
@@ -14,11 +12,10 @@
 //! then                 final update until acknowledged, Close, row deleted                       (R5, R6)
 //! ```
 //!
-//! Nothing is lost if the process dies between two lines: `Run` is idempotent, the agent's spool keeps log and result, and the
-//! coordinator knows what it has.
+//! Nothing is lost if the process ends between two lines: `Run` is idempotent, and the agent's spool keeps log and result.
 //!
-//! An actor consists of parts that own their state: [`row`] the stored state, [`environment`] the lease, [`preparation`] the plan
-//! and the deadline, [`progress`] the progress of the agent, [`uploader`] the trace and the report.
+//! The parts of an actor: [`row`] has the stored state, [`environment`] the lease, [`preparation`] the plan and the deadline, [`progress`]
+//! the progress at the agent, and [`uploader`] the trace and the report.
 
 mod actor;
 mod backoff;
@@ -56,54 +53,45 @@ use actor::{JobActor, Retained};
 pub(crate) use early_release::UnreportedJobs;
 pub(crate) use outage::ReachabilityTracker;
 
-/// Backoff between two attempts to continue with a job whose state could not be stored.
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
-/// Maximum time to close a job at its agent.
-///
-/// After its retention period, an agent also deletes a job that was not closed (R6).
+/// An agent also deletes unclosed jobs after its retention period (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Context that the actors of one runner's jobs share.
 pub(crate) struct RunnerContext {
     pub(crate) client: Client,
-    /// Settings of the runner with which the job was received.
+    /// Settings with which the job was received.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// Key of the runner in the settings that were in effect when the actor was started.
+    /// Key of the runner when the actor started.
     pub(crate) key: RunnerKey,
     pub(crate) limits: Arc<ConcurrencyLimits>,
     pub(crate) store: Arc<Store>,
     pub(crate) cache_stores: Arc<CacheStores>,
     pub(crate) executor: Arc<dyn Executor>,
-    /// Time to keep reconnecting to an unreachable agent before its job fails.
-    /// An environment can have its own timeout instead.
+    /// Time to keep reconnecting to an agent. An environment can have its own timeout.
     pub(crate) agent_reconnect_timeout: Duration,
-    /// Time to retry a state that cannot be stored before the manager exits.
+    /// Time after which the manager exits if a state cannot be stored.
     pub(crate) state_write_timeout: Duration,
-    /// Name of this machine, for the trace.
     pub(crate) host_name: String,
     /// Canceled when the manager ends its jobs.
     pub(crate) cancel: CancellationToken,
-    /// Limits the number of jobs that wait for their report without a slot.
     pub(crate) unreported: UnreportedJobs,
     pub(crate) reachability: ReachabilityTracker,
 }
 
-/// Reason why an actor cannot continue. The row is kept for a later start of the manager.
+/// The row is kept for a restarted manager.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobError {
-    /// `state.log` cannot be read or written.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A defect: the job's state has no such transition.
+    /// A defect: the state has no such transition.
     #[error(transparent)]
     Transition(#[from] InvalidTransition),
 }
 
-/// Runs one job to its end. `permit` is the permit of a job that has a slot already.
+/// Runs one job to its end. `permit` is that of a job that already has a slot.
 ///
-/// If `state.log` cannot be written, the actor continues from the job's row as after a restart. Otherwise the job would not be
-/// reported as long as this manager runs (J1). If writing fails for [`RunnerContext::state_write_timeout`], the manager must exit: its
-/// exit code notifies the service manager, and the job continues at its agent.
+/// If `state.log` cannot be written, the job continues from its stored state (J1). After [`RunnerContext::state_write_timeout`], the
+/// manager must exit.
 pub(crate) async fn execute(
     runner: Arc<RunnerContext>,
     watch: Arc<JobWatch>,
@@ -115,7 +103,7 @@ pub(crate) async fn execute(
     let mut backoff = Backoff::new(STORE_RETRY);
     let mut began = tokio::time::Instant::now();
     let mut failing_since: Option<tokio::time::Instant> = None;
-    // The job keeps its slot between two attempts: no other job may have it while the environment is in use (J4, J5).
+    // The environment is in use, so the job keeps its slot (J4, J5).
     let mut retained = Retained { lease: None, permit };
     let mut result = execute_once(Arc::clone(&runner), &watch, job, recovered, &mut retained).await;
     while let Err(JobError::Store(error)) = result {
@@ -146,7 +134,7 @@ pub(crate) async fn execute(
     result
 }
 
-/// Runs one actor from the job's row. After a failure, `retained` has the resources for the next actor.
+/// After a failure, `retained` has the resources for the next actor.
 async fn execute_once(
     runner: Arc<RunnerContext>,
     watch: &Arc<JobWatch>,

@@ -1,7 +1,6 @@
 //! Distinguishes an unreachable instance from an outage of the manager's own network.
 //!
-//! If none of several instances with jobs is reachable, the manager assumes that its own network is down, and waits much longer for
-//! the instances before it considers them lost.
+//! If several instances have jobs and none is reachable, the manager waits longer before jobs fail.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,23 +9,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Maximum time to wait while all instances are unreachable.
-/// After this time, each of these instances counts as lost.
+/// Maximum wait while all instances are unreachable.
 const MAX_OUTAGE: Duration = Duration::from_secs(600);
 
-/// Tracks which instances with jobs are reachable. Clones share their content.
+/// Tracks which instances with jobs are reachable. Clones share the state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ReachabilityTracker(Arc<Mutex<HashMap<String, InstanceJobs>>>);
 
 #[derive(Debug, Default)]
 struct InstanceJobs {
     all: usize,
-    /// Jobs whose connection to the instance is open.
     connected: usize,
 }
 
 impl ReachabilityTracker {
-    /// Counts a job on the instance with this unique ID until the returned value is dropped.
+    /// Counts a job on `instance` until the returned value is dropped.
     pub(super) fn track_job(&self, instance: &str) -> ConnectionHealth {
         self.0.lock().entry(instance.to_owned()).or_default().all += 1;
         ConnectionHealth {
@@ -38,14 +35,14 @@ impl ReachabilityTracker {
     }
 }
 
-/// What the manager assumes about an instance that was unresponsive for its whole timeout.
+/// Assumption about an instance that was unresponsive for its whole timeout.
 #[derive(Debug, Clone, Copy)]
 enum Outage {
-    /// No outage is assumed.
+    /// Only this instance is unreachable.
     None,
-    /// At this time, all other instances were unreachable, too.
+    /// All other instances were unreachable, too.
     Since(Instant),
-    /// Other instances are reachable again. The instance of this job was given one more timeout.
+    /// Other instances are reachable again, and this one got its timeout once more.
     Over,
 }
 
@@ -72,7 +69,7 @@ impl ConnectionHealth {
         }
     }
 
-    /// Returns whether an instance that was unresponsive for its whole timeout gets that timeout once more.
+    /// Returns whether the instance gets its timeout once more.
     pub(super) fn extend_deadline(&mut self) -> bool {
         let (mut others, mut reachable) = (0, 0);
         for (instance, jobs) in self.tracker.0.lock().iter().filter(|(instance, _)| **instance != self.instance) {

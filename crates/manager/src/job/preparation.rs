@@ -1,4 +1,4 @@
-//! The preparation of a job before an agent has it: its plan, the slots that were lost, and the time limit.
+//! The preparation of a job for an agent: its plan, its lost slots, and its deadline.
 
 use std::time::Duration;
 
@@ -10,29 +10,25 @@ use tokio::time::Instant;
 use crate::lower::{Certificates, JobContext, LowerError, LoweredJob, job_timeout, lower};
 use crate::observe::JobWatch;
 
-/// Number of failed attempts to reach an agent, in one or several slots, after which the job fails.
-const MAX_UNREACHABLE_SLOTS: u32 = 3;
-/// Number of lost slots after which a job fails instead of being rescheduled.
+const MAX_UNREACHABLE_ATTEMPTS: u32 = 3;
 const MAX_RESCHEDULES: usize = 10;
 
-/// Preparation of one job: everything between its slot and its start.
 pub(super) struct Preparation {
-    /// Maximum time to prepare the job. `None` means that only the job's own timeout applies.
+    /// Maximum time to prepare the job. `None` means the job's own timeout.
     timeout: Option<Duration>,
     deadline: Option<Instant>,
-    /// Plan for the current slot.
     lowered: Option<LoweredJob>,
-    /// Lines for the trace about slots that were lost before anything was started.
+    /// Lines for the trace about lost slots.
     reschedule_notes: Vec<String>,
-    unreachable_slots: u32,
+    unreachable_attempts: u32,
 }
 
 impl Preparation {
     pub(super) fn new(payload: &JobPayload, runner: &RunnerSettings) -> Self {
-        // A limit longer than the job's own timeout has no effect.
+        // A longer limit has no effect.
         let timeout = runner.prepare_timeout.filter(|limit| *limit <= job_timeout(payload));
         let mut preparation =
-            Self { timeout, deadline: None, lowered: None, reschedule_notes: Vec::new(), unreachable_slots: 0 };
+            Self { timeout, deadline: None, lowered: None, reschedule_notes: Vec::new(), unreachable_attempts: 0 };
         preparation.restart_deadline();
         preparation
     }
@@ -41,55 +37,47 @@ impl Preparation {
         self.deadline = self.timeout.map(|timeout| Instant::now() + timeout);
     }
 
-    /// Returns the time by which an agent must have the job.
-    /// `None` means that only the job's own timeout applies.
+    /// Returns when an agent must have accepted the job. `None` means the job's own timeout.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Counts a failed attempt to reach an agent.
-    /// Returns whether the job may try again, in this slot or another one.
+    /// Counts a failed attempt to reach an agent. Returns whether another may follow.
     pub(super) fn count_unreachable(&mut self) -> bool {
-        self.unreachable_slots += 1;
-        self.unreachable_slots < MAX_UNREACHABLE_SLOTS
+        self.unreachable_attempts += 1;
+        self.unreachable_attempts < MAX_UNREACHABLE_ATTEMPTS
     }
 
-    /// Returns the number of failed attempts to reach an agent.
-    pub(super) fn unreachable_slots(&self) -> u32 {
-        self.unreachable_slots
+    pub(super) fn unreachable_attempts(&self) -> u32 {
+        self.unreachable_attempts
     }
 
     pub(super) fn may_reschedule(&self) -> bool {
         self.reschedule_notes.len() < MAX_RESCHEDULES
     }
 
-    /// Adds a line about a lost slot, in which nothing was started, to the trace.
-    /// `had_machine` shows whether the slot had a separate virtual machine.
+    /// `had_machine` means that the lost slot had a separate virtual machine.
     pub(super) fn note_reschedule(&mut self, message: &str, had_machine: bool) {
         let target = if had_machine { "another virtual machine" } else { "another instance" };
         self.reschedule_notes
             .push(format!("{message}; none of the job's commands had started, so the job was rescheduled to {target}"));
     }
 
-    /// Returns the lines about slots that were lost before anything was started.
     pub(super) fn reschedule_notes(&self) -> &[String] {
         &self.reschedule_notes
     }
 
-    /// Returns the plan for the current slot. `None` until the payload is lowered.
+    /// `None` until [`Self::lower`] has succeeded.
     pub(super) fn lowered(&self) -> Option<&LoweredJob> {
         self.lowered.as_ref()
     }
 
-    /// Drops the plan: the job gets another slot.
+    /// Drops the plan, because the job gets another slot.
     pub(super) fn reset_plan(&mut self) {
         self.lowered = None;
     }
 
     /// Lowers the payload. The same slot always gets the same plan.
-    ///
-    /// # Errors
-    /// [`LowerError`] if the job requests something that the runner does not support.
     pub(super) fn lower(
         &mut self,
         payload: &JobPayload,
@@ -110,10 +98,9 @@ impl Preparation {
     }
 }
 
-/// Reads the runner's TLS files.
+/// Reads the runner's TLS files for one job, because they may be replaced.
 ///
-/// The files are read for each job, because certificates are replaced while a manager runs. A file that cannot be read is left out: the
-/// calls that need it fail with a better error.
+/// Omits an unreadable file: the calls that need it fail with a better error.
 pub(super) fn certificates(files: &TlsFiles) -> Certificates {
     let read = |path: &Option<std::path::PathBuf>| {
         let path = path.as_ref()?;

@@ -8,7 +8,6 @@
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AgentProgress {
-    /// No agent has accepted the job.
     #[default]
     NotDispatched,
     /// An agent has accepted the job.
@@ -20,22 +19,20 @@ pub(super) enum AgentProgress {
 }
 
 impl AgentProgress {
-    /// Advances to `next`. Does nothing if the job has already reached it.
+    /// Does nothing if the job is already there or further.
     pub(super) fn reach(&mut self, next: Self) {
         *self = (*self).max(next);
     }
 
-    /// Returns whether an agent has accepted the job.
     pub(super) fn is_dispatched(self) -> bool {
         self >= Self::Dispatched
     }
 
-    /// Returns whether the agent has the job's result.
     pub(super) fn is_executed(self) -> bool {
         self >= Self::Executed
     }
 
-    /// Starts over in another environment. Returns whether an agent had accepted the job.
+    /// Returns whether an agent had accepted the job.
     pub(super) fn reschedule(&mut self) -> bool {
         std::mem::take(self).is_dispatched()
     }

@@ -1,4 +1,4 @@
-//! Fetches the secrets of a job before an agent gets it, so that the agent masks them from the first line of the log (J6).
+//! Fetches a job's secrets before an agent gets the job, so that they are masked from the first line (J6).
 
 use std::time::Duration;
 
@@ -9,10 +9,7 @@ use muster_secret_store::{VaultError, VaultOptions, VaultSession};
 use crate::lower::secrets::{SecretRequests, requests};
 use crate::lower::{JobContext, LowerError, job_timeout};
 
-/// Returns the variables of the job's secrets. Cancel-safe, because reading a secret changes nothing.
-///
-/// # Errors
-/// [`LowerError`] if a secret cannot be fetched. The job must not start without it.
+/// Fails if a secret cannot be fetched. Cancel-safe, because reading changes nothing.
 pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<Variable>, LowerError> {
     if payload.secrets.is_empty() {
         return Ok(Vec::new());
@@ -26,8 +23,7 @@ pub(super) async fn fetch(payload: &JobPayload, job: &JobContext) -> Result<Vec<
     })
 }
 
-/// Fetches the secrets, with the number of attempts that the job allows.
-/// Errors that a later attempt would repeat, such as an invalid configuration, are not retried.
+/// Retries only failures of the secret manager.
 async fn fetch_with_retries(requests: &SecretRequests) -> Result<Vec<Variable>, LowerError> {
     let (mut wait_ms, max_wait_ms) = requests.retry_wait_ms;
     let mut attempt = 1;

@@ -1,5 +1,4 @@
-//! Start approval: the agent requests approval before a job's first user command. The manager approves after it has stored that the job
-//! runs (J2).
+//! Start approval: the manager stores that the job runs before the user's first command runs (J2).
 
 use std::pin::Pin;
 
@@ -12,7 +11,7 @@ use crate::state::JobState;
 type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, AgentError>> + Send + 'a>>;
 
 enum Stage<'a> {
-    /// The agent has not reached the first user command yet.
+    /// The agent has not reached the first user command.
     WaitForRequest {
         reached: Call<'a, bool>,
         approve: Call<'a, ()>,
@@ -22,13 +21,11 @@ enum Stage<'a> {
     Done,
 }
 
-/// Start approval of one job over one connection to its agent.
+/// Start approval over one connection to the agent.
 pub(super) struct StartApproval<'a>(Stage<'a>);
 
 impl<'a> StartApproval<'a> {
-    /// Returns an approval that is done at once unless it `is_required`.
-    ///
-    /// `reached` returns whether the agent waits before the first user command, `approve` lets it continue.
+    /// `reached` waits for the first user command, and returns whether it needs approval.
     pub(super) fn new(
         is_required: bool,
         reached: impl Future<Output = Result<bool, AgentError>> + Send + 'a,
@@ -41,17 +38,14 @@ impl<'a> StartApproval<'a> {
         })
     }
 
-    /// Returns whether nothing is left to approve.
+    /// Returns whether no approval is needed any more.
     pub(super) const fn is_done(&self) -> bool {
         matches!(self.0, Stage::Done)
     }
 
     /// Waits for the next stage, or forever if [`Self::is_done`].
     ///
-    /// Cancel-safe: the next call continues a request that is in flight.
-    ///
-    /// # Errors
-    /// The outer error is an error of the agent. The inner error means that the start could not be stored.
+    /// Cancel-safe: the next call continues the request. The inner error means that the start could not be stored.
     pub(super) async fn advance(&mut self, row: &mut JobRow) -> Result<Result<(), JobError>, AgentError> {
         let is_waiting = match &mut self.0 {
             Stage::WaitForRequest { reached, .. } => reached.await?,
@@ -63,7 +57,7 @@ impl<'a> StartApproval<'a> {
         };
         self.0 = match std::mem::replace(&mut self.0, Stage::Done) {
             Stage::WaitForRequest { approve, .. } if is_waiting => {
-                // The start is stored before the first user command may run (J2).
+                // Stored before the first user command may run (J2).
                 if matches!(row.state(), JobState::Leased { .. })
                     && let Err(error) = row.transition(JobState::start)
                 {

@@ -1,8 +1,6 @@
 //! Sends a job's trace and its final update to the coordinator.
 //!
-//! The trace is sent in pieces, in order. A job without new output sends a keep-alive instead. The length that the
-//! coordinator acknowledged is authoritative (R5). The uploader takes no more bytes while it has [`MAX_PIECE_BYTES`] that are
-//! not acknowledged. These bytes wait in the agent's spool.
+//! The acknowledged length of the trace is authoritative (R5). Unacknowledged bytes beyond [`MAX_PIECE_BYTES`] remain in the agent's spool.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,32 +18,30 @@ use super::backoff::NoProgressBackoff;
 use crate::failure;
 use crate::observe::JobWatch;
 
-/// Maximum size of one piece of a trace, as in gitlab-runner.
+/// Maximum size of one piece, as in gitlab-runner.
 const MAX_PIECE_BYTES: usize = 1024 * 1024;
-/// Time between two uploads, unless the coordinator sets another one.
+/// Default time between two uploads.
 const UPDATE_INTERVAL: Duration = Duration::from_secs(3);
-/// Time after which a job without new output is reported as running.
+/// Time after which a job without output is reported as running.
 ///
-/// The coordinator can cancel a job only in its answer to a call, so the manager must call even if it has nothing to send.
+/// The coordinator can cancel a job only in its answer to a call.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Minimum keep-alive of a job whose coordinator sets its own trace interval.
+/// Minimum keep-alive if the coordinator sets a trace interval, as only Muster's does.
 ///
-/// Only Muster's own coordinator does so. Calls to it are cheap, so a quiet job contacts it once in ten intervals to notice a
-/// cancellation early.
+/// A keep-alive is then sent every ten intervals.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Lower bound of the longest wait between two attempts.
+/// Minimum of the longest wait between two attempts.
 const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
-/// Default delay before a report is repeated while the coordinator still processes it.
+/// Default delay before repeating a report that the coordinator still processes.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Consequence of an answer of the coordinator for the job.
+/// Meaning of an answer for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UploadOutcome {
-    /// The job continues. A failed call is repeated after [`Uploader::pause`].
+    /// A failed call is repeated after [`Uploader::pause`].
     Continue,
-    /// The coordinator's length is not in the buffer: follow the agent's log from [`Uploader::end`].
+    /// The agent's log must be followed from [`Uploader::end`].
     Resync,
-    /// The coordinator cancels the job.
     Cancel,
     /// The job has ended at the coordinator, or belongs to another manager.
     JobGone,
@@ -53,19 +49,16 @@ pub(super) enum UploadOutcome {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReportOutcome {
-    /// The coordinator has acknowledged the final update.
     Acknowledged,
-    /// The job has ended at the coordinator, or belongs to another manager.
-    /// Also returned if the coordinator rejected the final update too often.
+    /// The job has ended, or belongs to another manager, or its final update was rejected too often.
     JobGone,
-    /// The coordinator's copy of the trace is wrong. The whole trace must be sent again.
+    /// The whole trace must be sent again.
     ResendTrace,
 }
 
 pub(super) enum ReportAttempt {
-    /// No further attempt is needed.
     Ended(ReportOutcome),
-    /// The coordinator did not accept the report. It is repeated at this time.
+    /// The report is repeated at this time.
     RetryAt(Instant),
 }
 
@@ -76,35 +69,34 @@ pub(super) struct Uploader {
     buffer: BytesMut,
     interval: Duration,
     keep_alive: Duration,
-    /// Whether the payload sets the interval. The intervals in the coordinator's answers are then ignored.
+    /// Whether the payload sets the interval, so that those in answers are ignored.
     is_interval_fixed: bool,
     sent_at: Instant,
     contact_at: Instant,
-    /// Time before which nothing is sent, after a failure.
+    /// Time before which nothing is sent after a failure.
     not_before: Option<Instant>,
     backoff: Backoff,
     rejections: u32,
-    /// Whether the coordinator rejected the last call as invalid.
+    /// Whether the last failed call was invalid for the coordinator.
     was_last_rejected: bool,
-    /// Whether the job has ended, and only its report is left.
+    /// Whether only the report is left.
     has_ended: bool,
-    /// Whether the coordinator accepts no more of the trace. It may still accept the report.
+    /// Whether the coordinator accepts no more trace. It may still accept the report.
     trace_refused: bool,
-    /// Whether the coordinator has canceled the job.
     canceled: bool,
-    /// Number of rejections of a call after which they count as final.
+    /// Number of rejections after which a call is not repeated.
     max_rejections: u32,
     debug_trace: bool,
     watch: Arc<JobWatch>,
 }
 
 impl Uploader {
-    /// Returns the upload of a job of `runner`, from the start of its trace.
+    /// Starts at the beginning of the trace.
     pub(super) fn new(client: Client, payload: Arc<JobPayload>, watch: Arc<JobWatch>, runner: &RunnerSettings) -> Self {
         let payload_interval =
             payload.muster.as_ref().and_then(|extension| extension.trace_interval_ms).map(Duration::from_millis);
         let is_set = |name| payload.variables.iter().any(|var| var.key == name && matches!(&*var.value, "true" | "1"));
-        // GitLab shows the log of a job with a debug trace to fewer users.
+        // GitLab shows a log with a debug trace to fewer users.
         let debug_trace = !runner.debug_trace_disabled && (is_set("CI_DEBUG_TRACE") || is_set("CI_DEBUG_SERVICES"));
         let now = Instant::now();
         Self {
@@ -131,46 +123,43 @@ impl Uploader {
         }
     }
 
-    /// Returns the offset in the trace at which the next pushed byte is placed.
+    /// Returns the offset in the trace of the next pushed byte.
     pub(super) fn end(&self) -> u64 {
         self.acknowledged + self.buffer.len() as u64
     }
 
-    /// Returns whether the coordinator rejected the last call as invalid.
+    /// Returns whether the last failed call was invalid for the coordinator.
     pub(super) fn was_rejected(&self) -> bool {
         self.must_repeat() && self.was_last_rejected
     }
 
-    /// Returns the length of the trace that the coordinator has acknowledged.
     pub(super) fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// Records that the job has ended.
-    /// From now on rejections count, because the report must not wait for the trace.
+    /// From now on, rejections of the trace count, because the report must not wait for it.
     pub(super) fn set_ended(&mut self) {
         self.has_ended = true;
     }
 
     /// Returns whether the job has ended, and the coordinator accepts no more of its trace.
-    /// Only the final update is left.
     pub(super) fn is_trace_refused(&self) -> bool {
         self.has_ended && self.trace_refused
     }
 
-    /// Returns whether more bytes may be pushed. Otherwise the agent's stream must wait.
+    /// Returns whether more bytes may be pushed. Otherwise, the agent's stream must wait.
     pub(super) fn has_capacity(&self) -> bool {
         self.buffer.len() < MAX_PIECE_BYTES
     }
 
-    /// Adds the bytes that follow [`Self::end`].
+    /// Adds bytes at [`Self::end`].
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
         self.watch.log(bytes);
         self.watch.uploaded(self.acknowledged, self.buffer.len() as u64);
     }
 
-    /// Returns whether every byte is acknowledged.
+    /// Returns whether every pushed byte is acknowledged.
     pub(super) fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
@@ -182,7 +171,7 @@ impl Uploader {
         self.watch.restored_trace_length(length);
     }
 
-    /// Returns the time of the next call of [`Self::send`].
+    /// Returns when [`Self::send`] must be called next.
     pub(super) fn due(&self) -> Instant {
         let due = match self.buffer.len() {
             0 => self.contact_at + self.keep_alive,
@@ -218,9 +207,9 @@ impl Uploader {
         }
     }
 
-    /// Queries the acknowledged length until the coordinator answers, and continues there.
+    /// Continues at the acknowledged length, which is queried until the coordinator answers.
     ///
-    /// Returns [`UploadOutcome::JobGone`] if the coordinator no longer expects the job. Gives up if it refuses the trace of an ended job.
+    /// Gives up if the job is no longer expected, or the trace of an ended job is refused.
     pub(super) async fn resync(&mut self) -> UploadOutcome {
         loop {
             let outcome = self.query_length().await;
@@ -243,7 +232,7 @@ impl Uploader {
         }
     }
 
-    /// Waits until a failed call may be repeated. Returns at once if the last call succeeded.
+    /// Waits before a failed call is repeated. Otherwise, returns at once.
     pub(super) async fn pause(&mut self) {
         if let Some(earliest) = self.not_before {
             tokio::time::sleep_until(earliest).await;
@@ -255,7 +244,7 @@ impl Uploader {
         self.not_before.is_some()
     }
 
-    /// Removes from the buffer the bytes before `size`, the coordinator's length of the trace.
+    /// Removes the bytes before the coordinator's length `size`.
     ///
     /// If `size` is outside the buffer, empties the buffer and returns false.
     fn acknowledge(&mut self, size: u64) -> bool {
@@ -321,8 +310,7 @@ impl Uploader {
         }
     }
 
-    /// Appends the part of `message` that the trace does not have yet.
-    /// `offset` is the position of the message in the trace.
+    /// Appends the missing part of `message`, which begins at `offset` in the trace.
     ///
     /// Returns false if the coordinator no longer expects the job.
     pub(super) async fn append_trace_message(&mut self, message: &str, offset: u64) -> bool {
@@ -348,10 +336,9 @@ impl Uploader {
         }
     }
 
-    /// Handles a failed final update.
     /// Gives up after `job_status_final_update_retry_limit` rejections, as gitlab-runner does.
     fn report_failed(&mut self, error: &ClientError) -> UploadOutcome {
-        if self.rejected(error) {
+        if self.count_rejection(error) {
             tracing::error!(
                 %error,
                 rejections = self.rejections,
@@ -363,12 +350,11 @@ impl Uploader {
         self.failed(error)
     }
 
-    /// Handles a failed upload of the trace.
+    /// Sends the trace of a running job again after every error, as in gitlab-runner.
     ///
-    /// The trace of a running job is sent again after every error, as in gitlab-runner. The rest of the trace of a job
-    /// that has ended is skipped if the coordinator keeps rejecting it, because it must not delay the job's report.
+    /// Gives up on the trace of an ended job after several rejections, because it must not delay the report.
     fn trace_failed(&mut self, error: &ClientError) -> UploadOutcome {
-        if self.has_ended && (error.is_missing() || self.rejected(error)) {
+        if self.has_ended && (error.is_missing() || self.count_rejection(error)) {
             tracing::error!(%error, trace_offset = self.acknowledged, "coordinator rejected the trace, skipping the rest");
             self.trace_refused = true;
             self.rejections = 0;
@@ -376,13 +362,13 @@ impl Uploader {
         self.failed(error)
     }
 
-    /// Counts a rejection. Returns whether the limit is reached.
-    fn rejected(&mut self, error: &ClientError) -> bool {
+    /// Returns whether the limit is reached.
+    fn count_rejection(&mut self, error: &ClientError) -> bool {
         self.rejections += u32::from(error.transient().is_none() && !error.is_job_closed());
         self.rejections >= self.max_rejections
     }
 
-    /// Ends the job if the coordinator no longer expects it. Otherwise schedules a repetition of the call.
+    /// Repeats the call later, unless the coordinator no longer expects the job.
     fn failed(&mut self, error: &ClientError) -> UploadOutcome {
         if error.is_job_closed() {
             tracing::info!(%error, "coordinator no longer expects the job");
@@ -390,8 +376,7 @@ impl Uploader {
         }
         self.was_last_rejected = error.transient().is_none();
         self.watch.repeated();
-        // The longest wait is one update interval (1 to 60 seconds): a coordinator that recovers has everything within one interval, and one that is
-        // overloaded gets no more calls than a healthy one.
+        // An overloaded coordinator gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
         tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = muster_job::milliseconds(wait), "failed to send the trace or job state, retrying");
@@ -400,7 +385,6 @@ impl Uploader {
     }
 }
 
-/// Returns the longest wait between two attempts for the coordinator's interval.
 fn retry_cap(interval: Duration) -> Duration {
     interval.clamp(MIN_RETRY_CAP, Policy::UNTIL_ACKNOWLEDGED.cap)
 }

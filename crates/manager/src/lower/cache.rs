@@ -12,12 +12,12 @@ use super::paths::Paths;
 use super::variables::Variables;
 use super::{JobContext, LowerError, driver, protection};
 
-/// Number of leading digits of a hashed key that are also a separate segment of the object's name.
+/// Leading digits of a hashed key that form a segment of the object's name.
 const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
 
-/// Returns the job's caches that have paths or untracked files, each with the value of `when`.
+/// Returns the caches with paths or untracked files, each with its value of `when`.
 pub(super) fn entries(
     payload: &JobPayload,
     context: &JobContext,
@@ -27,7 +27,7 @@ pub(super) fn entries(
     warnings: &mut Vec<String>,
 ) -> Result<Vec<(CacheEntry, String)>, LowerError> {
     let mut keys = Keys { hash: flags.is_on("FF_HASH_CACHE_KEYS"), warnings };
-    let are_chunks = are_chunks(context, variables);
+    let uses_chunks = uses_chunks(context, variables);
     let mut entries = Vec::new();
     for cache in payload.cache.iter().filter(|cache| cache.untracked || !cache.paths.is_empty()) {
         let raw = variables.expand(&key(payload, cache));
@@ -41,7 +41,7 @@ pub(super) fn entries(
         };
         let mut fallbacks = fallbacks(cache, variables, keys.warnings);
         let level = level(payload, &raw);
-        if are_chunks {
+        if uses_chunks {
             fallbacks.retain(|fallback| self::level(payload, fallback) == level);
         }
         let named_fallbacks: Vec<(String, String)> = fallbacks
@@ -62,10 +62,10 @@ pub(super) fn entries(
             chunks: None,
             max_upload_bytes: context.runner.cache.max_archive_bytes,
         };
-        if are_chunks {
+        if uses_chunks {
             let store = context.cache_chunks.get(&entry.key).cloned();
             entry.chunks = Some(ChunkCache { level: level.to_owned(), store });
-            // The alternate key only serves to find archives that were saved with the other value of `FF_HASH_CACHE_KEYS`.
+            // The alternate key only finds archives of the other value of `FF_HASH_CACHE_KEYS`.
             entry.alternate.clear();
         }
         let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
@@ -75,15 +75,14 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// Returns whether the job's caches are stored as chunks.
 /// The driver of a custom executor stores archives.
-fn are_chunks(context: &JobContext, variables: &Variables) -> bool {
+fn uses_chunks(context: &JobContext, variables: &Variables) -> bool {
     let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
-    is_chosen && !driver::applies(context)
+    is_chosen && !driver::runs_job(context)
 }
 
-/// Returns the name of the protection level of a cache. Caches of different levels share no chunks.
+/// Returns the protection level. Caches of different levels share no chunks.
 fn level(payload: &JobPayload, key: &str) -> &'static str {
     if protection::of_cache(payload, key) { "protected" } else { "unprotected" }
 }
@@ -96,10 +95,9 @@ fn key(payload: &JobPayload, cache: &Cache) -> String {
     }
 }
 
-/// Returns the expanded fallback keys of a cache, in the order of the payload.
+/// Returns the expanded keys in the order of the payload, and then `CACHE_FALLBACK_KEY`.
 ///
-/// A job of an unprotected ref must not read the caches of protected refs. The coordinator ensures that for the keys of the payload,
-/// and this function for `CACHE_FALLBACK_KEY`.
+/// A job of an unprotected ref must not read protected caches. For the payload's keys, the coordinator ensures this.
 fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -> Vec<String> {
     let mut keys: Vec<String> = cache.fallback_keys.iter().map(|key| variables.expand(key)).collect();
     if let Some(key) = variables.get("CACHE_FALLBACK_KEY").filter(|key| !key.is_empty()) {
@@ -115,34 +113,30 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     keys
 }
 
-/// Returns whether a directory of this name may belong to a hashed key.
-/// A hash does not reveal whether its key ends in `-protected`.
+/// Returns whether a hashed key may have this name. A hash does not show the suffix `-protected`.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// How a job uses one object in the object store of its runner.
+/// How a job uses one archive in the object store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheUse {
-    /// Key of a cache, or an alternate or fallback key, in the form of [`CacheEntry::key`].
+    /// Cache key in the form of [`CacheEntry::key`].
     pub(crate) key: String,
-    /// Human-readable key.
     pub(crate) name: String,
     pub(crate) object: String,
     pub(crate) download: bool,
     pub(crate) upload: bool,
 }
 
-/// How a job uses the chunks of one cache in the object store of its runner.
+/// How a job uses the chunks of one cache in the object store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ChunkUse {
-    /// Key of the cache as in [`CacheEntry::key`].
     pub(crate) key: String,
-    /// Keys from which the cache may be restored if nothing was saved under `key`.
+    /// Used if nothing was saved under `key`.
     pub(crate) fallback_keys: Vec<String>,
     /// Human-readable key.
     pub(crate) name: String,
-    /// Prefix of the names of all objects of the project and the protection level, without the last `/`.
     pub(crate) prefix: String,
     /// Whether the job may restore the cache.
     pub(crate) download: bool,
@@ -150,12 +144,10 @@ pub(crate) struct ChunkUse {
     pub(crate) upload: bool,
 }
 
-/// Objects that the caches of a job use in the object store of its runner.
+/// Each key occurs once in each list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct CacheUses {
-    /// Archives. Each key occurs once.
     pub(crate) archives: Vec<CacheUse>,
-    /// Chunks. Each key occurs once.
     pub(crate) chunks: Vec<ChunkUse>,
 }
 
@@ -216,26 +208,24 @@ fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, down
     uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
 }
 
-/// Returns the prefix of object names for the chunks of a project at a protection level.
-///
-/// No cache key can lead to these objects: the names of archives have `project` in place of `chunks`.
+/// No cache key leads to these objects: archives have `project` in place of `chunks`.
 fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
     let mut segments = prefix(context);
     segments.extend(["chunks".to_owned(), payload.job_info.project_id.to_string(), level.to_owned()]);
     segments.join("/")
 }
 
-/// Returns the name of the object of a key (docs/spec/job-execution.md, section 10.2).
+/// See docs/spec/job-execution.md, section 10.2.
 fn object_name(payload: &JobPayload, context: &JobContext, key: &str, is_hashed: bool) -> String {
     let mut segments = prefix(context);
     segments.extend(["project".to_owned(), payload.job_info.project_id.to_string()]);
-    // Object stores limit the rate of requests for each prefix of names, so hashed keys are divided among several prefixes.
+    // Object stores limit requests per prefix, so hashed keys are spread over several prefixes.
     segments.extend(key.get(..SHARD_DIGITS).filter(|_| is_hashed).map(str::to_owned));
     segments.push(key.to_owned());
     segments.join("/")
 }
 
-/// Returns the first segments of the names of all objects of a runner.
+/// Returns the segments that begin the names of all objects of a runner.
 fn prefix(context: &JobContext) -> Vec<String> {
     let settings = &context.runner.cache;
     let path = settings.path.split('/').filter(|segment| !matches!(*segment, "" | "." | ".."));
@@ -248,13 +238,12 @@ fn prefix(context: &JobContext) -> Vec<String> {
 
 /// Derives directory names from cache keys.
 struct Keys<'a> {
-    /// Whether directories are named by the hash of the key.
     hash: bool,
     warnings: &'a mut Vec<String>,
 }
 
 impl Keys<'_> {
-    /// Returns the directory name of a key. `None` if the key is empty, or sanitizing leaves nothing of it.
+    /// `None` means that nothing remains after sanitizing.
     fn directory_name(&mut self, raw: &str) -> Option<String> {
         if raw.is_empty() {
             return None;
@@ -271,13 +260,12 @@ impl Keys<'_> {
         key
     }
 
-    /// Returns the directory name for the other value of `FF_HASH_CACHE_KEYS`.
-    /// With it, a cache that was saved with that value is found.
+    /// Returns the name that the cache has with the other value of `FF_HASH_CACHE_KEYS`.
     fn alternate(&self, raw: &str) -> Option<String> {
         if self.hash { sanitize(raw) } else { Some(hashed(raw)).filter(|_| !raw.is_empty()) }
     }
 
-    /// Returns the key as it is shown to users.
+    /// Returns the key for messages.
     fn name(&self, raw: &str) -> String {
         if self.hash { raw.to_owned() } else { sanitize(raw).unwrap_or_default() }
     }
@@ -287,7 +275,7 @@ fn hashed(raw: &str) -> String {
     format!("{:x}", Sha256::digest(raw))
 }
 
-/// Resolves the key under a virtual root, so that no key leads out of the cache directory.
+/// Resolves the key under a virtual root, so that it stays in the cache directory.
 fn sanitize(raw: &str) -> Option<String> {
     let slashes = raw.replace("%2f", "/").replace("%2F", "/").replace("%2e", ".").replace("%2E", ".");
     let mut segments: Vec<&str> = Vec::new();

@@ -1,13 +1,11 @@
-//! Lowers a job of the custom executor: its steps become stages that a driver runs. Pure.
-//!
-//! The stages are specified in docs/spec/job-execution.md, section 6.
+//! Lowers a job of the custom executor to stages that a driver runs (docs/spec/job-execution.md, section 6).
 //!
 //! ```text
 //! plan: [ driver/prepare, driver/stage prepare_script, [ driver/stage get_sources, ..., cleanup_file_variables ], driver/cleanup ]
 //! ```
 //!
-//! A driver with a configuration stage chooses the directories of the job. Until that stage has run, the plan contains placeholders for
-//! the directories ([`DRIVER_BUILDS_DIR`], [`DRIVER_CACHE_DIR`] and [`DRIVER_LAYOUT`]).
+//! A driver with a configuration stage chooses the directories of the job. Until that stage has run, the plan contains placeholders
+//! ([`DRIVER_BUILDS_DIR`], [`DRIVER_CACHE_DIR`] and [`DRIVER_LAYOUT`]).
 
 use std::path::PathBuf;
 
@@ -26,15 +24,12 @@ use super::steps::JobParts;
 use super::variables::Variables;
 use super::{JobContext, LowerError, header};
 
-/// Returns whether a driver runs the job.
-pub(super) fn applies(context: &JobContext) -> bool {
+pub(super) fn runs_job(context: &JobContext) -> bool {
     context.runner.uses_driver()
 }
 
-/// Returns the context of a job in the environment of the driver.
-///
-/// The directories that the driver chooses are placeholders.
-pub(super) fn inside(context: &JobContext) -> JobContext {
+/// Returns the context with placeholders for directories that the driver chooses.
+pub(super) fn driver_context(context: &JobContext) -> JobContext {
     let runner = &context.runner;
     let driver_chooses = runner.custom.as_ref().is_some_and(|custom| custom.config.is_some());
     let directory = |configured: &Option<PathBuf>, placeholder: &str| match configured {
@@ -49,25 +44,20 @@ pub(super) fn inside(context: &JobContext) -> JobContext {
     JobContext { directories, ..context.clone() }
 }
 
-/// Returns the directory of the job for the agent that runs the driver. The directory has no checkout.
+/// Returns the directory for the agent that runs the driver. The checkout is elsewhere.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))
 }
 
-/// Returns the placeholder for the part of the project directory that the driver may add.
+/// Returns the placeholder that the driver replaces if runners share its builds directory.
 ///
-/// The driver adds this part if several runners share its builds directory. The text is empty for other executors.
+/// Empty for other executors.
 pub(super) fn layout(context: &JobContext) -> &'static str {
-    if applies(context) { DRIVER_LAYOUT } else { "" }
+    if runs_job(context) { DRIVER_LAYOUT } else { "" }
 }
 
-/// Returns the steps of a job whose stages a driver runs.
-///
-/// `inside` are the steps that the job would have without a driver, from `prepare_script` on.
-///
-/// # Errors
-/// [`LowerError`] if the runner has no driver, or if the job has steps that no script can run.
+/// Returns the steps of a driver. `inside` are the job's steps without a driver, from `prepare_script` on.
 pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, .. } = *parts;
     let missing = || LowerError::configuration("custom executor not configured; add [runners.custom] with run_exec");
@@ -76,7 +66,7 @@ pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Res
     let configured = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
     let prepare = DriverPrepare {
         driver: driver(settings)?,
-        payload: answer(payload),
+        payload: payload_text(payload),
         services: services(payload, variables),
         directories: DriverDirectories {
             builds: configured(&runner.builds_dir),
@@ -131,15 +121,13 @@ fn shared_layout(context: &JobContext) -> String {
     format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
 }
 
-/// Returns the payload as the server sent it.
-///
-/// If the text of the answer was not kept, returns the payload in Muster's own form.
-fn answer(payload: &JobPayload) -> String {
-    let answer = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
-    answer.unwrap_or_else(|| json!(payload).to_string())
+/// Returns the server's text, or Muster's own form if that text was not kept.
+fn payload_text(payload: &JobPayload) -> String {
+    let original = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
+    original.unwrap_or_else(|| json!(payload).to_string())
 }
 
-/// Returns the job's services as JSON for the driver. The text is empty if there are none.
+/// Returns JSON for the driver. Empty if the job has no services.
 fn services(payload: &JobPayload, variables: &Variables) -> String {
     if payload.services.is_empty() {
         return String::new();
@@ -148,7 +136,7 @@ fn services(payload: &JobPayload, variables: &Variables) -> String {
         let alias = service.alias.as_deref().unwrap_or_default();
         json!({
             "name": variables.expand(&service.name),
-            // The driver gets one alias, although the author may have written several.
+            // gitlab-runner's drivers get only the first alias.
             "alias": variables.expand(alias.split([' ', ',']).next().unwrap_or_default()),
             "entrypoint": service.entrypoint,
             "command": service.command,

@@ -1,4 +1,4 @@
-//! Feature flags of GitLab Runner 19.4. Each job sees all of them as variables.
+//! Feature flags of GitLab Runner 19.4. Each job sees all flags as variables.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,16 @@ use muster_runner_api::payload::JobPayload;
 
 use super::settings::parse_bool;
 
-/// How Muster treats a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Muster follows the flag's value.
     Honored,
-    /// Muster always behaves as if the flag were on.
+    /// Muster behaves as if the flag were on.
     AlwaysOn,
-    /// Muster neither has nor needs the feature that the flag enables.
+    /// Muster lacks the feature of the flag.
     AlwaysOff,
-    /// The flag concerns an executor, an operating system or a service that no job of this manager uses.
+    /// The flag is for an unsupported executor, operating system or service.
     NotApplicable,
-    /// The flag concerns the manager. A job cannot set it, but `[runners.feature_flags]` can.
+    /// A job cannot set the flag, but `[runners.feature_flags]` can.
     ManagerOnly,
 }
 
@@ -91,7 +89,7 @@ pub(super) const FLAGS: &[Flag] = &[
     flag("FF_TEST_FEATURE", false, AlwaysOff),
 ];
 
-/// Values of all flags for one job, and the messages about them.
+/// Values of all flags for one job, and messages about them.
 #[derive(Debug, Default)]
 pub(super) struct Flags {
     values: BTreeMap<&'static str, bool>,
@@ -102,10 +100,9 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Resolves every flag.
+    /// Resolves flags in this order: `[runners.feature_flags]`, the job's variable, the runner's variable, the default.
     ///
-    /// The sources are, in this order: `[runners.feature_flags]`, the job's variable, the runner's variable, and the default.
-    /// For a flag of the manager, the variables are not used.
+    /// Variables do not set flags of the manager.
     pub(super) fn resolve(payload: &JobPayload, runner: &RunnerSettings) -> Self {
         let mut flags = Self::default();
         for flag in FLAGS {
@@ -144,7 +141,7 @@ impl Flags {
         self.values.get(name).copied().unwrap_or_default()
     }
 
-    /// Returns each flag with its value, in the order of the table.
+    /// Returns each flag with its value, in the order of [`FLAGS`].
     pub(super) fn all(&self) -> impl Iterator<Item = (&'static Flag, bool)> {
         FLAGS.iter().map(|flag| (flag, self.is_on(flag.name)))
     }
@@ -158,7 +155,7 @@ pub(super) fn is_flag(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Returns the label of an effect on the reference page.
+    /// Returns the label on the reference page.
     fn label(effect: Effect) -> &'static str {
         match effect {
             Honored => "honored",

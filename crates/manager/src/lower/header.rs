@@ -29,7 +29,7 @@ pub(super) fn lines(context: &JobContext, flags: &Flags) -> Vec<String> {
     lines
 }
 
-/// Returns the step that prints the executor section of a job without containers.
+/// Returns the executor section of a job without containers.
 pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &Variables, flags: &Flags) -> Prepare {
     let mut lines = match context.connection_lines.as_slice() {
         [] => vec![format!("Using Shell ({}) executor...", context.runner.shell)],
@@ -41,17 +41,16 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
     Prepare { lines, ..Prepare::default() }
 }
 
-/// Returns the lines about the connection to the engine's machine, and about feature flags.
+/// Returns the lines before the section of a job in containers.
 pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<String> {
     context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
 }
 
-/// Returns the notes about feature flags, as lines.
 pub(super) fn flag_notes(flags: &Flags) -> impl Iterator<Item = String> {
     flags.notes.iter().map(|note| format!("NOTE: {note}"))
 }
 
-/// Returns the step that prints the environment section.
+/// Returns the environment section.
 pub(super) fn environment(payload: &JobPayload, context: &JobContext) -> Prepare {
     let host = &context.host_name;
     let line = if context.runner.uses_containers() {
@@ -62,7 +61,7 @@ pub(super) fn environment(payload: &JobPayload, context: &JobContext) -> Prepare
     Prepare { echoed: vec![line], ..Prepare::default() }
 }
 
-/// Returns the lines about a job that a policy of the server added to the pipeline.
+/// Returns the lines about the policy that added the job to the pipeline, if any.
 pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     let policy = &payload.policy_options;
     if !policy.execution_policy_job {
@@ -82,7 +81,7 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
     vec![format!("Job triggered by policy \"{}\".", policy.policy_name), overrides]
 }
 
-/// Returns a note if the job requests containers, which this executor does not use.
+/// Returns a note if the executor ignores the job's image or some of its services.
 fn notice(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let is_unused = |service: &&Image| services::program(runner, service, variables).is_none();

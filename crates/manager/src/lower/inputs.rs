@@ -1,4 +1,4 @@
-//! Job inputs: interpolates `${{ job.inputs.name }}` in the same parts of a payload as gitlab-runner.
+//! Interpolates job inputs (`${{ job.inputs.name }}`) in the same parts of a payload as gitlab-runner.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,12 +9,9 @@ use serde_json::Value;
 
 use super::{LowerError, MAX_EXPANDED_BYTES};
 
-/// Prefix of an input's name in an expression.
 const NAMESPACE: &str = "job.inputs.";
 
-/// Returns the payload with interpolated inputs, and the number of strings that this changed.
-///
-/// Other expressions are not changed.
+/// Returns the payload, and the number of strings that changed. Other expressions remain.
 pub(super) fn interpolate_inputs(
     payload: &JobPayload,
     is_enabled: bool,
@@ -37,7 +34,6 @@ pub(super) fn interpolate_inputs(
     Ok((Cow::Owned(payload), changed))
 }
 
-/// Returns the inputs as text, by name.
 fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     let to_text = |input: &'_ JobInput| {
         let fail = |kind, message: &str| {
@@ -64,7 +60,7 @@ fn read(inputs: &[JobInput]) -> Result<HashMap<&str, String>, LowerError> {
     inputs.iter().map(|input| Ok((input.key.as_str(), to_text(input)?))).collect()
 }
 
-/// Interpolates one text. Fails if the result is longer than `limit`.
+/// Fails if the result is longer than `limit`.
 fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Result<String, LowerError> {
     let mut out = String::new();
     let mut rest = text;
@@ -76,7 +72,7 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
             continue;
         };
         let Some((name, tail)) = reference.split_once("}}") else {
-            // Without a further `}}`, no later expression ends either.
+            // Without another `}}`, no later expression ends either.
             out.push_str("${{");
             rest = after;
             break;
@@ -96,7 +92,6 @@ fn interpolate(text: &str, inputs: &HashMap<&str, String>, limit: usize) -> Resu
     if out.len() > limit { Err(LowerError::too_long("inputs")) } else { Ok(out) }
 }
 
-/// Returns the strings of a payload in which inputs are interpolated.
 fn interpolated_strings(payload: &mut JobPayload) -> Vec<&mut String> {
     let steps = payload.steps.iter_mut().flat_map(|step| &mut step.script);
     let images = payload.image.iter_mut().chain(&mut payload.services).flat_map(image_strings);

@@ -1,6 +1,6 @@
-//! Mirror of a job's repository on the machine where the job runs (`[runners.git_mirror]`).
+//! Mirror of a job's repository on its machine (`[runners.git_mirror]`).
 //!
-//! A job reads the mirror through its view: hard links to the packs, and a list of the refs that the job may fetch.
+//! A job reads the mirror through its view: hard links to packs, and a list of allowed refs.
 
 use muster_agent_api::builtin::{Checkout, DockerVolume, GitMirror};
 use muster_agent_api::container::MIRROR_DIR;
@@ -14,16 +14,14 @@ use url::Url;
 use super::settings::{JobSettings, job_timeout};
 use super::{JobContext, docker, driver, suspension};
 
-/// Default name of the directory of all mirrors, beside the builds directory.
-const DIRECTORY: &str = "git-mirrors";
-/// Number of hexadecimal digits of the URL's hash in the name of a mirror.
+/// Name of the directory of all mirrors, beside the builds directory.
+const DEFAULT_DIRECTORY: &str = "git-mirrors";
+/// Digits of the URL's hash in the name of a mirror.
 const URL_DIGITS: usize = 16;
 /// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 
-/// Returns the inputs of the step that prepares the mirror for a checkout.
-/// `None` means that the job uses no mirror. `machine` has the directories on the host of the containers, not the directories inside a
-/// container.
+/// `None` means that the job uses no mirror. `machine` has the host's directories, even for a job in a container.
 pub(super) fn git_mirror(
     payload: &JobPayload,
     context: &JobContext,
@@ -37,12 +35,12 @@ pub(super) fn git_mirror(
         && settings.has_repository()
         && checkout.local_repository.is_none()
         && matches!(checkout.object_format.as_str(), "" | "sha1")
-        && !driver::applies(context)
-        // A later job may resume a suspended environment, but the view of the mirror is removed at the end of this job.
+        && !driver::runs_job(context)
+        // The view is removed at the end of this job, so a job that resumes its environment could not use it.
         && !suspension::can_suspend(payload, context)
-        // If the job has containers, they must be able to mount a directory of the agent's machine.
+        // Containers must be able to mount a directory of the agent's machine.
         && (!context.runner.uses_containers() || docker::has_local_engine(&context.runner));
-    let directory = mirror.dir.clone().unwrap_or_else(|| DIRECTORY.into());
+    let directory = mirror.dir.clone().unwrap_or_else(|| DEFAULT_DIRECTORY.into());
     let root = machine.builds.parent()?.join(directory);
     if !is_possible || !root.is_absolute() {
         return None;
@@ -51,7 +49,7 @@ pub(super) fn git_mirror(
     let digits = digest.get(..URL_DIGITS).unwrap_or(&digest);
     Some(GitMirror {
         root: root.display().to_string(),
-        // The name contains the project's ID, because a project may get the URL that another project had.
+        // Another project may have had the same URL.
         name: format!("{}-{digits}", payload.job_info.project_id),
         view: payload.id.to_string(),
         repo_url: checkout.repo_url.clone(),
@@ -69,24 +67,23 @@ fn url_without_credentials(url: &str) -> Option<String> {
     matches!(url.scheme(), "http" | "https").then(|| url.to_string())
 }
 
-/// Returns the directory in which the checkout finds the view of the mirror.
+/// Returns the directory in which the checkout finds the view.
 pub(super) fn view_dir(mirror: &GitMirror, context: &JobContext) -> String {
     if context.runner.uses_containers() { MIRROR_DIR.to_owned() } else { mirror.view_dir() }
 }
 
 /// Returns the step that prepares the mirror on the agent's machine.
 pub(super) fn step(mirror: &GitMirror, payload: &JobPayload, settings: &JobSettings) -> Step {
-    // The title is empty, so the step has no section in the log.
+    // Without a title, the step has no section in the log.
     let mut step = Step::new("git_mirror", "", Call::builtin(mirror));
     let sources_timeout = settings.get_sources_timeout;
     let timeout = if sources_timeout.is_zero() { job_timeout(payload) } else { sources_timeout };
-    // The time of this step counts against the timeout of the checkout, which needs the rest if the mirror is not ready in time.
+    // The checkout needs the rest of its timeout if the mirror is late.
     step.policy.timeout_ms = milliseconds(timeout / 2);
     step.policy.allow_failure = true;
     step
 }
 
-/// Returns the volume with the view of the mirror.
 pub(super) fn volume(mirror: &GitMirror) -> DockerVolume {
     DockerVolume {
         source: mirror.view_dir(),

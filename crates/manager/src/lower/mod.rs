@@ -1,11 +1,10 @@
-//! Lowering: turns a payload of the runner API into a plan of built-in steps and the job's variables. Pure.
+//! Lowering: turns a payload into a plan of built-in steps and the job's variables, without I/O.
 //!
 //! ```text
 //! JobPayload + JobContext --variables--> expanded variables --settings--> JobSettings --steps--> JobPlan
 //! ```
 //!
-//! This module makes the decisions that gitlab-runner makes in its shell generator. What happens inside a step is up to the agent. A
-//! payload that cannot be lowered is a [`LowerError`] with the failure reason to report.
+//! This module makes the decisions that gitlab-runner makes in its shell generator. The agent implements the steps.
 
 mod cache;
 pub(crate) mod docker;
@@ -48,14 +47,14 @@ pub use docker::{AuthFile, DockerFiles, HelperAnswers, HelperLogin, HelperQuesti
 pub(crate) use settings::job_timeout;
 pub(crate) use share::environment_request;
 
-/// Context of a job that its payload does not contain.
+/// Data that a job's plan depends on, besides its payload.
 #[derive(Debug, Clone)]
 pub struct JobContext {
     /// Directories of the environment.
     pub directories: Directories,
     /// Slot of the job.
     pub slot: Slot,
-    /// Runner that received the job. Its complete token does not leave this module.
+    /// Runner that received the job. The plan contains only the short form of its token.
     pub runner: Arc<RunnerSettings>,
     /// Name of the host, for the header of the trace.
     pub host_name: String,
@@ -67,16 +66,15 @@ pub struct JobContext {
     pub suspend_support: Result<(), String>,
     /// Content of the runner's `tls-*-file` keys.
     pub certificates: Certificates,
-    /// Files that the job's containers depend on. Empty if the job has no containers.
+    /// Files that the job's containers need. Empty if the job has no containers.
     pub docker: DockerFiles,
-    /// The job's slot on an instance, with its share of the instance.
-    /// `None` if the environment has no such slots.
+    /// The job's slot on an instance, with its share of the instance. `None` if the environment has no such slots.
     pub share: Option<SlotShare>,
-    /// Signed URLs of the job's caches in the object store of the runner, by the keys of [`CacheUse`].
+    /// Signed URLs of the job's cache archives in the object store, by the keys of [`CacheUse`].
     pub cache_objects: BTreeMap<String, CacheObject>,
     /// Signed URLs of the job's caches that are stored as chunks, by the keys of [`ChunkUse`].
     pub cache_chunks: BTreeMap<String, ChunkStore>,
-    /// Variables with the secrets that were fetched for the job.
+    /// Variables with the job's secrets.
     pub secrets: Vec<Variable>,
 }
 
@@ -105,15 +103,12 @@ pub struct LoweredJob {
     pub plan: JobPlan,
     /// Expanded variables of the job. Each name occurs once.
     pub variables: Vec<Variable>,
-    /// Number of strings in the payload that the interpolation of inputs changed.
+    /// Number of strings of the payload that the interpolation of inputs changed.
     pub interpolated_inputs: u64,
 }
 
 impl LoweredJob {
-    /// Returns the `Run` request for the agent. `id` is the ID of the run there.
-    ///
-    /// # Errors
-    /// Never in practice, because every plan can be represented as JSON.
+    /// `id` is the ID of the run. Never fails in practice.
     pub(crate) fn request(&self, id: &str) -> Result<RunRequest, serde_json::Error> {
         let variables = self.variables.iter().map(|variable| AgentVariable {
             key: variable.key.clone(),
@@ -131,8 +126,7 @@ impl LoweredJob {
     }
 }
 
-/// Maximum size of all strings of a job together after expansion.
-/// A short reference may stand for a long value.
+/// Maximum size of all strings of a job after expansion.
 ///
 /// An agent accepts plans of up to twice this size.
 const MAX_EXPANDED_BYTES: usize = 32 * 1024 * 1024;
@@ -145,11 +139,11 @@ pub struct LowerError {
     pub message: String,
     /// Failure reason to report.
     pub reason: FailureReason,
-    /// Exit code to report. `None` means no exit code.
+    /// Exit code to report, if any.
     pub exit_code: Option<i32>,
-    /// Kind of the failure if the job's inputs caused it. Otherwise `None`.
+    /// Kind of the failure if the job's inputs caused it.
     pub inputs: Option<InputFailure>,
-    /// Lines of the trace before the message. The first one is an error.
+    /// Lines of the trace before the message. The first line is shown as an error.
     pub trace_lines: Vec<String>,
 }
 
@@ -162,7 +156,6 @@ impl LowerError {
         Self::of_reason(FailureReason::RunnerConfigurationError, message)
     }
 
-    /// Returns the error about references whose expansion exceeds [`MAX_EXPANDED_BYTES`].
     fn too_long(references: &str) -> Self {
         let mib = MAX_EXPANDED_BYTES / (1024 * 1024);
         Self::configuration(format!("the texts of the job, with expanded {references}, are longer than {mib} MiB"))
@@ -172,7 +165,6 @@ impl LowerError {
         Self { inputs: Some(kind), ..Self::configuration(message) }
     }
 
-    /// Returns the error about an option that the runner does not support.
     fn unsupported(message: impl Into<String>) -> Self {
         Self { exit_code: Some(3), ..Self::of_reason(FailureReason::RunnerSystemFailure, message) }
     }
@@ -189,7 +181,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     let (payload, interpolated_inputs) =
         inputs::interpolate_inputs(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
     let payload = &*payload;
-    let on_host = docker::on_host(payload, context);
+    let on_host = docker::host_context(payload, context);
     let outside = on_host.as_ref().unwrap_or(context);
     let inside = inner_context(outside);
     let context = inside.as_ref().unwrap_or(outside);
@@ -219,16 +211,16 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     if context.runner.uses_containers()
         && let Some(policy) = &mut step_policy
     {
-        // The container enforces the limits of CPU and memory, so the agent inside does not have to.
+        // The container enforces these limits.
         policy.limits = StepLimits { cpu_milli: None, memory_bytes: None, ..policy.limits.clone() };
     }
     if let Some(policy) = &step_policy {
         policy::check_builtins(&steps, policy)?;
     }
-    // Scripts and caches also contain references to variables, and their expansion may exceed the maximum size.
+    // Scripts and caches contain references, too.
     variables.check()?;
     let (project_dir, builds_dir) = if inside.is_some() {
-        let outer_dir = if driver::applies(outside) { driver::outer_dir(outside) } else { docker::outer_dir(outside) };
+        let outer_dir = if driver::runs_job(outside) { driver::outer_dir(outside) } else { docker::outer_dir(outside) };
         (outer_dir.display().to_string(), outside.directories.builds.display().to_string())
     } else {
         (paths.project_dir, paths.builds_dir)
@@ -253,35 +245,32 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
         step_policy,
         reserved_builtins: steps::reserved(&context.runner.steps),
         share: share::resource_share(payload, context),
-        // Coordinators that do not receive the result tree do not need the records.
+        // Only coordinators that receive the result tree need the records.
         record_calls: wants_result_tree(payload),
         ..JobPlan::default()
     };
     Ok(LoweredJob { plan, variables: variables.into_list(), interpolated_inputs })
 }
 
-/// Returns whether the coordinator of a job receives the result tree.
 pub(crate) fn wants_result_tree(payload: &JobPayload) -> bool {
     payload.muster.as_ref().is_some_and(|extension| extension.result_tree)
 }
 
-/// Returns the context of a job inside its container, or inside the environment of its driver.
-/// `None` means that the job has neither, and runs directly in the executor's environment.
+/// Returns the context in the container or the driver's environment. `None` means that the job has neither.
 fn inner_context(outside: &JobContext) -> Option<JobContext> {
-    if driver::applies(outside) {
-        return Some(driver::inside(outside));
+    if driver::runs_job(outside) {
+        return Some(driver::driver_context(outside));
     }
-    outside.runner.uses_containers().then(|| docker::inside(outside))
+    outside.runner.uses_containers().then(|| docker::container_context(outside))
 }
 
-/// Returns the objects in the object store of the runner that the job's caches use.
-/// Empty if the payload cannot be lowered.
+/// Returns nothing if the payload cannot be lowered.
 pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUses {
     // [`lower`] reports the error.
     with_variables(payload, context, cache::uses).unwrap_or_default()
 }
 
-/// Calls `read` with the expanded variables and what else is derived from the payload.
+/// Calls `read` with the interpolated payload, its context, and what is derived from them.
 fn with_variables<T>(
     payload: &JobPayload,
     context: &JobContext,
@@ -296,7 +285,7 @@ fn with_variables<T>(
     let flags = flags::Flags::resolve(payload, &context.runner);
     let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
     let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
-    let on_host = docker::on_host(&payload, context);
+    let on_host = docker::host_context(&payload, context);
     let outside = on_host.as_ref().unwrap_or(context);
     let inside = inner_context(outside);
     let context = inside.as_ref().unwrap_or(outside);
@@ -308,9 +297,9 @@ fn with_variables<T>(
     Ok(result)
 }
 
-/// Returns the values that a trace of the job must not show.
+/// Returns the values that a trace must not show: masked values, both raw and expanded, and the job's token.
 ///
-/// These are the masked values of the payload, both raw and expanded, the masked variables in `lowered`, and the job's token.
+/// `lowered` may have further masked variables.
 pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let values: HashMap<&str, &str> =
         payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
@@ -318,7 +307,7 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let mut remaining = MAX_EXPANDED_BYTES;
     let masked = || payload.variables.iter().filter(|variable| variable.masked);
     let mut expand = |variable: &Variable| {
-        // A job whose expanded value is too long cannot be lowered, so no trace shows that value.
+        // A job with a longer value cannot be lowered.
         let expanded = expand_within(&variable.value, remaining, value)?;
         remaining -= expanded.len();
         Some(expanded)
@@ -330,7 +319,6 @@ pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     Secrets::new(values, payload.features.token_mask_prefixes.iter().map(String::as_str))
 }
 
-/// Returns whether a string matches a pattern of the configuration.
 /// `*` does not match a slash, `**` does. An invalid pattern matches nothing.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();

@@ -14,7 +14,6 @@ pub(super) struct Paths {
     pub(super) project_dir: String,
     /// Directory for temporary files, beside the checkout.
     pub(super) temp_dir: String,
-    /// Directory of the project's caches.
     pub(super) cache_dir: String,
 }
 
@@ -29,7 +28,7 @@ impl Paths {
         let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !uses_common_dir => {
-                // On an instance, the directory is named after the slot there, so that the instance has at most one directory per slot.
+                // An instance has at most one directory per slot.
                 let slot = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
                 let token = short_token(runner.token.expose());
                 format!("{builds_dir}/{token}/{slot}/{slug}")
@@ -48,11 +47,9 @@ impl Paths {
     }
 }
 
-/// Maximum length of a path that the operating system accepts.
 const MAX_PATH_BYTES: usize = 4096;
 
-/// Returns the expanded `GIT_CLONE_PATH`, which must be within the builds directory.
-/// `None` if it is not set.
+/// `None` means that `GIT_CLONE_PATH` is not set. The path must be below the builds directory.
 fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> Result<Option<String>, LowerError> {
     let value = |name: &str| last_value(payload, name).or_else(|| last_of(&context.runner.environment, name));
     let Some(path) = value("GIT_CLONE_PATH").filter(|path| !path.is_empty()) else { return Ok(None) };
@@ -76,13 +73,13 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
     let builds = builds_dir.trim_end_matches('/');
     let within = clean(&path).filter(|path| path != builds && is_below(path, builds));
     match within {
-        // The placeholder for the driver's layout may become empty. The path would then be the builds directory itself.
+        // The driver's layout may be empty.
         Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),
         _ => Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\""))),
     }
 }
 
-/// Returns the path without `.`, `..` and repeated slashes. `None` if it is not absolute.
+/// Returns the path without `.`, `..` and repeated slashes. `None` if the path is not absolute.
 pub(super) fn clean(path: &str) -> Option<String> {
     let mut segments = Vec::new();
     for segment in path.strip_prefix('/')?.split('/') {
@@ -95,7 +92,7 @@ pub(super) fn clean(path: &str) -> Option<String> {
     Some(format!("/{}", segments.join("/")))
 }
 
-/// Returns the unexpanded value of a variable of the payload. The last variable with this name counts.
+/// Returns the unexpanded value of the last variable with this name.
 fn last_value<'a>(payload: &'a JobPayload, name: &str) -> Option<&'a str> {
     last_of(&payload.variables, name)
 }
@@ -104,7 +101,7 @@ fn last_of<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// Returns the project's path from the remote's URL, or a name that contains the project's ID.
+/// Returns the project's path from the remote's URL, or a name with its ID.
 fn slug(payload: &JobPayload) -> String {
     let path = Url::parse(&payload.git_info.repo_url).ok().filter(Url::has_host).and_then(|url| {
         let path = url.path().trim_matches('/');

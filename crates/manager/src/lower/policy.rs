@@ -1,7 +1,6 @@
-//! Checks a job against the step policy of its runner, as far as that is possible before a step runs. Pure.
+//! Checks a job against the step policy before any step runs.
 //!
-//! The agent checks every reference again right before the step is loaded: only then is it known what an expression refers to, and which
-//! steps a step calls.
+//! The agent checks again when the values of expressions and the calls of steps are known.
 
 use muster_agent_api::plan::{Call, Step};
 use muster_job::{FailureReason, PolicyViolation, StepPolicy, StepReference};
@@ -10,10 +9,7 @@ use serde_json::Value;
 
 use super::LowerError;
 
-/// Checks the job's `run:` list.
-///
-/// # Errors
-/// [`LowerError`] about the first step that the policy does not allow. The agent reports an invalid list.
+/// The agent reports an invalid list.
 pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Result<(), LowerError> {
     let list = payload.run.as_deref().and_then(|run| serde_json::from_str::<Value>(run).ok());
     for entry in list.iter().filter_map(Value::as_array).flatten() {
@@ -24,14 +20,10 @@ pub(super) fn check_run_list(payload: &JobPayload, policy: &StepPolicy) -> Resul
     Ok(())
 }
 
-/// Checks the built-in steps that the job consists of.
-///
-/// # Errors
-/// [`LowerError`] about the first step that the policy does not allow.
 pub(super) fn check_builtins(steps: &[Step], policy: &StepPolicy) -> Result<(), LowerError> {
     for step in steps.iter().filter(|step| !step.policy.by_operator) {
         let (builtin, inner) = match &step.call {
-            // A rule that denies a built-in step denies what the operator puts in its place, too.
+            // A rule for a built-in step also applies to its replacement.
             Call::Builtin { name, .. } | Call::Replaced { name, .. } => (Some(name), [&[] as &[Step], &[]]),
             Call::Delegate { name, beside, steps, .. } => (Some(name), [beside.as_slice(), steps.as_slice()]),
             Call::Steps(steps) => (None, [steps.as_slice(), &[]]),
@@ -50,8 +42,7 @@ fn refused(step: &str, violation: &PolicyViolation) -> LowerError {
     LowerError::of_reason(FailureReason::RunnerConfigurationError, format!("step {step:?}: {violation}"))
 }
 
-/// Returns the step that an entry of the list calls.
-/// `None` means that only the agent can determine the step, because the entry is invalid or has an expression.
+/// `None` means that the entry is invalid, or has an expression, which the agent checks.
 fn reference(entry: &Value) -> Option<StepReference> {
     if entry.get("script").is_some() {
         return Some(StepReference::Script);

@@ -1,6 +1,4 @@
-//! The secrets that the manager fetches for a job (`secrets` of the payload; docs/spec/runner-api.md, section 2.5.11).
-//!
-//! [`requests`] expands the references of the payload before the job is lowered. The fetched values become variables of the job.
+//! The secrets that the manager fetches for a job (docs/spec/runner-api.md, section 2.5.11).
 
 use std::collections::BTreeMap;
 
@@ -15,28 +13,27 @@ use serde_json::Value;
 use super::variables::Variables;
 use super::{JobContext, LowerError, settings, with_variables};
 
-/// The only login method that GitLab uses for HashiCorp Vault.
+/// Only login method that GitLab uses for HashiCorp Vault.
 const LOGIN_METHOD: &str = "jwt";
-/// Key of a secret of HashiCorp Vault or OpenBao in the payload.
+/// Payload key for HashiCorp Vault or OpenBao.
 const VAULT: &str = "vault";
-/// Key of a secret of GitLab Secrets Manager in the payload.
+/// Payload key for GitLab Secrets Manager.
 const GITLAB: &str = "gitlab_secrets_manager";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SecretRequests {
     pub(crate) list: Vec<SecretRequest>,
     pub(crate) attempts: u32,
-    /// First and longest wait between two attempts, in milliseconds.
+    /// First and longest wait between two attempts.
     pub(crate) retry_wait_ms: (u64, u64),
-    /// Whether a secret that does not exist fails the job. If not, its variable is empty.
+    /// Whether a missing secret fails the job. Otherwise its variable is empty.
     pub(crate) missing_fails: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SecretRequest {
-    /// Name of the variable.
     name: String,
-    /// Whether the variable contains the path of a file with the value, instead of the value.
+    /// Whether the variable contains the path of a file.
     file: bool,
     pub(crate) secret: VaultSecret,
 }
@@ -46,7 +43,6 @@ impl SecretRequest {
         Variable { file: self.file, raw: true, ..Variable::secret(&self.name, value.expose()) }
     }
 
-    /// Returns the error that ends the job if the secret cannot be fetched.
     pub(crate) fn error(&self, error: &VaultError) -> LowerError {
         let message = format!("failed to resolve the secret `{}`: {}", self.name, muster_job::error_chain(error));
         if error.is_external() {
@@ -115,12 +111,9 @@ struct InlineAuth {
     role: Option<String>,
 }
 
-/// Returns the secrets to fetch for a job.
-///
-/// # Errors
-/// [`LowerError`] if a secret has a provider that Muster does not support, or lacks something that its provider needs.
+/// Fails if Muster does not support a provider, or a secret is incomplete.
 pub(crate) fn requests(payload: &JobPayload, context: &JobContext) -> Result<SecretRequests, LowerError> {
-    check(&payload.secrets)?;
+    check_providers(&payload.secrets)?;
     with_variables(payload, context, |payload, _, _, variables, flags| {
         let read = |(name, secret): (&String, &Value)| {
             let invalid = |reason: String| {
@@ -179,7 +172,7 @@ impl HashicorpVault {
 }
 
 impl GitlabManager {
-    /// Returns the request. Nothing is expanded: GitLab sends the values, and the names may contain `$`.
+    /// Expands nothing, because GitLab's names may contain `$`.
     fn request(self) -> Result<VaultSecret, String> {
         let GitlabServer { url, namespace, inline_auth } = self.server;
         let InlineAuth { path, auth_mount, jwt, role } = inline_auth;
@@ -202,7 +195,7 @@ impl GitlabManager {
     }
 }
 
-/// Returns the step that shows in the log which secrets were fetched. `None` if the job has no secrets.
+/// `None` means that the job has no secrets.
 pub(super) fn step(payload: &JobPayload) -> Option<Step> {
     if payload.secrets.is_empty() {
         return None;
@@ -217,9 +210,8 @@ pub(super) fn step(payload: &JobPayload) -> Option<Step> {
     Some(Step::new("resolve_secrets", "Resolving secrets", Call::builtin(&prepare)))
 }
 
-/// Fails if a secret of the job was not fetched. The job must not start without it.
 pub(super) fn check_fetched(payload: &JobPayload, context: &JobContext) -> Result<(), LowerError> {
-    check(&payload.secrets)?;
+    check_providers(&payload.secrets)?;
     let is_missing = |name: &&String| context.secrets.iter().all(|fetched| fetched.key != **name);
     match payload.secrets.keys().find(is_missing) {
         Some(name) => Err(LowerError::configuration(format!("the secret `{name}` of the job was not fetched"))),
@@ -227,8 +219,7 @@ pub(super) fn check_fetched(payload: &JobPayload, context: &JobContext) -> Resul
     }
 }
 
-/// Fails if a secret has a provider that Muster does not support.
-fn check(secrets: &BTreeMap<String, Value>) -> Result<(), LowerError> {
+fn check_providers(secrets: &BTreeMap<String, Value>) -> Result<(), LowerError> {
     let unsupported: Vec<String> = secrets
         .iter()
         .filter(|(_, secret)| !matches!(provider(secret), Some(VAULT | GITLAB)))

@@ -55,7 +55,7 @@ impl JobSettings {
         matches!(self.strategy.as_str(), "clone" | "fetch")
     }
 
-    /// Reads the settings. For an invalid value, adds a warning and uses the default.
+    /// Reads the settings. An invalid value causes a warning, and the default is used.
     pub(super) fn read(
         payload: &JobPayload,
         context: &JobContext,
@@ -91,11 +91,11 @@ impl Reader<'_> {
         let timeout = job_timeout(payload);
         let [debug_trace, debug_services] = self.debug(context.runner.debug_trace_disabled);
         let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.executor != "shell");
-        // Muster repeats no stage after its environment has disappeared. The call only warns about an invalid value.
+        // Muster never repeats a stage in a new environment. The call only warns about an invalid value.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
-        // The manager has used this setting already. The call only warns about an invalid value.
+        // Already applied. The call only warns about an invalid value.
         self.attempts(SECRETS_ATTEMPTS);
-        // The manager enforces this timeout. The call only warns if it has no effect.
+        // The manager enforces this timeout. The call only warns if the timeout has no effect.
         self.effective_timeout("prepare_timeout", context.runner.prepare_timeout, timeout);
         Ok(JobSettings {
             checkout: self.boolean("GIT_CHECKOUT", true) && has_repository,
@@ -150,7 +150,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns words, which are separated by whitespace only. `None` if the value is `none`.
+    /// Returns the words of a value. `None` if the value is `none`.
     fn words(&self, name: &str, default: &str) -> Option<Vec<String>> {
         let text = self.text(name).unwrap_or_else(|| default.to_owned());
         (text != "none").then(|| text.split_whitespace().map(str::to_owned).collect())
@@ -164,8 +164,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the pathspecs of submodules.
-    /// An exclusion without a path is an error, because git would exclude everything.
+    /// Returns the pathspecs of submodules. With an exclusion without a path, git would exclude everything.
     fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {
@@ -176,8 +175,7 @@ impl Reader<'_> {
         Ok(paths)
     }
 
-    /// Returns whether the job's shell traces its commands, and whether the log has the output of services.
-    /// The operator may forbid both.
+    /// Returns whether the shell prints the job's commands, and whether the log has the output of services. The operator may forbid both.
     fn debug(&mut self, disabled: bool) -> [bool; 2] {
         let requested = ["CI_DEBUG_TRACE", "CI_DEBUG_SERVICES"].map(|name| (name, self.boolean(name, false)));
         for (name, _) in requested.iter().filter(|(_, on)| *on && disabled) {
@@ -186,7 +184,7 @@ impl Reader<'_> {
         requested.map(|(_, on)| on && !disabled)
     }
 
-    /// Returns whether a provenance statement is requested. It has only one schema.
+    /// Returns whether a provenance statement is requested. Warns about an unknown schema.
     fn artifacts_metadata(&mut self) -> bool {
         let is_requested = self.boolean("RUNNER_GENERATE_ARTIFACTS_METADATA", false);
         if is_requested {
@@ -207,7 +205,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the runner's timeout if it is shorter than the job's (check C042), and zero otherwise.
+    /// Returns the runner's timeout, or zero if it is not shorter than the job's (check C042).
     fn effective_timeout(&mut self, key: &str, limit: Option<Duration>, job: Duration) -> Duration {
         let problem = limit.and_then(|limit| stage_timeout(key, limit, job));
         self.warnings.extend(problem.as_ref().map(|problem| problem.message.clone()));

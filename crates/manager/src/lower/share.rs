@@ -1,6 +1,6 @@
-//! The resources that a job requests, and its share of a machine that it shares with other jobs.
+//! The resources that a job requests, and its share of a machine with several slots.
 //!
-//! A sticky context is a directory on a machine in which the jobs of one runner, project and protection level leave files for each other.
+//! In a sticky context, jobs of one runner, project and protection level leave files for each other.
 
 use muster_agent_api::builtin::{ResourceShare, StickyContext};
 use muster_config::settings::RunnerSettings;
@@ -14,17 +14,13 @@ use super::protection;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
-/// Variables by which a job requests CPU.
-/// The first variable that is set is used. gitlab-runner's Kubernetes executor uses the second.
+/// The first variable that is set is used. The second is that of gitlab-runner's Kubernetes executor.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
-/// Variables by which a job requests memory. The first variable that is set is used.
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
-/// Variable with which a job declines a sticky context, by the value `false`.
+/// Variable whose value `false` declines a sticky context.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
-/// Default of `slot_cgroup_template`.
-const TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Number of hexadecimal digits of the hash of the runner's key in the name of a sticky context.
-/// The digits keep runners that share a machine apart.
+const DEFAULT_CGROUP_TEMPLATE: &str = "gitlab-runner/slot-${slot}";
+/// Digits of the runner's hash in the name of a sticky context.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {
@@ -34,10 +30,7 @@ fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'stati
     })
 }
 
-/// Returns a job's request to its executor.
-///
-/// # Errors
-/// [`ResumeRefused`] if the job cannot resume the environment that it requests.
+/// Fails if the job cannot resume the environment that it requests.
 pub(crate) fn environment_request(
     payload: &JobPayload,
     runner: &RunnerSettings,
@@ -52,7 +45,7 @@ fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> Envi
         protected: protection::of_ref(payload).unwrap_or_default(),
         cpu_milli: value(payload, &CPU).and_then(|(_, text)| EnvironmentRequest::parse_cpu(text)),
         memory_bytes: value(payload, &MEMORY).and_then(|(_, text)| EnvironmentRequest::parse_memory(text)),
-        // A job of an unknown protection level must not share a context with any other job. Jobs in containers have no contexts.
+        // Jobs of an unknown protection level and jobs in containers get no context.
         sticky: !runner.uses_containers()
             && protection::of_ref(payload).is_some()
             && value(payload, &[STICKY]).is_none_or(|(_, text)| text != "false"),
@@ -61,8 +54,7 @@ fn request_without_resume(payload: &JobPayload, runner: &RunnerSettings) -> Envi
     }
 }
 
-/// Returns the warnings about resource requests that are invalid.
-/// They matter only if jobs share machines.
+/// Returns warnings about invalid requests, which only matter if jobs share machines.
 pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String> {
     if context.share.is_none() {
         return Vec::new();
@@ -78,14 +70,13 @@ pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String
         .collect()
 }
 
-/// Returns the name of the slot's cgroup. `None` if the slot has no cgroup.
+/// `None` means that the slot has no cgroup.
 pub(super) fn cgroup(context: &JobContext) -> Option<String> {
     let share = context.share.as_ref()?;
     (context.runner.use_slot_cgroups || share.measured).then(|| slot_cgroup(context, share, None))
 }
 
-/// Returns the slot's cgroup for containers, named by `template`, or else by the runner's template.
-/// `None` if containers do not use the slot's cgroup.
+/// `None` means that containers use another cgroup. `template` takes precedence over the runner's template.
 pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> Option<String> {
     let share = context.share.as_ref().filter(|_| context.runner.use_slot_cgroups)?;
     Some(slot_cgroup(context, share, template))
@@ -93,11 +84,10 @@ pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> 
 
 fn slot_cgroup(context: &JobContext, share: &SlotShare, template: Option<&str>) -> String {
     let of_runner = context.runner.slot_cgroup_template.as_deref().filter(|template| !template.is_empty());
-    let template = template.or(of_runner).unwrap_or(TEMPLATE);
+    let template = template.or(of_runner).unwrap_or(DEFAULT_CGROUP_TEMPLATE);
     expand(template, |name| if name == "slot" { share.slot.to_string() } else { String::new() })
 }
 
-/// Returns the share that the agent sets up.
 pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Option<ResourceShare> {
     let share = context.share.as_ref()?;
     let request = request_without_resume(payload, &context.runner);
@@ -116,7 +106,6 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     })
 }
 
-/// Returns the name of the sticky context of a runner, project and protection level.
 pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);

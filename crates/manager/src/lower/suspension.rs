@@ -1,7 +1,6 @@
 //! Environments that a job suspends for later jobs (`FF_SUSPENDABLE_ENVIRONMENTS`).
 //!
-//! A key is `<runner id>/<system id>/<fields>`. It only names an environment, and is neither a secret nor an authorization: the
-//! scaler's ledger records who owns the environment.
+//! The key `<runner id>/<system id>/<fields>` is no authorization: the scaler's ledger records who owns the environment.
 
 use muster_config::settings::RunnerSettings;
 use muster_executor::ResumeRequest;
@@ -14,46 +13,42 @@ use super::protection;
 use super::share::context_name;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
-/// Field of a key that contains the name of the environment.
+/// Field of a key with the name of the environment.
 const NAME_FIELD: &str = "acquisition-key";
 const EXECUTOR: &str = "instance";
 
-fn is_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
+fn is_flag_on(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     Flags::resolve(payload, runner).is_on(FLAG)
 }
 
-/// Returns the owner of the environment that the job suspends at its end.
-/// `None` if it does not suspend one. `success` is the result of the job.
+/// `None` means that the job suspends no environment. `success` is the result of the job.
 pub(crate) fn suspend_owner(payload: &JobPayload, runner: &RunnerSettings, success: bool) -> Option<String> {
     let options = &payload.suspend_options;
     let is_requested = if success { options.suspend_on_success } else { options.suspend_on_failure };
-    if !is_requested || !is_on(payload, runner) {
+    if !is_requested || !is_flag_on(payload, runner) {
         return None;
     }
     owner(payload, runner).ok()
 }
 
-/// Reason why jobs cannot suspend or resume environments.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SuspendUnsupported {
     /// The executor is not `instance`.
     #[error("the executor `{0}` cannot suspend or resume environments, only `{EXECUTOR}` can")]
     Executor(String),
-    /// The runner has no ID, but the keys of environments must contain it.
+    /// Keys of environments contain the runner's ID.
     #[error("the runner has no numeric `id` in its configuration")]
     RunnerId,
-    /// The protection level of the job's ref is unknown. The owner of an environment depends on it.
+    /// The owner of an environment depends on the protection level.
     #[error("the coordinator does not report whether the job's ref is protected")]
     Protection,
 }
 
-/// Reason why a job cannot resume the environment that it requests.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ResumeRefused {
-    /// The runner cannot resume any environment for the job.
     #[error("failed to resume the job environment: {0}")]
     Unsupported(SuspendUnsupported),
-    /// The key was created by another runner or manager.
+    /// Another runner or manager created the key.
     #[error("failed to resume the job environment: its key is from another runner or another system of this runner")]
     OtherRunner,
     /// The key does not name an environment.
@@ -61,10 +56,7 @@ pub(crate) enum ResumeRefused {
     NoName,
 }
 
-/// Returns the owner of suspended environments of the job's project and protection level.
-///
-/// # Errors
-/// [`SuspendUnsupported`] if such jobs cannot suspend environments.
+/// Returns the owner for the job's project and protection level.
 fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, SuspendUnsupported> {
     if runner.executor != EXECUTOR {
         return Err(SuspendUnsupported::Executor(runner.executor.clone()));
@@ -76,22 +68,19 @@ fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, Suspen
     Ok(context_name(runner, payload.job_info.project_id, protected))
 }
 
-/// Returns the key of the environment that the job with this task key suspended.
+/// Returns the key of the environment that the job suspended.
 pub(crate) fn key(runner: &RunnerSettings, task_key: &str) -> String {
     let fields = form_urlencoded::Serializer::new(String::new()).append_pair(NAME_FIELD, task_key).finish();
     format!("{}{fields}", prefix(runner))
 }
 
-/// Returns the prefix of all keys of this runner and this manager.
+/// Returns the prefix of all keys of this runner and manager.
 fn prefix(runner: &RunnerSettings) -> String {
     let system: String = form_urlencoded::byte_serialize(runner.system_id.as_bytes()).collect();
     format!("{}/{}/", runner.id, system.replace('+', "%20"))
 }
 
-/// Returns the environment that the job resumes. `None` if it does not request one, or the flag is off.
-///
-/// # Errors
-/// [`ResumeRefused`] if the job cannot resume it.
+/// `None` means that the job requests no environment, or the flag is off.
 pub(crate) fn resume_request(
     payload: &JobPayload,
     runner: &RunnerSettings,
@@ -107,27 +96,25 @@ pub(crate) fn resume_request(
     Ok(Some(ResumeRequest { name: name.into_owned(), owner }))
 }
 
-/// Returns whether the job requests to resume the environment of another job.
+/// Returns whether the job resumes another job's environment.
 pub(crate) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool {
-    !payload.suspend_options.runtime_environment_key.is_empty() && is_on(payload, runner)
+    !payload.suspend_options.runtime_environment_key.is_empty() && is_flag_on(payload, runner)
 }
 
-/// Returns the line of the trace about a resumed environment.
 pub(super) fn resumed_line(payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let key = &payload.suspend_options.runtime_environment_key;
     is_resumed(payload, runner).then(|| format!("Job environment resumed: {key}"))
 }
 
-/// Returns whether the job may suspend its environment.
 pub(super) fn can_suspend(payload: &JobPayload, context: &JobContext) -> bool {
     let suspends = |success| suspend_owner(payload, &context.runner, success).is_some();
     context.suspend_support.is_ok() && (suspends(true) || suspends(false))
 }
 
-/// Returns the warnings about requests that have no effect.
+/// Returns warnings about requests without effect.
 pub(super) fn problems(payload: &JobPayload, context: &JobContext) -> Vec<String> {
     let (options, runner) = (&payload.suspend_options, &context.runner);
-    if !is_on(payload, runner) {
+    if !is_flag_on(payload, runner) {
         let ignored =
             || format!("runtime_environment_key is ignored because {FLAG} is off; the job gets a new environment");
         return (!options.runtime_environment_key.is_empty()).then(ignored).into_iter().collect();

@@ -1,15 +1,12 @@
-//! Rejects payloads that request unsupported features, with an error that names the features.
-//!
-//! If such a request were ignored, the job could do something other than its author intended.
+//! Rejects unsupported features, without which the job could do something unintended.
 
 use muster_runner_api::payload::{Image, JobPayload};
 
 use super::LowerError;
 
-/// Executors that have options in a payload, with the names of their options.
+/// Executors, and their supported options in a payload.
 const EXECUTOR_OPTIONS: [(&str, &[&str]); 2] = [("docker", &["platform", "user"]), ("kubernetes", &["user"])];
 
-/// Fails if the payload requests something that Muster does not support.
 pub(super) fn check(payload: &JobPayload) -> Result<(), LowerError> {
     for (image, section) in
         payload.image.iter().map(|image| (image, "image")).chain(payload.services.iter().map(|s| (s, "services")))

@@ -13,7 +13,7 @@ use super::paths::Paths;
 use super::settings::job_timeout;
 use super::{Certificates, JobContext, LowerError, MAX_EXPANDED_BYTES};
 
-// Names of the file variables that contain certificates.
+// File variables that contain certificates.
 const TLS_CA: &str = "CI_SERVER_TLS_CA_FILE";
 const TLS_CERTIFICATE: &str = "CI_SERVER_TLS_CERT_FILE";
 const TLS_KEY: &str = "CI_SERVER_TLS_KEY_FILE";
@@ -23,12 +23,12 @@ pub(super) struct Variables {
     list: Vec<Variable>,
     indexes: HashMap<String, usize>,
     temp_dir: String,
-    /// Number of bytes that further expansions may produce. `None` if the limit is exceeded.
+    /// Bytes that expansions may still produce. `None` if the limit was exceeded.
     remaining: Cell<Option<usize>>,
 }
 
 impl Variables {
-    /// Joins the layers in gitlab-runner's order and expands them once.
+    /// Joins the layers in gitlab-runner's order.
     pub(super) fn join(payload: &JobPayload, context: &JobContext, paths: &Paths, flags: &Flags) -> Self {
         let (list, indexes, remaining) = (Vec::new(), HashMap::new(), Cell::new(Some(MAX_EXPANDED_BYTES)));
         let mut joined = Self { list, indexes, temp_dir: paths.temp_dir.clone(), remaining };
@@ -53,9 +53,9 @@ impl Variables {
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
-        // The driver of the custom executor does not report whether its environment is deleted after the job.
+        // The custom driver does not report whether its environment is deleted.
         let is_shared =
-            super::driver::applies(context) || context.directories.shared && !context.runner.uses_containers();
+            super::driver::runs_job(context) || context.directories.shared && !context.runner.uses_containers();
         let kind = if is_shared { "CI_SHARED_ENVIRONMENT" } else { "CI_DISPOSABLE_ENVIRONMENT" };
         joined.set(kind, "true");
         joined.set("CI_RUNNER_VERSION", env!("CARGO_PKG_VERSION"));
@@ -79,7 +79,7 @@ impl Variables {
         joined
     }
 
-    /// Removes all but the last variable of each name. Keeps the order of export.
+    /// Keeps only the last variable of each name.
     fn keep_last(&mut self) {
         let last: HashMap<&str, usize> =
             self.list.iter().enumerate().map(|(index, variable)| (variable.key.as_str(), index)).collect();
@@ -95,8 +95,7 @@ impl Variables {
         self.indexes = indexes.collect();
     }
 
-    /// Adds the coordinator's certificates, for the job's own calls.
-    /// The private key is not available to services.
+    /// Services do not get the private key.
     fn certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),
@@ -111,7 +110,6 @@ impl Variables {
         }
     }
 
-    /// Returns the names of the certificate variables that exist.
     pub(super) fn tls(&self) -> Tls {
         let existing = |name: &str| self.get(name).map(|_| name.to_owned());
         Tls { ca: existing(TLS_CA), certificate: existing(TLS_CERTIFICATE), key: existing(TLS_KEY) }
@@ -125,7 +123,7 @@ impl Variables {
         self.list.push(variable);
     }
 
-    /// Expands all values once. A reference is replaced with the unexpanded value of the other variable.
+    /// A reference is replaced with the unexpanded value of its variable.
     fn expand_all(&mut self) {
         let has_references = |variable: &Variable| !variable.raw && variable.value.contains('$');
         let expanded: Vec<Option<String>> =
@@ -137,19 +135,18 @@ impl Variables {
         }
     }
 
-    /// Returns the value of a variable. For a file variable, that is the path of the file.
+    /// For a file variable, returns the path of the file.
     pub(super) fn get(&self, name: &str) -> Option<String> {
         let variable = self.list.get(*self.indexes.get(name)?)?;
         if variable.file { Some(format!("{}/{name}", self.temp_dir)) } else { Some(variable.value.clone()) }
     }
 
-    /// Returns the value of a variable. For a file variable, that is the content of the file.
+    /// For a file variable, returns the content of the file.
     pub(super) fn content(&self, name: &str) -> Option<String> {
         Some(self.list.get(*self.indexes.get(name)?)?.value.clone())
     }
 
-    /// Returns all variables with their values in the job.
-    /// For a file variable, that is the path of the file.
+    /// Returns values in the job. For a file variable, that is the path.
     pub(super) fn resolved(&self) -> impl Iterator<Item = (&Variable, String)> {
         self.list.iter().map(|variable| {
             let path = || format!("{}/{}", self.temp_dir, variable.key);
@@ -157,9 +154,7 @@ impl Variables {
         })
     }
 
-    /// Expands the references in a string. Unknown names are empty.
-    ///
-    /// An expansion that exceeds the limit is empty, too, and [`Self::check`] fails.
+    /// Unknown names are empty. Beyond the limit, the result is empty, and [`Self::check`] fails.
     pub(super) fn expand(&self, text: &str) -> String {
         let remaining = self.remaining.get().unwrap_or_default();
         let expanded = expand_within(text, remaining, |name| self.get(name).unwrap_or_default());
@@ -167,10 +162,7 @@ impl Variables {
         expanded.unwrap_or_default()
     }
 
-    /// Checks the total size of all expansions so far.
-    ///
-    /// # Errors
-    /// [`LowerError`] if the expansions exceeded the limit.
+    /// Fails if all expansions together exceeded the limit.
     pub(super) fn check(&self) -> Result<(), LowerError> {
         self.remaining.get().map(drop).ok_or_else(|| LowerError::too_long("variables"))
     }

@@ -9,16 +9,13 @@ use muster_job::expand_within;
 
 use super::matches_pattern;
 
-/// Maximum length of an image's name, and of each value that it refers to.
+/// Maximum length of the name, and of each value that it refers to.
 const MAX_NAME_BYTES: usize = 4096;
 
-/// Returns the image of the virtual machine in which the job runs: the job's own, or the runner's.
-///
-/// # Errors
-/// The reason, for the job's trace, if there is no image or the runner does not allow the image.
+/// Returns the job's own image, or the runner's. The error is for the job's trace.
 pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
     let settings = &runner.on_instances;
-    // If the job runs in a container, its image is that of the container.
+    // In a container, the job's image is that of the container.
     let job_image = payload.image.as_ref().map(|image| image.name.as_str());
     let job_image = job_image.filter(|name| !name.trim().is_empty() && !runner.uses_containers());
     let name = expand_name(job_image.unwrap_or(&settings.image), payload, runner)
@@ -29,7 +26,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
                     [runners.autoscaler.vm_isolation]"
             .to_owned());
     }
-    // gitlab-runner checks the name before the variables in it are expanded. Here, the expanded name is checked.
+    // Unlike gitlab-runner, checks the expanded name.
     let allows = |pattern: &String| matches_pattern(pattern, &name);
     if job_image.is_some() && !settings.allowed_images.is_empty() && !settings.allowed_images.iter().any(allows) {
         let allowed = settings.allowed_images.join(", ");
@@ -41,9 +38,7 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: job_image.is_some() })
 }
 
-/// Expands the job's and the runner's variables in a string, including the references in their values.
-///
-/// `None` if the result is too long.
+/// Also expands the references in values. `None` means that the result is too long.
 fn expand_name(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let find =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());

@@ -1,5 +1,3 @@
-//! Commands for a running manager.
-
 use std::time::Duration;
 
 use muster_config::settings::Settings;
@@ -7,11 +5,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::RunnerStats;
 
-/// Maximum number of commands in the queue.
-/// The manager handles each one immediately, so the queue stays short.
 const MAX_COMMANDS: usize = 16;
 
-/// Maximum time that a caller, such as a signal handler, waits for the manager's statistics.
+/// Maximum time that a caller waits for statistics.
 const STATS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A command for a running manager.
@@ -23,8 +19,7 @@ pub enum ControlCommand {
     Drain,
     /// Request no more jobs, cancel running jobs, report them, and exit.
     Abort,
-    /// Request no more jobs and exit without waiting for running jobs.
-    /// The jobs continue at their agents, and the next start restores them.
+    /// Request no more jobs and exit. Running jobs continue at their agents, and the next start restores them.
     Leave,
     /// Send the current statistics.
     DumpState(oneshot::Sender<ManagerStats>),
@@ -35,16 +30,15 @@ pub enum ControlCommand {
 pub struct ManagerStats {
     /// Value of `concurrent`.
     pub concurrent: usize,
-    /// Number of jobs in progress, including jobs of runners that were removed from the configuration.
+    /// Number of jobs in progress, including jobs of removed runners.
     pub jobs: usize,
-    /// Number of the jobs in `jobs` that wait because `concurrent` or `limit` is reached.
+    /// Number of jobs in progress that wait because `concurrent` or `limit` is reached.
     pub waiting: usize,
     /// Statistics of the runners, in the order of the configuration.
     pub runners: Vec<RunnerStats>,
 }
 
-/// Sends commands to a manager.
-/// Clones control the same manager. If all are dropped, the manager continues to run.
+/// Sends commands to a manager. If all clones are dropped, the manager continues to run.
 #[derive(Debug, Clone)]
 pub struct Control(mpsc::Sender<ControlCommand>);
 
@@ -58,7 +52,7 @@ impl Control {
 
     /// Returns the current statistics. `None` if the manager has ended or does not answer in time.
     pub async fn stats(&self) -> Option<ManagerStats> {
-        // Half of the queue is reserved for other commands, so that unanswered requests for statistics do not block them.
+        // Half of the queue is for other commands, so that unanswered requests for statistics do not block them.
         if self.0.capacity() <= MAX_COMMANDS / 2 {
             return None;
         }

@@ -1,17 +1,15 @@
-//! Limits on the manager's own run: a number of jobs, or a time without one.
+//! Limits on the manager's own run: a number of jobs, or a time without a job.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Limits after which the manager exits. Without limits it runs until a command stops it.
+/// Limits after which the manager exits.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunLimits {
-    /// Maximum number of jobs to receive, including restored ones. `None` means no limit.
+    /// Maximum number of jobs to receive, including restored jobs. `None` means no limit.
     pub jobs: Option<usize>,
-    /// Maximum time without a job in progress. `None` means no limit.
-    ///
-    /// The time counts from the start of the manager, or from the end of the last job.
+    /// Maximum time without a job in progress, from the start of the manager or the end of the last job. `None` means no limit.
     pub idle: Option<Duration>,
 }
 
@@ -19,7 +17,7 @@ pub struct RunLimits {
 pub(super) struct RunLimitTracker {
     run_limits: RunLimits,
     received: usize,
-    /// Time since which no job is in progress. Not used while jobs are in progress.
+    /// Not used while jobs are in progress.
     idle_since: Instant,
 }
 
@@ -32,7 +30,6 @@ impl RunLimitTracker {
         self.received = self.received.saturating_add(1);
     }
 
-    /// Restarts the wait for a job, because a job has ended or the manager has started.
     pub(super) fn record_idle(&mut self) {
         self.idle_since = Instant::now();
     }
@@ -41,7 +38,7 @@ impl RunLimitTracker {
         self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.received))
     }
 
-    /// Returns when the wait for a job ends, provided that none is in progress. `None` means no limit.
+    /// Returns when the wait for a job ends if no job is in progress. `None` means never.
     pub(super) fn idle_until(&self) -> Option<Instant> {
         self.run_limits.idle.map(|idle| self.idle_since + idle)
     }

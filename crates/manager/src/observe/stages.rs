@@ -1,10 +1,8 @@
-//! The stage of a job, read from the section markers in its log, and the names of gitlab-runner's stages.
+//! The stage of a job, read from the section markers in its log.
 
 use memchr::memmem;
 
-/// The manager's own stages, in order.
-/// `health` runs in parallel with the agent's stages: while an agent has the job, the manager follows its log, reports its state to the
-/// coordinator, and measures its usage.
+/// The manager's own stages, in order. `health` runs in parallel with the agent's stages.
 pub(super) mod manager_stage {
     pub(in crate::observe) const RETRIEVAL: &str = "retrieval";
     pub(in crate::observe) const PRE_CHECKS: &str = "pre_checks";
@@ -34,19 +32,19 @@ const STAGES: &[&str] = &[
     "cleanup_file_variables",
 ];
 const SECTION_START: &[u8] = b"section_start:";
-/// Maximum length of a marker in bytes: `section_start:`, the seconds, and the name.
+/// Maximum length of a marker: `section_start:`, the seconds, and the name.
 const MAX_MARKER_BYTES: usize = 96;
-/// Maximum number of markers that are checked in one piece of the log, from its end.
+/// Maximum number of markers that are checked in one piece, from its end.
 const MAX_MARKERS: usize = 16;
 
-/// Returns the stage with this name.
-/// Unknown steps of users become `step_script`, because the stage is a label of metrics. `None` means that the section is not a stage.
+/// `None` means that the section is not a stage.
+///
+/// Stages are labels of metrics, so all unknown steps become `step_script`.
 pub(super) fn stage_name(name: &str) -> Option<&'static str> {
     let known = STAGES.iter().copied().find(|stage| *stage == name);
     known.or_else(|| name.starts_with("step_").then_some("step_script"))
 }
 
-/// Finds section markers in a log that arrives in pieces.
 #[derive(Debug, Default)]
 pub(super) struct SectionMarkers {
     /// End of the last piece, in which a marker may have begun.
@@ -75,7 +73,7 @@ fn last_stage(bytes: &[u8]) -> Option<&'static str> {
         let marker = bytes.get(at + SECTION_START.len()..)?;
         let marker = marker.get(..MAX_MARKER_BYTES - SECTION_START.len()).unwrap_or(marker);
         let text = marker.split(|byte| matches!(byte, b'\r' | b'\n' | b'[')).next()?;
-        // A marker that is cut off is checked again together with the next piece.
+        // A marker that is cut off is checked again with the next piece.
         if text.len() == marker.len() {
             return None;
         }

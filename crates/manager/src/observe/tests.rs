@@ -21,7 +21,6 @@ fn unknown_steps_are_step_script_and_other_sections_are_no_stage() {
 }
 
 proptest! {
-    /// The same stages are found however the log is cut into pieces.
     #[test]
     fn markers_across_pieces_are_found(cuts in proptest::collection::vec(0..LOG.len(), 0..12)) {
         let mut cuts = cuts;

@@ -9,7 +9,6 @@ use muster_telemetry::spans::{
 
 use super::Observer;
 
-/// Parent of a job's spans.
 #[derive(Debug, Default)]
 pub(super) struct JobTrace {
     pub(super) context: Option<TraceContext>,
@@ -20,7 +19,7 @@ impl JobTrace {
     pub(super) fn new(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
         let requested = requested(observer, payload);
         let id = payload.id.to_string();
-        // The token makes the identity unguessable and unique. The IDs are digests of the identity, which do not reveal the token.
+        // The token makes the identity unguessable, and its digests do not reveal it.
         let identity = [runner.url.as_str().as_bytes(), id.as_bytes(), payload.token.as_bytes()];
         Self { context: observer.telemetry().tracer.context(&identity, requested.as_ref()), requested }
     }
@@ -44,7 +43,7 @@ fn requested(observer: &Observer, payload: &JobPayload) -> Option<RequestedTrace
     Some(RequestedTrace { trace, parent, destinations })
 }
 
-/// Returns the job's span attributes. They contain no value of a variable that may be a secret.
+/// Returns the attributes without masked values.
 pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> Vec<(&'static str, Attribute)> {
     let source = payload.variables.iter().rfind(|variable| variable.key == "CI_PIPELINE_SOURCE" && !variable.masked);
     let source = source.map(|variable| variable.value.clone()).unwrap_or_default();
@@ -58,9 +57,7 @@ pub(super) fn span_attributes(runner: &RunnerSettings, payload: &JobPayload) -> 
     ]
 }
 
-/// Returns the span of a node and its children, without messages.
-///
-/// Messages may contain secrets, which only the job's log masks.
+/// Returns the span without messages, because only the job's log masks secrets.
 pub(super) fn span(node: &StepNode) -> StepSpan {
     StepSpan {
         name: node.name.clone(),
@@ -78,7 +75,6 @@ pub(super) fn span(node: &StepNode) -> StepSpan {
     }
 }
 
-/// Returns the resources that a job used as attributes of its span.
 pub(super) fn job_usage_attributes(used: &ResourceUsage) -> Vec<(&'static str, Attribute)> {
     numbers([
         ("ci.job.cpu_ms", used.cpu_ms),
@@ -90,7 +86,6 @@ pub(super) fn job_usage_attributes(used: &ResourceUsage) -> Vec<(&'static str, A
     ])
 }
 
-/// Returns the resources that a step used as attributes of its span.
 fn step_usage_attributes(used: StepUsage) -> Vec<(&'static str, Attribute)> {
     numbers([
         ("ci.step.cpu_ms", used.cpu_ms),

@@ -1,4 +1,4 @@
-//! Observation of one job: turns what its actor records into metrics, log lines and spans.
+//! Turns what a job's actor records into metrics, log lines and spans.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::store::StoredJob;
 
 const EXPORT_STAGES_FLAG: &str = "FF_EXPORT_HIGH_CARDINALITY_METRICS";
 const TRACEPARENT: &str = "TRACEPARENT";
-/// State of a job that was cleaned up without a result, because the coordinator no longer expected one.
+/// State of a job that was cleaned up without a result.
 const JOB_GONE: &str = "gone";
 
 pub(crate) struct JobWatch {
@@ -39,11 +39,10 @@ pub(crate) struct JobWatch {
 struct Progress {
     started_ms: u64,
     markers: SectionMarkers,
-    /// Current stage of the manager itself: its name and when it began.
+    /// Current stage of the manager: its name, and its start on both clocks.
     stage: (&'static str, u64, Instant),
-    /// Completed stages of the manager itself.
     manager_stages: Vec<StepSpan>,
-    /// Bytes of the log that are acknowledged, and bytes that are pending.
+    /// Acknowledged and pending bytes of the log.
     uploaded: (u64, u64),
     ended: Option<Ended>,
     used: Option<ResourceUsage>,
@@ -68,12 +67,12 @@ impl JobWatch {
         let entry = observer.entry(runner);
         let mode = if payload.run.is_some() { ExecutionMode::Steps } else { ExecutionMode::Traditional };
         let now = unix_now_ms();
-        // A restored job began in another start of the manager.
+        // An earlier manager process may have received the job.
         let started_ms = u64::try_from(job.received_ms).map_or(now, |received_ms| received_ms.min(now));
         let age = Duration::from_millis(now - started_ms);
         let record = telemetry.metrics.job(&entry, job_facts(payload, mode, age));
         if recovered {
-            entry.recovered();
+            entry.job_recovered();
         } else {
             telemetry.metrics.job_started(mode, &runner.executor);
         }
@@ -90,7 +89,7 @@ impl JobWatch {
         };
         let exports_stages = exports_stages(runner);
         if !recovered {
-            // The job was received and stored before this watch existed.
+            // The job was stored before this watch existed.
             if exports_stages {
                 record.record_stage(manager_stage::RETRIEVAL, age.as_secs_f64());
             }
@@ -109,14 +108,13 @@ impl JobWatch {
         })
     }
 
-    /// Returns the variable with which the job's tools join the distributed trace of the job.
-    /// `None` if the job is not traced.
+    /// Returns a variable with which tools join the job's trace. `None` means that the job is not traced.
     pub(crate) fn traceparent(&self) -> Option<Variable> {
         let context = self.trace.context?;
         Some(Variable::public(TRACEPARENT, context.traceparent()))
     }
 
-    /// Counts the job inputs that lowering interpolated, or the error if an input is invalid.
+    /// Counts the interpolated job inputs, or an error in an input.
     pub(crate) fn lowered(&self, lowered: &Result<LoweredJob, LowerError>) {
         match lowered {
             Ok(job) => self.telemetry.metrics.inputs_interpolated(job.interpolated_inputs),
@@ -125,7 +123,6 @@ impl JobWatch {
         }
     }
 
-    /// Records that the job was accepted at the coordinator.
     pub(crate) fn accepted(&self) {
         let mut progress = self.progress.lock();
         if progress.stage.0 == manager_stage::PRE_CHECKS {
@@ -133,12 +130,11 @@ impl JobWatch {
         }
     }
 
-    /// Records whether the job waits because `concurrent` or `limit` is reached.
+    /// `waits` means that `concurrent` or `limit` is reached.
     pub(crate) fn set_waiting_to_run(&self, waits: bool) {
-        self.record.set_waits(waits);
+        self.record.set_waiting(waits);
     }
 
-    /// Records that an agent has the job.
     pub(crate) fn running(&self) {
         self.record.set_state(JobMetricState::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
@@ -151,7 +147,7 @@ impl JobWatch {
         }
     }
 
-    /// Records that an agent got the job in an earlier manager process, at an unknown time.
+    /// Records that an earlier manager process gave the job to an agent.
     pub(crate) fn restored_running(&self) {
         self.record.set_state(JobMetricState::Running, ExecutorStage::Prepare);
         self.progress.lock().stage.0 = manager_stage::HEALTH;
@@ -163,7 +159,6 @@ impl JobWatch {
         }
     }
 
-    /// Records how many bytes of the log are acknowledged, and how many are pending.
     pub(crate) fn uploaded(&self, acknowledged: u64, pending: u64) {
         let mut progress = self.progress.lock();
         let (previous, was_pending) = std::mem::replace(&mut progress.uploaded, (acknowledged, pending));
@@ -172,13 +167,12 @@ impl JobWatch {
         entry.trace_acknowledged(acknowledged.saturating_sub(previous));
     }
 
-    /// Records the length of the log that the coordinator reported. Nothing is pending then.
+    /// No bytes are pending then.
     pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
         let (_, was_pending) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
         self.record.entry().set_trace_pending(was_pending, 0);
     }
 
-    /// Counts a failed call that is repeated.
     pub(crate) fn repeated(&self) {
         self.record.entry().report_retried();
     }
@@ -188,12 +182,11 @@ impl JobWatch {
         self.telemetry.metrics.state_written(operation, took);
     }
 
-    /// Counts a job for which no environment is available.
     pub(crate) fn no_environment(&self) {
         self.record.entry().failed_to_process(ProcessingFailure::NoFreeExecutor);
     }
 
-    /// Records that the job ended with a result from its agent. `reason` is the reported failure reason.
+    /// `reason` is the reported failure reason.
     pub(crate) fn ended(&self, result: &JobResult, reason: Option<&str>, exit_code: Option<i64>) {
         let stages = result.tree.steps.iter().map(trace::span).collect();
         let mut progress = self.progress.lock();
@@ -225,13 +218,13 @@ impl JobWatch {
             self.stage_took(stage_name(&stage.name).unwrap_or("other"), Duration::from_millis(stage.duration_ms));
         }
         if let Some(reason) = reason {
-            self.record.failed(reason);
+            self.record.record_failure(reason);
         }
         self.record.set_state(state, ExecutorStage::Finish);
         progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
     }
 
-    /// Records that the cleanup begins: the coordinator has the job's result, or does not expect it.
+    /// The coordinator has the result, or no longer expects it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(JobMetricState::Canceled, |ended| ended.state);
@@ -260,7 +253,6 @@ impl JobWatch {
     }
 }
 
-/// Returns the span of one of the manager's own stages.
 fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     StepSpan {
         name: name.to_owned(),
@@ -273,7 +265,6 @@ fn manager_span(name: &str, started_ms: u64, ended_ms: u64) -> StepSpan {
     }
 }
 
-/// Returns the job's spans, after the job was cleaned up.
 fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)>, progress: &mut Progress) -> JobSpan {
     let ended = progress.ended.take();
     let state = ended.as_ref().map(|ended| ended.state);
@@ -285,7 +276,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
         Some(_) => SpanOutcome::Failure,
     };
     let (failure, agent_stages) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
-    // Of stages that begin in the same millisecond, the manager's come first.
+    // The sort is stable, so the manager's stages come first.
     let mut stages = std::mem::take(&mut progress.manager_stages);
     stages.extend(agent_stages);
     stages.sort_by_key(|stage| stage.started_ms);
@@ -305,7 +296,7 @@ impl Drop for JobWatch {
         let progress = self.progress.get_mut();
         self.record.entry().set_trace_pending(progress.uploaded.1, 0);
         if !progress.cleaned {
-            // The manager ends, or its state cannot be written: the next start of the manager continues the job.
+            // The next start of the manager continues the job.
             return;
         }
         let ended = progress.ended.as_ref();
@@ -341,8 +332,7 @@ fn job_facts(payload: &JobPayload, mode: ExecutionMode, age: Duration) -> JobFac
     }
 }
 
-/// Logs a job that was added, with the fields by which operators search for it.
-/// The names of the fields are gitlab-runner's.
+/// Uses gitlab-runner's field names.
 fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     let (info, labels) = (&payload.job_info, labels(runner));
     let user = payload.variables.iter().rfind(|variable| variable.key == "GITLAB_USER_ID" && !variable.masked);
@@ -363,14 +353,13 @@ fn log_added(runner: &RunnerSettings, payload: &JobPayload) {
     );
 }
 
-/// Returns the URL of the job's page, derived from the repository's URL as in gitlab-runner.
+/// Derives the URL from the repository's, as gitlab-runner does.
 fn job_url(payload: &JobPayload) -> String {
     let repository = without_user_info_and_query(&payload.git_info.repo_url);
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
 }
 
-/// Returns whether stage durations are also exported in series of this runner.
-/// Operators enable this with a feature flag, because the additional metrics use memory.
+/// Off by default, because the series use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Describes the differences between two configurations. The descriptions contain no secrets.
+//! Describes the differences between two configurations, without secrets.
 
 use muster_config::schema::{Entry, Key, Reload, schema};
 use muster_config::tree::{Node, Table, Value};
@@ -6,13 +6,12 @@ use muster_config::{self, Config, Runner};
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// Description of each difference, one phrase each.
+    /// One phrase for each difference.
     pub(super) descriptions: Vec<String>,
-    /// Changed keys that take effect only after a restart.
+    /// Changed keys that need a restart.
     pub(super) restart: Vec<String>,
 }
 
-/// Returns the differences between `old` and `new`.
 pub(super) fn between(old: &Config, new: &Config) -> Changes {
     let mut changes = Changes::default();
     changes.compare_tables("", "", &old.tree, &new.tree);
@@ -40,8 +39,7 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// Returns whether two entries describe the same runner. [`muster_config::settings::RunnerKey`] and
-/// [`muster_config::settings::Settings::carry_over`] follow the same rule.
+/// [`muster_config::settings::RunnerKey`] and [`muster_config::settings::Settings::carry_over`] follow the same rule.
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id
@@ -104,7 +102,7 @@ impl Changes {
     }
 }
 
-/// Returns a value as text for operators. Returns `None` if the value is long, structured or secret.
+/// `None` means that the value is long, structured or secret.
 fn shown_value(key: &Key, value: Option<&Value>) -> Option<String> {
     const MAX_SHOWN_CHARS: usize = 60;
     if key.secret {

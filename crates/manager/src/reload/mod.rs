@@ -1,11 +1,9 @@
-//! Live reload of `config.toml`: detects that the file's content changed, reads it, and describes the differences.
+//! Live reload of `config.toml`.
 //!
-//! The file is checked every [`POLL_INTERVAL`], as in gitlab-runner. Only a change of its content counts. A file that was only
-//! touched is therefore ignored. A file that was replaced by a file with an older modification time is noticed, unlike in gitlab-runner:
-//! `mv`, a ConfigMap's symbolic link and a restored backup do that (C034).
+//! The content is checked every [`POLL_INTERVAL`]. Unlike in gitlab-runner, a replacement with an older modification time is noticed (check
+//! C034).
 //!
-//! An invalid file changes nothing and is reported once. A missing file changes nothing either, not even on SIGHUP. gitlab-runner would
-//! then drop all runners.
+//! An invalid or missing file is reported once and changes nothing. gitlab-runner drops all runners if the file is missing.
 
 mod changes;
 mod stamp;
@@ -21,12 +19,11 @@ use muster_config::settings::Settings;
 use muster_config::{self, Config, HostFacts, Loaded, Problem, SettingsContext};
 use stamp::{Digest, Stamp};
 
-/// Time between two checks of the file.
-/// The file is polled because no system event covers network file systems and replaced links.
+/// Time between two checks of the file. No system event covers network file systems and replaced links.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
-/// Time after which a file that is being written is checked again, until it is stable.
+/// Time between two checks of a file that is being written.
 const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Number of checks after which a file that still changes is read anyway.
+/// Number of checks after which an unstable file is read anyway.
 const MAX_STABLE_POLLS: u32 = 20;
 
 /// Result of a check.
@@ -64,11 +61,11 @@ impl Reload {
 pub struct ConfigWatch {
     path: PathBuf,
     context: SettingsContext,
-    /// Configuration in effect. `None` if the file was never valid.
+    /// `None` if the file was never valid.
     current: Option<Config>,
     stamp: Option<Stamp>,
     digest: Option<Digest>,
-    /// Step policies of the configuration in effect, with their stamps when it was read.
+    /// Step policies with their stamps when the configuration was read.
     policies: Vec<(PathBuf, Option<Stamp>)>,
 }
 
@@ -91,14 +88,13 @@ impl ConfigWatch {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
     }
 
-    /// Waits until the content of the file changes, or one of its step policies.
-    /// Cancel-safe: a change that was not returned is returned by the next call.
+    /// Waits until the content of the file or one of its step policies changes. Cancel-safe.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
-                // A policy that is written in several steps may be invalid for a moment, until the next check.
+                // A policy that is being written may be invalid until the next check.
                 if stamp.is_some() && self.policies != policy_stamps(self.current.as_ref()) {
                     let digest = stamp::digest(&self.path);
                     return self.read(digest);
@@ -129,7 +125,7 @@ impl ConfigWatch {
         self.read(digest)
     }
 
-    /// Waits until the file is stable, and returns its stamp. `None` if it does not exist.
+    /// `None` means that the file does not exist.
     async fn wait_until_stable(&self, mut stamp: Option<Stamp>) -> Option<Stamp> {
         for _ in 0..MAX_STABLE_POLLS {
             tokio::time::sleep(STABLE_POLL_INTERVAL).await;
@@ -147,8 +143,7 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// Reads the file.
-    /// The caller must have computed `digest` before, so that a later check notices a change in between.
+    /// `digest` must be computed before, so that a later check notices a change in between.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;
@@ -158,7 +153,7 @@ impl ConfigWatch {
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
-        // The stamps must be read before the policies, so that a later check notices a change in between.
+        // The stamps are read before the policies, so that a later check notices a change in between.
         self.policies = policy_stamps(Some(&config));
         let settings = Box::new(muster_config::settings(&config, &self.context));
         self.current = Some(config);
@@ -166,7 +161,6 @@ impl ConfigWatch {
     }
 }
 
-/// Returns the paths of the step policies of a configuration, with their stamps.
 fn policy_stamps(config: Option<&Config>) -> Vec<(PathBuf, Option<Stamp>)> {
     let runners = config.into_iter().flat_map(|config| &config.runners);
     let paths = runners.filter_map(|runner| runner.table.str("steps.policy").map(PathBuf::from));

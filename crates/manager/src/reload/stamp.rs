@@ -8,10 +8,9 @@ use sha2::Digest as _;
 /// SHA-256 of the content.
 pub(super) type Digest = [u8; 32];
 
-/// Metadata of a file, or of the file to which a link leads.
+/// Metadata of a file, or of the file behind a link.
 ///
-/// Two stamps of a path are equal only if the content has not changed: a write changes the times, and a replacement changes the inode.
-/// A changed file may have an older time than before, so compare stamps for equality.
+/// Equal stamps mean equal content: a write changes the times, and a replacement changes the inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -22,12 +21,12 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Returns whether the modification time shows a change since `old`. gitlab-runner checks nothing else.
+    /// gitlab-runner checks only this.
     pub(super) fn is_newer_than(self, old: Self) -> bool {
         self.modified > old.modified
     }
 
-    /// Returns the stamp of the file. `None` if it does not exist or cannot be accessed.
+    /// `None` means that the file does not exist or cannot be accessed.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let metadata = std::fs::metadata(path).ok()?;
         Some(Self {
@@ -40,12 +39,10 @@ impl Stamp {
     }
 }
 
-/// Returns the digest of the content.
-/// `None` if the content cannot be read. `None` differs from every digest, so a file that becomes unreadable counts as changed, and reading
-/// it then reports the error.
+/// `None` means that the content cannot be read. It differs from every digest, so that reading reports the error.
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
-    // A file that is too large is rejected by its reader because of its size, not its content.
+    // The reader rejects a file of this size.
     if !metadata.is_file() || metadata.len() > muster_config::MAX_FILE_BYTES as u64 {
         return None;
     }

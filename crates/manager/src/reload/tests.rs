@@ -17,7 +17,7 @@ fn watch(path: &Path) -> ConfigWatch {
     watch
 }
 
-/// Returns the result of the next change, on a paused clock.
+/// Returns the next change on a paused clock.
 async fn next(watch: &mut ConfigWatch) -> Reload {
     tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.expect("nothing changed")
 }

@@ -4,7 +4,7 @@ use muster_runner_api::wire::VersionInfo;
 
 use muster_config::settings::RunnerSettings;
 
-/// Features of all executors, with GitLab's names.
+/// Features of all executors.
 const FEATURES: &[&str] = &[
     "variables",
     "artifacts",
@@ -28,7 +28,6 @@ const FEATURES: &[&str] = &[
     "vault_secrets",
 ];
 
-/// Features of executors that run jobs in containers.
 const CONTAINER_FEATURES: &[&str] = &[
     "image",
     "services",

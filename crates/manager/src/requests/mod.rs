@@ -1,8 +1,7 @@
 //! The job requests in flight.
 //!
-//! Each request is a long poll on a lane of a runner. A lane is one long-poll slot of a runner, with its own idempotency key.
-//! [`crate::admission`] decides when a request is sent and when it may be canceled. This module carries out the decisions. A canceled
-//! request does not end at once. If it still returns a job, the job is stored and takes a slot.
+//! A lane is one long-poll slot of a runner, with its own idempotency key. A canceled request may still return a job, which is stored and
+//! takes a slot.
 
 mod info;
 mod unstored;
@@ -32,7 +31,7 @@ use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 pub(crate) enum PollResult {
     /// A job, which is already stored.
     Job(Box<StoredJob>),
-    /// No job. `changed` is true if the queue has another version than the request sent.
+    /// No job. `changed` means that the queue has another version than in the request.
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
@@ -40,13 +39,12 @@ pub(crate) enum PollResult {
     Canceled,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's own state cannot be written.
-    /// If the request brought a new job, the manager tried to report it as failed.
+    /// The manager's state cannot be written. A new job was reported as failed, if possible.
     Store(StoreError),
 }
 
 impl PollResult {
-    /// Returns the outcome that admission records for the result.
+    /// Returns the outcome for admission.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
             Self::Job(_) => Outcome::Job,
@@ -70,10 +68,10 @@ pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
     /// Settings with which the request was sent.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// Client with which the request was sent.
+    /// Client of the request.
     pub(crate) client: Option<Client>,
     pub(crate) answer: PollResult,
-    /// Whether the coordinator answers the same idempotency key with the same job.
+    /// Whether the same idempotency key brings the same job.
     pub(crate) is_repeatable: bool,
 }
 
@@ -83,33 +81,30 @@ struct InFlightPoll {
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after which canceling an unanswered request loses no job.
-    /// By then, GitLab's front end (Workhorse) holds the request, or the coordinator has abandoned it.
-    held_after: Duration,
+    /// Time after sending from which canceling the request loses no job.
+    cancelable_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
     _open: OpenRequest,
 }
 
-/// State that the requests of one runner share.
+/// State for all requests of one runner.
 struct Lanes {
     runner: Arc<RunnerSettings>,
     /// `None` until a client can be created.
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost.
-    /// The answer may have been a job, which only a request with the same key returns. These lanes are used first. If lanes were used in
-    /// numerical order, these might have to wait until the held requests of lower lanes end.
+    /// Lanes whose last answer was lost. If it was a job, only the same key returns that job.
     unconfirmed: BTreeSet<u32>,
-    /// Version of the coordinator's queue. It is not stored.
+    /// Version of the coordinator's queue. Not stored.
     last_update: Arc<Mutex<String>>,
-    /// Whether the coordinator announced that it answers the same idempotency key with the same job.
+    /// Whether the coordinator announced that the same idempotency key brings the same job.
     is_repeatable: Arc<AtomicBool>,
 }
 
 impl Lanes {
-    fn next(&self) -> u32 {
+    fn next_free(&self) -> u32 {
         let mut candidates = self.unconfirmed.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
     }
@@ -121,14 +116,13 @@ pub(crate) struct Requests {
     runners: HashMap<RunnerKey, Lanes>,
     /// Maximum age of the connections of all clients.
     age: ConnectionAge,
-    /// Minimum time that a request is held before it may be canceled, from the settings.
+    /// Minimum time from sending a request to its cancellation, from the settings.
     min_hold: Duration,
     answer_timeout: Duration,
     tasks: JoinSet<PollResult>,
     in_flight: HashMap<Id, InFlightPoll>,
-    /// Reference count of the requests whose jobs cannot be stored at the moment.
-    /// Each of them holds a clone.
-    waiting: Arc<()>,
+    /// Its reference count, minus one, is the number of received jobs that cannot be stored.
+    unstored_jobs: Arc<()>,
 }
 
 impl Requests {
@@ -143,12 +137,11 @@ impl Requests {
             answer_timeout: Duration::default(),
             tasks,
             in_flight,
-            waiting: Arc::default(),
+            unstored_jobs: Arc::default(),
         }
     }
 
-    /// Applies settings.
-    /// Requests in flight continue with their own settings, and so does a job that one of them brings.
+    /// Requests in flight, and jobs that they bring, keep their own settings.
     pub(crate) fn configure(
         &mut self,
         Settings { runners, connection_max_age: age, min_hold, answer_timeout, .. }: &Settings,
@@ -182,32 +175,32 @@ impl Requests {
 
     pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
         let Some(lanes) = self.runners.get_mut(runner) else { return };
-        let lane = lanes.next();
+        let lane = lanes.next_free();
         lanes.busy.insert(lane);
         let client = match &lanes.client {
             Some(client) => Ok(client.clone()),
-            None => {
-                crate::client::new(&lanes.runner, self.age).map(|client| self.observer.counted(client, &lanes.runner))
-            }
+            None => crate::client::new(&lanes.runner, self.age)
+                .map(|client| self.observer.counting_client(client, &lanes.runner)),
         };
         lanes.client = client.as_ref().ok().cloned();
         let cancel = CancellationToken::new();
-        let known = lanes.last_update.lock().clone();
+        let known_version = lanes.last_update.lock().clone();
         let is_repeatable = lanes.is_repeatable.load(Ordering::Relaxed);
-        let held_after = if is_repeatable || !known.is_empty() { self.min_hold } else { self.answer_timeout };
+        let cancelable_after =
+            if is_repeatable || !known_version.is_empty() { self.min_hold } else { self.answer_timeout };
         let progress = Progress::default();
         let request = Request {
             runner: Arc::clone(&lanes.runner),
             store: Arc::clone(&self.store),
             observer: Arc::clone(&self.observer),
-            known,
+            known_version,
             last_update: Arc::clone(&lanes.last_update),
             is_repeatable: Arc::clone(&lanes.is_repeatable),
             lane,
             cancel: cancel.clone(),
-            wait: if is_repeatable { Duration::ZERO } else { held_after },
+            wait: if is_repeatable { Duration::ZERO } else { cancelable_after },
             progress: progress.clone(),
-            waiting: Arc::downgrade(&self.waiting),
+            unstored_jobs: Arc::downgrade(&self.unstored_jobs),
         };
         let task = self.tasks.spawn(async move {
             match client {
@@ -219,18 +212,18 @@ impl Requests {
             (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.is_repeatable));
         let open = self.observer.open_request(&runner);
         let poll_task =
-            InFlightPoll { poll, runner, client, lane, cancel, held_after, progress, is_repeatable, _open: open };
+            InFlightPoll { poll, runner, client, lane, cancel, cancelable_after, progress, is_repeatable, _open: open };
         self.in_flight.insert(task.id(), poll_task);
     }
 
-    /// Returns the time from which each sent request can be canceled without losing a job.
-    pub(crate) fn held_at(&self) -> impl Iterator<Item = (PollId, Instant)> {
+    /// Returns the time from which canceling each sent request loses no job.
+    pub(crate) fn cancelable_from(&self) -> impl Iterator<Item = (PollId, Instant)> {
         self.in_flight
             .values()
-            .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.held_after)))
+            .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.cancelable_after)))
     }
 
-    /// Cancels one request. [`Self::next`] still returns its result.
+    /// [`Self::next`] still returns the result of the request.
     pub(crate) fn cancel(&self, poll: PollId) {
         self.in_flight
             .values()
@@ -242,12 +235,12 @@ impl Requests {
         self.in_flight.is_empty()
     }
 
-    /// Returns whether a received job cannot be stored. Another job could not be stored either.
+    /// Further jobs could not be stored either.
     pub(crate) fn is_store_blocked(&self) -> bool {
-        Arc::strong_count(&self.waiting) > 1
+        Arc::strong_count(&self.unstored_jobs) > 1
     }
 
-    /// Waits until a request is complete. Never returns without a request in flight. Cancel-safe.
+    /// Waits forever if no request is in flight. Cancel-safe.
     pub(crate) async fn next(&mut self) -> CompletedPoll {
         loop {
             let Some(ended) = self.tasks.join_next_with_id().await else { std::future::pending().await };
@@ -276,28 +269,25 @@ impl Requests {
     }
 }
 
-/// Data of one request for its task.
 struct Request {
     runner: Arc<RunnerSettings>,
     store: Arc<Store>,
     observer: Arc<Observer>,
     /// Version of the queue that the request sends.
-    known: String,
+    known_version: String,
     last_update: Arc<Mutex<String>>,
     is_repeatable: Arc<AtomicBool>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after sending during which a canceled request still waits for its answer.
+    /// Time after sending during which a canceled request waits for its answer.
     wait: Duration,
     progress: Progress,
-    /// Counted by [`Requests::is_store_blocked`].
-    waiting: Weak<()>,
+    /// [`Requests::is_store_blocked`] counts the references.
+    unstored_jobs: Weak<()>,
 }
 
 impl Request {
-    /// Sends the request.
-    /// If it returns a job, stores the job before anything uses it (R1). A cancellation ends the wait for the answer, but never interrupts
-    /// the write.
+    /// A job is stored before anything uses it (R1). A cancellation never interrupts the write.
     async fn send(self, client: &Client) -> PollResult {
         let key = match self.store.lane_key(&self.runner.key, self.lane) {
             Ok(key) => key,
@@ -307,23 +297,23 @@ impl Request {
             info: info(&self.runner),
             token: self.runner.token.expose().to_owned(),
             system_id: self.runner.system_id.clone(),
-            last_update: self.known.clone(),
+            last_update: self.known_version.clone(),
             idempotency_key: Some(key),
         };
         let mut offer = pin!(client.request_job(&request, &self.progress));
         let offer = tokio::select! {
             biased;
             offer = &mut offer => offer,
-            () = self.wait_droppable() => return PollResult::Canceled,
+            () = self.wait_until_cancelable() => return PollResult::Canceled,
         };
         let offer = match offer {
             Ok(offer) => offer,
             Err(error) => return PollResult::Failed(error),
         };
         self.is_repeatable.store(offer.honors_idempotency_key, Ordering::Relaxed);
-        // A front end that saw the queue change answers without a version, so that the manager sends another request.
-        let known = &self.known;
-        let changed = offer.last_update.as_ref().map_or(!known.is_empty(), |version| version != known);
+        // A front end that saw the queue change answers without a version.
+        let known_version = &self.known_version;
+        let changed = offer.last_update.as_ref().map_or(!known_version.is_empty(), |version| version != known_version);
         if let Some(version) = offer.last_update {
             *self.last_update.lock() = version;
         }
@@ -338,11 +328,10 @@ impl Request {
         }
     }
 
-    /// Waits until the request is canceled and dropping it cannot lose a job.
-    /// The request was then not sent, or the coordinator has had it long enough.
+    /// Waits until the request is canceled and can be dropped without losing a job.
     ///
-    /// An answer that has begun is read to its end, since it may bring a job. If it breaks off and the request is sent again, the wait restarts.
-    async fn wait_droppable(&self) {
+    /// An answer that has begun is read to its end. If the request is sent again, the wait restarts.
+    async fn wait_until_cancelable(&self) {
         self.cancel.cancelled().await;
         if !self.progress.cancel_unsent() {
             self.progress.wait_held(self.wait).await;

@@ -1,7 +1,6 @@
 //! A received job that cannot be stored, for instance on a full disk.
 //!
-//! Storing is retried for a few seconds, and then the job is reported as failed. Most coordinators assign a job only once, so a job that
-//! is dropped here would be lost (invariant J1 in ARCHITECTURE.md).
+//! After retries, it is reported as failed, because most coordinators assign a job only once (J1).
 
 use std::time::Duration;
 
@@ -17,32 +16,28 @@ use crate::failure;
 use crate::state::ManagerOutcome;
 use crate::store::{StoreError, StoreJobError, StoredJob};
 
-/// Backoff while a job cannot be stored.
-///
-/// The attempts take a few seconds in total. Meanwhile the job waits, and no other job is requested.
+/// The attempts take a few seconds, in which no other job is requested.
 const STORE_RETRY: Policy =
     Policy { first: Duration::from_millis(100), cap: Duration::from_secs(1), attempts: Some(8) };
-/// Maximum time to send the trace, and again to send the report. The manager exits after that.
+/// Maximum time for the trace, and again for the report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Default delay before a report is repeated while the coordinator still processes it.
+/// Default delay before repeating a report that the coordinator still processes.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
-    /// Retries storing the job, and reports it as failed if no attempt succeeds.
-    ///
-    /// Returns `None` if it was stored before.
+    /// Reports the job as failed if no attempt succeeds. `None` means that it was stored before.
     pub(super) async fn retry_store(
         &self,
         client: &Client,
         mut failed: Box<StoreJobError>,
     ) -> Result<Option<StoredJob>, StoreError> {
-        // Held until this returns: no more jobs are requested.
-        let _waiting = self.waiting.upgrade();
+        // No more jobs are requested until this is dropped.
+        let _unstored_job = self.unstored_jobs.upgrade();
         let mut backoff = Backoff::new(STORE_RETRY);
         loop {
             let StoreJobError { error, payload, known } = *failed;
             let Some(wait) = backoff.next_wait(None) else {
-                // A job that was stored before has its actor, which reports it.
+                // The job has an actor, which reports it.
                 if !known {
                     report_unstorable(client, &payload, &error).await;
                 }
@@ -64,7 +59,6 @@ impl Request {
     }
 }
 
-/// Reports a job that cannot be stored as a failure of the runner.
 async fn report_unstorable(client: &Client, payload: &JobPayload, error: &StoreError) {
     let reason = FailureReason::RunnerSystemFailure;
     let message = format!("failed to store the job: {}", error_chain(error));
@@ -96,7 +90,7 @@ async fn send_trace(client: &Client, payload: &JobPayload, text: &str) -> Result
     }
 }
 
-/// Sends the final update until the coordinator accepts it.
+/// Repeats the final update until the coordinator accepts it.
 async fn report(client: &Client, payload: &JobPayload, outcome: &ManagerOutcome) -> Result<(), ClientError> {
     let update = failure::from_manager_outcome(payload, outcome);
     let mut backoff = Backoff::new(Policy::SHORT);
@@ -110,7 +104,7 @@ async fn report(client: &Client, payload: &JobPayload, outcome: &ManagerOutcome)
     }
 }
 
-/// Waits before the next attempt. Returns the error if no attempt is left.
+/// Returns the error if no attempt is left.
 async fn pause(backoff: &mut Backoff, error: ClientError) -> Result<(), ClientError> {
     match error.transient().and_then(|retry_after| backoff.next_wait(retry_after)) {
         Some(wait) => {

@@ -1,13 +1,11 @@
-//! Renews expiring runner authentication tokens in time, and saves the new tokens in `config.toml`.
+//! Renews expiring runner authentication tokens, and saves the new tokens in `config.toml`.
 //!
 //! ```text
 //! settings --plan::renewal_time--> wait --> lock the file, check that it is writable --> reset at the coordinator --> save --> reload
 //! ```
 //!
-//! The coordinator refuses the old token as soon as the new one exists. If the new token were lost, the runner would have to be registered
-//! again. The reset is therefore requested only if the file is writable. Until then the old token is used. Shortly before the old token
-//! expires, it is reset in any case. A token that could not be saved is used from memory ([`Renewed`]), and saving it is
-//! retried until it works.
+//! The coordinator refuses the old token as soon as the new one exists, so a reset is requested only while the file is writable. Shortly
+//! before the old token expires, it is requested anyway. A token that could not be saved is used from memory, and saving it is retried.
 
 mod plan;
 mod renew;
@@ -33,23 +31,20 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Backoff between attempts.
-/// The first attempt is made when a quarter of the token's lifetime is left, or later if the manager did not run.
+/// Usually, a quarter of the token's lifetime is left at the first attempt.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
-/// Minimum time between two resets, for a coordinator whose tokens expire at once.
+/// For a coordinator whose tokens expire at once.
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum number of renewed tokens whose metric series are retained.
+/// Renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
-/// Maximum time that the exit of the process waits for a reset in progress.
+/// Maximum time that the exit waits for a reset in progress.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// New tokens that are not in the file yet, by the token that is still in the file.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Renewed(Arc<Mutex<HashMap<String, NewToken>>>);
+pub(crate) struct RenewedTokens(Arc<Mutex<HashMap<String, NewToken>>>);
 
-impl Renewed {
-    /// Returns the settings with these tokens instead of the tokens in the file.
+impl RenewedTokens {
     fn apply(&self, mut settings: Settings) -> Settings {
         let renewed = self.0.lock();
         for runner in &mut settings.runners {
@@ -63,7 +58,7 @@ impl Renewed {
         settings
     }
 
-    /// Returns the token in the file that `token` replaces, or `token` itself if the file has it.
+    /// Returns the token in the file that `token` replaces, or `token` itself.
     fn origin(&self, token: &Secret) -> Secret {
         let renewed = self.0.lock();
         let origin = renewed.iter().find(|(_, new)| new.token.expose() == token.expose());
@@ -71,19 +66,18 @@ impl Renewed {
     }
 }
 
-/// State of the attempts to renew or save one token.
 #[derive(Debug)]
 struct RetryState {
     backoff: Backoff,
     not_before: SystemTime,
-    /// Whether the token needs no further attempt: it was renewed and saved, or must not be renewed.
+    /// Whether the token was renewed, or must not be renewed.
     done: bool,
 }
 
-/// The tokens of one configuration, kept valid by a background task.
+/// The tokens of one configuration, which a background task renews.
 #[derive(Debug)]
 pub struct Rotation {
-    renewed: Renewed,
+    renewed: RenewedTokens,
     settings: watch::Sender<Settings>,
     changed: mpsc::Receiver<()>,
     stop: CancellationToken,
@@ -92,13 +86,13 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// Starts with these settings, which were read from the file at `path`.
+    /// Starts with the settings of the file at `path`.
     #[must_use]
     pub fn start(path: PathBuf, clock: Arc<dyn WallClock>, telemetry: &Arc<Telemetry>, settings: Settings) -> Self {
         let (settings, current) = watch::channel(settings);
-        // A capacity of one is enough: a message only signals that a token changed.
+        // One is enough: a message only signals that a token changed.
         let (changes, changed) = mpsc::channel(1);
-        let (renewed, stop) = (Renewed::default(), CancellationToken::new());
+        let (renewed, stop) = (RenewedTokens::default(), CancellationToken::new());
         let resetting = Arc::<AtomicBool>::default();
         let observer = Observer::new(Arc::clone(telemetry));
         let task = RotationTask {
@@ -118,9 +112,7 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns settings from the file with the renewed tokens that are not saved there yet.
-    ///
-    /// From now on the tokens in these settings are kept valid.
+    /// Returns the settings with renewed tokens that are not in the file yet. From now on, these settings are kept valid.
     #[must_use]
     pub fn apply_renewed(&self, settings: Settings) -> Settings {
         let settings = self.renewed.apply(settings);
@@ -128,17 +120,16 @@ impl Rotation {
         settings
     }
 
-    /// Waits until a token was renewed, or a renewed token was saved.
-    /// The caller must then read the file again. Cancel-safe.
+    /// Waits until a token was renewed, or a renewed token was saved. The caller must then read the file again. Cancel-safe.
     pub async fn changed(&mut self) {
         if self.changed.recv().await.is_none() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Stops the task. A reset in progress is completed before, which takes at most 90 s.
+    /// Stops the task after a reset in progress, which takes at most 90 s.
     ///
-    /// If the rotation is dropped instead, the reset is abandoned: its new token is lost, and the old one is no longer valid.
+    /// If the rotation is dropped instead, the new token of the reset is lost, and the old token is no longer valid.
     pub async fn stop(self) {
         self.stop.cancel();
         if self.resetting.load(Ordering::Relaxed) {
@@ -157,18 +148,18 @@ struct RotationTask {
     path: PathBuf,
     clock: Arc<dyn WallClock>,
     observer: Arc<Observer>,
-    renewed: Renewed,
+    renewed: RenewedTokens,
     /// Time before which no reset is requested.
     not_before: SystemTime,
     attempts: HashMap<String, RetryState>,
-    /// Runners whose new token is not in the file yet, by the token that is still in the file.
+    /// New tokens by the token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
-    /// Series of renewed tokens, which are kept for a while so that their last values are scraped.
+    /// Kept for a while, so that their last values are scraped.
     series: VecDeque<Arc<EntryMetrics>>,
     changes: mpsc::Sender<()>,
-    /// Canceled at the end: no further reset is started.
+    /// No further reset is started once this is canceled.
     stop: CancellationToken,
-    /// Whether the coordinator may have a new token that is not saved yet.
+    /// Whether the coordinator may have an unsaved new token.
     resetting: Arc<AtomicBool>,
 }
 
@@ -179,7 +170,7 @@ impl RotationTask {
             self.drop_obsolete_attempts(&current);
             let next = self.next(&current);
             let (clock, stop) = (Arc::clone(&self.clock), self.stop.clone());
-            // Nothing is in progress while this waits, so each branch is cancel-safe.
+            // Each branch only waits, so it is cancel-safe.
             tokio::select! {
                 () = stop.cancelled() => return,
                 changed = settings.changed() => if changed.is_err() { return },
@@ -229,7 +220,7 @@ impl RotationTask {
         })
     }
 
-    /// Schedules the next attempt for the token. Returns the time until then.
+    /// Returns the time until the next attempt.
     fn schedule_retry(&mut self, token: &str) -> Duration {
         let now = self.clock.now();
         let attempts = self.retry_state(token);
@@ -238,14 +229,13 @@ impl RotationTask {
         wait
     }
 
-    /// Drops the attempts of tokens that are no longer configured.
+    /// Drops attempts of tokens that are no longer configured.
     fn drop_obsolete_attempts(&mut self, settings: &Settings) {
         let unsaved = &self.unsaved;
         let current = |token: &str| settings.runners.iter().any(|runner| runner.token.expose() == token);
         self.attempts.retain(|token, _| unsaved.contains_key(token) || current(token));
     }
 
-    /// Keeps the metric series of a token that is being renewed, even if it is removed from the file.
     fn retain_series(&mut self, runner: &RunnerSettings) {
         let entry = self.observer.entry(runner);
         self.series.retain(|known| !Arc::ptr_eq(known, &entry));
@@ -255,9 +245,9 @@ impl RotationTask {
         }
     }
 
-    /// Notifies that the file must be read again.
+    /// The receiver must read the file again.
     fn notify_changed(&self) {
-        // If the channel is full, a notification is pending already.
+        // If the channel is full, a notification is already pending.
         let _ = self.changes.try_send(());
     }
 }

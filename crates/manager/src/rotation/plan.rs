@@ -1,4 +1,4 @@
-//! Decides when a token is renewed. Pure.
+//! Decides when a token is renewed.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -10,9 +10,8 @@ const DISABLED_FLAG: &str = "FF_DISABLE_AUTOMATIC_TOKEN_ROTATION";
 
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Renew the token of this runner, because its renewal time has come.
     Renew(Arc<RunnerSettings>),
-    /// Save a token that has been renewed. The string is the old token, which is still in the file.
+    /// The old token, which is still in the file.
     Save(String),
 }
 
@@ -25,17 +24,16 @@ impl Step {
     }
 }
 
-/// Returns when the token is renewed: after three quarters of its lifetime.
-/// If the start of the lifetime is unknown, at once.
+/// Returns the time after three quarters of the lifetime, or now if the lifetime is unknown.
 ///
 /// `None` means that the token does not expire.
 pub(super) fn renewal_time(runner: &RunnerSettings) -> Option<SystemTime> {
     at_lifetime_percent(runner, 75)
 }
 
-/// Returns the time from which the token is renewed even if the file cannot be saved.
+/// Returns when the token is renewed even if the file cannot be saved.
 ///
-/// The token then expires soon, and a new token that is only in memory is better than no valid token.
+/// A new token in memory is better than no valid token.
 pub(super) fn renewal_deadline(runner: &RunnerSettings) -> Option<SystemTime> {
     at_lifetime_percent(runner, 95)
 }
@@ -49,7 +47,6 @@ fn at_lifetime_percent(runner: &RunnerSettings, percent: u32) -> Option<SystemTi
     })
 }
 
-/// Returns whether the operator has disabled the renewal.
 pub(super) fn is_rotation_disabled(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(DISABLED_FLAG) == Some(&true)
 }

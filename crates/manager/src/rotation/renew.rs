@@ -1,4 +1,4 @@
-//! One renewal: locks the file and checks that it is writable, resets the token at the coordinator, and saves the file.
+//! One renewal: checks that the file is writable, resets the token at the coordinator, and saves the file.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use super::plan::renewal_deadline;
 use super::{MIN_RESET_INTERVAL, RotationTask, RunnerSettings};
 
 impl RotationTask {
-    /// Renews the runner's token, and saves the new one. Schedules another attempt if one of these fails.
+    /// Schedules another attempt after a failure.
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
-        // A stop may end the wait for the file, because nothing has been requested yet.
+        // Nothing has been requested yet, so a stop may end the wait.
         let stop = self.stop.clone();
         let locked = tokio::select! {
             locked = self.lock_writable_file() => locked,
@@ -44,9 +44,9 @@ impl RotationTask {
         }
         self.resetting.store(true, Ordering::Relaxed);
         self.retain_series(&runner);
-        // Renewals are weeks apart, so each attempt opens a new connection.
+        // Renewals are weeks apart.
         let client = crate::client::new(&runner, ConnectionAge::NoReuse);
-        let answer = match client.map(|client| self.observer.counted(client, &runner)) {
+        let answer = match client.map(|client| self.observer.counting_client(client, &runner)) {
             Ok(client) => client.reset_token(runner.token.expose()).await,
             Err(error) => Err(error),
         };
@@ -96,7 +96,6 @@ impl RotationTask {
         self.notify_changed();
     }
 
-    /// Saves the token that replaces `origin`, after an earlier attempt failed.
     pub(super) async fn retry_save(&mut self, origin: &str) {
         let Some((runner, new)) = self.unsaved.get(origin).cloned() else { return };
         let saved = match self.lock_writable_file().await {
@@ -109,7 +108,7 @@ impl RotationTask {
                 self.observer.telemetry().metrics.configuration_saved(false);
                 log_error(&runner, &error, "the new token is in memory only; saving it is retried");
             }
-            // The token is saved, or the file no longer has an entry for it.
+            // Saved, or the file no longer has an entry for it.
             Ok(()) | Err(None) => {
                 self.unsaved.remove(origin);
                 self.renewed.0.lock().remove(origin);
@@ -118,7 +117,7 @@ impl RotationTask {
         }
     }
 
-    /// Returns the locked file after a trial save of its content has succeeded.
+    /// Returns the file after a trial save of its content.
     async fn lock_writable_file(&self) -> Result<ConfigFile, EditError> {
         let path = self.path.clone();
         blocking(&self.path, move || {
@@ -129,11 +128,9 @@ impl RotationTask {
         .await
     }
 
-    /// Replaces `origin` with the new token in every entry that has it.
-    /// These entries belong to one runner (check C025).
+    /// Replaces `origin` in every entry of the runner (check C025).
     ///
-    /// # Errors
-    /// The reason why the token was not saved. `None` means that the file no longer has such an entry. This case is logged.
+    /// The error `None` means that the file no longer has such an entry, which was logged.
     async fn save(
         &self,
         mut file: ConfigFile,
@@ -178,7 +175,7 @@ impl RotationTask {
     }
 }
 
-/// Runs blocking work on the file, such as waiting for its lock, outside the async threads.
+/// Runs blocking work on the file outside the async threads.
 async fn blocking<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce() -> Result<T, EditError> + Send + 'static,

@@ -1,6 +1,4 @@
-//! The index of `state.log`: the position of the latest line about each job, runner and lane.
-//!
-//! A lane is one long-poll slot of a runner.
+//! The index of `state.log`: the latest line about each job, runner and lane (one long-poll slot of a runner).
 
 use std::collections::HashMap;
 use std::io;
@@ -15,31 +13,26 @@ use super::record::{Content, Lane, Record, RecordHeader, VERSION};
 use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
 
-/// Sizes in bytes below which the file is not compacted.
-/// The first applies while jobs exist, the second without jobs.
+/// Sizes below which the file is not compacted: while jobs exist, and without jobs.
 ///
-/// Without jobs the size is smaller, because the file then holds only the tokens of ended jobs, which should not remain on disk.
+/// Without jobs, tokens of ended jobs should not remain on disk.
 const MIN_COMPACTION_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
-/// The file is compacted when it is this many times as long as its live lines.
-/// A live line is the latest about its job, runner or lane.
+/// The file is compacted when it is this many times longer than its live lines.
 const GARBAGE_RATIO: u64 = 4;
 
-/// The file and the positions of its live lines.
 #[derive(Debug)]
 pub(super) struct StateIndex {
     log: Log,
     jobs: HashMap<JobRunId, Row>,
     runners: HashMap<String, LineSpan>,
     lanes: HashMap<(RunnerKey, u32), (String, LineSpan)>,
-    /// Whether lines were written that are not synced yet.
+    /// Whether written lines are not synced yet.
     pub(super) unsynced: bool,
-    /// Whether a task that syncs the file is running.
     pub(super) has_sync_task: bool,
     /// [`MIN_COMPACTION_BYTES`], except in tests.
     pub(super) min_compaction_bytes: [u64; 2],
 }
 
-/// Positions of one job's lines.
 #[derive(Debug)]
 struct Row {
     runner: Option<String>,
@@ -91,7 +84,7 @@ impl StateIndex {
         self.jobs.contains_key(run)
     }
 
-    /// Returns every job, oldest first. A job that cannot be read is logged and keeps its lines.
+    /// Returns the oldest job first. An unreadable job is logged and keeps its lines.
     pub(super) fn jobs(&self) -> Vec<StoredJob> {
         let mut runners = HashMap::new();
         for (digest, span) in &self.runners {
@@ -117,7 +110,7 @@ impl StateIndex {
         read.collect()
     }
 
-    /// Returns one job with the `runner` that received it.
+    /// `runner` received the job.
     pub(super) fn job(&self, run: &JobRunId, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
         self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
     }
@@ -146,12 +139,11 @@ impl StateIndex {
         self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
     }
 
-    /// Checks that the next start of the manager will find the written lines.
+    /// Checks that the next start will find the written lines.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.log.check().map_err(|source| self.failed(source))
     }
 
-    /// Writes a record and then indexes it.
     pub(super) fn add(&mut self, record: &Record<'_>) -> Result<(), StoreError> {
         let text = encode(record)?;
         let span = self.log.append(&text).map_err(|source| self.failed(source))?;
@@ -185,16 +177,15 @@ impl StateIndex {
         self.log.limit()
     }
 
-    /// Returns a handle of the file, for a thread that syncs it.
+    /// Returns a handle for a thread that syncs the file.
     pub(super) fn handle(&self) -> Result<std::fs::File, StoreError> {
         self.log.handle().map_err(|source| self.failed(source))
     }
 
-    /// Returns a compactor of the file, for another thread.
-    /// `None` if the file is too small, or not enough of it is obsolete.
+    /// `None` means that the file is too small, or not enough of it is obsolete.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
-        // Drops the settings of runners without a job. If such a runner gets a job, its settings are stored again.
+        // The settings are stored again when the runner gets a job.
         self.runners.retain(|digest, _| used.contains(&digest.as_str()));
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
         let mut spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
@@ -204,8 +195,7 @@ impl StateIndex {
         if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(min_bytes) {
             return Ok(None);
         }
-        // The line of a job also holds the key that its lane had at that time, so the current key of each lane is written after all jobs.
-        // A lane needs its own line, because the line of its last job may be dropped.
+        // The line of a lane's last job may be dropped. Lanes follow the jobs, whose lines have older keys.
         let lanes: Vec<_> =
             self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
         for (runner, lane, key) in lanes {
@@ -215,7 +205,6 @@ impl StateIndex {
         self.log.compactor(spans).map(Some).map_err(|source| self.failed(source))
     }
 
-    /// Continues with the compacted file.
     pub(super) fn replace_with(&mut self, copied: CompactedLog) -> Result<(), StoreError> {
         let offsets = self.log.replace_with(copied).map_err(|source| self.failed(source))?;
         let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();

@@ -7,13 +7,11 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-/// Number of hexadecimal digits of a hash.
 const DIGITS: usize = 8;
 
 /// ID of a job, unique among all coordinators: its number, and a short hash of the coordinator's URL.
 ///
-/// The ID is that of the job, not of one of its runs (see [`Self::agent_run_prefix`]). Coordinators count their jobs independently, and
-/// all jobs of a machine share one spool.
+/// Coordinators count their jobs independently, and all jobs of a machine share one spool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobRunId(String);
@@ -31,10 +29,9 @@ impl JobRunId {
         &self.0
     }
 
-    /// Returns the prefix of the IDs of the job's runs at agents. The number of the attempt follows.
+    /// Returns the prefix of the job's run IDs at agents. The number of the attempt follows.
     ///
-    /// A coordinator that was set up again counts its jobs from 1, and a machine may still have earlier jobs with the same numbers in its
-    /// spool. `token` is the job's own, so no other job has the same ID.
+    /// A spool may have jobs with the same number from an earlier coordinator, so `token` makes the ID unique.
     #[must_use]
     pub fn agent_run_prefix(&self, token: &str) -> String {
         format!("{}-{}", self.0, short(token))

@@ -1,10 +1,10 @@
-//! A file to which lines are appended, and which is compacted when most of its lines are obsolete.
+//! A file of lines, which is compacted when most of them are obsolete.
 //!
 //! ```text
 //! <CRC-32 of the text, 8 hexadecimal digits> <text>
 //! ```
-//! A written line survives the death of any process. A synced line survives a loss of power, too. A line that is incomplete or damaged
-//! is ignored, and the lines after it still count.
+//!
+//! A written line survives the death of any process, and a synced line also a loss of power. An incomplete or damaged line is ignored.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -14,15 +14,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Length of the checksum and the space after it.
+/// Length of checksum and space.
 const HEAD_BYTES: usize = 9;
-/// Default limit on the size of the file. Compaction keeps the file far below it.
+/// Default maximum size. Compaction keeps the file far below it.
 const MAX_BYTES: u64 = 4 << 30;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LineSpan {
     offset: u64,
-    /// Length of the line with its checksum and its line feed.
+    /// Length with checksum and line feed.
     bytes: u64,
 }
 
@@ -31,14 +31,14 @@ impl LineSpan {
         self.bytes
     }
 
-    /// Returns the position of the line after [`Log::replace_with`] has replaced the file.
+    /// Returns the position after [`Log::replace_with`].
     pub(super) fn relocated(self, offsets: &OffsetMap) -> Self {
         let in_tail = || offsets.tail_to + self.offset.saturating_sub(offsets.tail_from);
         Self { offset: offsets.lines.get(&self.offset).copied().unwrap_or_else(in_tail), ..self }
     }
 }
 
-/// Positions of the lines of a file in its compacted copy.
+/// Positions of lines in the compacted copy.
 #[derive(Debug)]
 pub(super) struct OffsetMap {
     /// Old and new offset of each copied line.
@@ -57,8 +57,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Opens the file and passes each valid line to `read`.
-    /// Creates a missing file with `first` as its first line.
+    /// Passes each valid line to `read`. A missing file is created with the line `first`.
     pub(super) fn open(path: &Path, first: &str, mut read: impl FnMut(LineSpan, &str)) -> io::Result<Self> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => create(path, first)?,
@@ -85,7 +84,7 @@ impl Log {
         file.set_len(end)?;
         let mut log = Self { path: path.to_owned(), file, end, limit: Arc::new(AtomicU64::new(MAX_BYTES)) };
         if end == 0 {
-            // An empty file was created just before a loss of power.
+            // The file was created just before a loss of power.
             log.append(first)?;
         }
         Ok(log)
@@ -95,7 +94,7 @@ impl Log {
         &self.path
     }
 
-    /// Returns the limit on the size of the file in bytes, which may be changed at any time.
+    /// Returns the maximum size, which may be changed at any time.
     pub(super) fn limit(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.limit)
     }
@@ -104,11 +103,7 @@ impl Log {
         self.end
     }
 
-    /// Checks that the file still has a name.
-    /// A removed file that is still open accepts lines, but no later start would read them.
-    ///
-    /// # Errors
-    /// The system's error, or the information that the file was removed.
+    /// An open file still accepts lines after its removal, but no later start would read them.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.file.metadata()?.nlink() > 0 {
             return Ok(());
@@ -136,7 +131,6 @@ impl Log {
         Ok(span)
     }
 
-    /// Returns the text of a line that was appended, or read when the file was opened.
     pub(super) fn read(&self, span: LineSpan) -> io::Result<String> {
         let mut line = vec![0; usize::try_from(span.bytes).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut line, span.offset)?;
@@ -144,23 +138,23 @@ impl Log {
         text(&line).map(str::to_owned).ok_or_else(damaged)
     }
 
-    /// Returns a handle of the file, for a thread that syncs it.
+    /// Returns a handle for a thread that syncs the file.
     pub(super) fn handle(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Returns a compactor that copies the lines at `spans`, in this order.
+    /// Returns a compactor that copies these lines in this order.
     pub(super) fn compactor(&self, spans: Vec<LineSpan>) -> io::Result<Compactor> {
-        Ok(Compactor { file: self.file.try_clone()?, part: part(&self.path), spans, end: self.end })
+        Ok(Compactor { file: self.file.try_clone()?, part_path: part_path(&self.path), spans, end: self.end })
     }
 
-    /// Replaces the file with its copy, and appends the lines that were written in the meantime.
+    /// Appends the lines that were written in the meantime.
     pub(super) fn replace_with(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
         let CompactedLog { file, lines, end, source_end } = copy;
         let mut tail = vec![0; usize::try_from(self.end - source_end).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut tail, source_end)?;
         file.write_all_at(&tail, end)?;
-        std::fs::rename(part(&self.path), &self.path)?;
+        std::fs::rename(part_path(&self.path), &self.path)?;
         let offsets = OffsetMap { lines, tail_from: source_end, tail_to: end };
         self.end = end + tail.len() as u64;
         self.file = file;
@@ -168,11 +162,11 @@ impl Log {
     }
 }
 
-/// Copies the live lines of a file, in another thread.
+/// Copies the live lines in another thread.
 #[derive(Debug)]
 pub(super) struct Compactor {
     file: File,
-    part: PathBuf,
+    part_path: PathBuf,
     spans: Vec<LineSpan>,
     end: u64,
 }
@@ -189,7 +183,7 @@ pub(super) struct CompactedLog {
 impl Compactor {
     /// Writes and syncs the copy: `first`, then the lines.
     pub(super) fn copy(self, first: &str) -> io::Result<CompactedLog> {
-        let mut copy = private(&self.part)?;
+        let mut copy = create_private_file(&self.part_path)?;
         let mut out = io::BufWriter::new(&mut copy);
         let head = line(first);
         out.write_all(&head)?;
@@ -209,21 +203,21 @@ impl Compactor {
     }
 }
 
-/// Creates a file with one line. The file is renamed to `path` after the line is written.
+/// Creates a file with one line. Renames it to `path` after the line is written.
 fn create(path: &Path, first: &str) -> io::Result<File> {
-    let part = part(path);
-    let mut file = private(&part)?;
+    let part_path = part_path(path);
+    let mut file = create_private_file(&part_path)?;
     file.write_all(&line(first))?;
-    std::fs::rename(&part, path)?;
+    std::fs::rename(&part_path, path)?;
     file.seek(SeekFrom::Start(0))?;
     Ok(file)
 }
 
-fn part(path: &Path) -> PathBuf {
+fn part_path(path: &Path) -> PathBuf {
     path.with_extension("part")
 }
 
-fn private(path: &Path) -> io::Result<File> {
+fn create_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
@@ -236,7 +230,7 @@ fn line(text: &str) -> Vec<u8> {
     line
 }
 
-/// Returns the text of a line, or `None` if the line is damaged.
+/// `None` means that the line is damaged.
 fn text(line: &[u8]) -> Option<&str> {
     let line = line.strip_suffix(b"\n")?;
     let (head, text) = line.split_at_checked(HEAD_BYTES)?;

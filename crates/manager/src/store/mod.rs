@@ -1,10 +1,6 @@
-//! `state.log`: the manager's durable state. It has one writer, this process; a lock file excludes a second manager.
+//! `state.log`: the manager's durable state. A lock file excludes a second manager.
 //!
-//! A job needs only a few lines, and only a handful of jobs exist at a time. The state is therefore a file of lines, each written by one
-//! call.
-//!
-//! A written line survives the death of any process, and is on disk within a second. After a loss of power, the lines of the last second may be
-//! missing. The coordinator's accept timeout and the agent's spool then show what has become of these jobs.
+//! A loss of power may remove the lines of the last second. The coordinator and the agent's spool then show what has become of these jobs.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -37,13 +33,11 @@ pub use job_run_id::JobRunId;
 use record::{Lane, Record};
 use sync::SyncTask;
 
-/// Name of the lock file, which the manager that uses the directory holds.
+/// Held by the manager that uses the directory.
 const LOCK: &str = "manager.lock";
 
-/// Time to wait for the lock.
-/// A child process that a killed manager was just starting may still hold a copy of it.
+/// A child process of a killed manager may still hold the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time between two attempts to get the lock.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Errors of the manager's state.
@@ -52,7 +46,7 @@ pub enum StoreError {
     /// Another manager uses the directory.
     #[error("another manager uses the state directory {}; use a separate directory for each manager", .0.display())]
     InUse(PathBuf),
-    /// The directory is not usable.
+    /// The state directory is not usable.
     #[error("failed to use the state directory {}", path.display())]
     Directory {
         /// Path of the directory.
@@ -103,7 +97,7 @@ pub struct StoredJob {
     pub payload: JobPayload,
     /// State of the job.
     pub state: JobState,
-    /// Time at which the job was received, in milliseconds of Unix time.
+    /// Time at which the job was received, in milliseconds since 1970.
     pub received_ms: i64,
 }
 
@@ -123,7 +117,7 @@ pub struct StoreJobError {
     pub error: StoreError,
     /// Payload of the job.
     pub payload: JobPayload,
-    /// Whether the job was stored before. Only the new key of its lane could not be stored then.
+    /// Whether the job was stored before, so that only the new key of its lane could not be stored.
     pub known: bool,
 }
 
@@ -132,7 +126,7 @@ pub struct StoreJobError {
 pub struct Store {
     index: Arc<Mutex<StateIndex>>,
     sync: SyncTask,
-    /// Runners whose settings are stored, with the digests of their settings.
+    /// Runners with the digests of their settings.
     runners: Mutex<HashMap<RunnerKey, (Arc<RunnerSettings>, String)>>,
     _lock: File,
 }
@@ -146,8 +140,7 @@ impl Store {
         directory.join(LOCK).try_exists()
     }
 
-    /// Opens `<directory>/state.log` and creates it if necessary.
-    /// A new directory is accessible to its owner only.
+    /// Opens `<directory>/state.log`, and creates it if necessary. Only the owner can access a new directory.
     ///
     /// # Errors
     /// [`StoreError`] if another manager uses the directory, or the file cannot be read.
@@ -174,22 +167,19 @@ impl Store {
         })
     }
 
-    /// Returns the limit on the file's size in bytes, which may be changed at any time.
-    /// Beyond it nothing is stored, as on a full disk.
+    /// Returns the limit on the file's size in bytes, which may be changed at any time. Beyond it, nothing is stored, as on a full disk.
     #[must_use]
     pub fn limit(&self) -> Arc<AtomicU64> {
         self.index.lock().limit()
     }
 
-    /// Returns the jobs of an earlier manager process, oldest first.
-    ///
-    /// A job that cannot be read is logged and keeps its row.
+    /// Returns the jobs of an earlier manager process, oldest first. A job that cannot be read is logged and keeps its row.
     #[must_use]
     pub fn jobs(&self) -> Vec<StoredJob> {
         self.index.lock().jobs()
     }
 
-    /// Returns one job with the `runner` that received it. `None` if it is not stored.
+    /// Returns one job with the `runner` that received it. `None` if the job is not stored.
     ///
     /// # Errors
     /// [`StoreError`] if the row cannot be read.
@@ -197,8 +187,7 @@ impl Store {
         self.index.lock().job(run, runner)
     }
 
-    /// Returns the idempotency key with which a lane of `runner` requests jobs.
-    /// The key of a lane changes only when the lane gets a job.
+    /// Returns the idempotency key of a lane of `runner`. The key changes only when the lane gets a job.
     ///
     /// # Errors
     /// [`StoreError`] if a new key cannot be stored.
@@ -219,10 +208,9 @@ impl Store {
         }
     }
 
-    /// Stores a job of `runner` before anything is done with it (R1), together with a new key of its lane.
-    /// After a crash, either both are stored or neither.
+    /// Stores a job of `runner` together with a new key of its lane (R1). After a crash, both are stored or neither.
     ///
-    /// Returns `None` if the job was stored before: it has its actor, and this answer is a duplicate.
+    /// Returns `None` if the job was stored before, so that this answer is a duplicate.
     ///
     /// # Errors
     /// [`StoreJobError`] with the payload.
@@ -247,7 +235,7 @@ impl Store {
         }
     }
 
-    /// Writes the job and its lane's new key. Returns whether the job is new.
+    /// Returns whether the job is new.
     fn write_received(
         &self,
         runner: &Arc<RunnerSettings>,
@@ -273,12 +261,12 @@ impl Store {
     /// Stores the state of a job.
     ///
     /// # Errors
-    /// [`StoreError`] if it cannot be written.
+    /// [`StoreError`] if the state cannot be written.
     pub fn set_state(&self, run: &JobRunId, state: &JobState) -> Result<(), StoreError> {
         self.add(|index| index.add(&Record::State { run, state }))
     }
 
-    /// Deletes a job: nothing is left to do for it (R6).
+    /// Deletes a job for which nothing is left to do (R6).
     ///
     /// # Errors
     /// [`StoreError`] if the deletion cannot be written.
@@ -286,7 +274,7 @@ impl Store {
         self.add(|index| index.add(&Record::Removed { run }))
     }
 
-    /// Returns the digest of a runner's settings, which is computed once for each runner.
+    /// The digest is computed once for each runner.
     fn digest(&self, runner: &Arc<RunnerSettings>) -> Result<String, StoreError> {
         let mut runners = self.runners.lock();
         match runners.get(&runner.key).filter(|(known, _)| Arc::ptr_eq(known, runner)) {
@@ -300,7 +288,7 @@ impl Store {
         }
     }
 
-    /// Writes to the file and makes sure that it is synced.
+    /// Ensures that the file is synced.
     fn add<T>(&self, write: impl FnOnce(&mut StateIndex) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let written = write(&mut self.index.lock());
         self.sync.wake(&self.index);

@@ -1,4 +1,4 @@
-//! The lines of `state.log`, version 1: each is one JSON object with one key, which names its kind.
+//! The lines of `state.log`, version 1: JSON objects with one key, which names the kind.
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 use muster_runner_api::payload::JobPayload;
@@ -15,13 +15,11 @@ pub(super) const VERSION: u32 = 1;
 pub(super) enum Record<'a> {
     /// The first line.
     Version(u32),
-    /// Settings of a runner that received jobs. `digest` is the SHA-256 of the settings as JSON.
+    /// `digest` is the SHA-256 of the settings as JSON.
     Runner { digest: &'a str, settings: &'a RunnerSettings },
-    /// A lane of a runner, with the idempotency key of its next request.
+    /// A lane, with the idempotency key of its next request.
     Lane(&'a Lane),
-    /// A received job, and the new key of its lane.
-    ///
-    /// The job and the key are in one line, so that both are stored or neither is.
+    /// Job and key share a line, so that both are stored or neither is.
     Job {
         run: &'a JobRunId,
         runner: Option<&'a str>,
@@ -31,7 +29,7 @@ pub(super) enum Record<'a> {
     },
     /// State of a job.
     State { run: &'a JobRunId, state: &'a JobState },
-    /// A job for which nothing is left to do.
+    /// Nothing is left to do for the job.
     Removed { run: &'a JobRunId },
 }
 

@@ -1,4 +1,4 @@
-//! Syncs `state.log` to disk within a second after a write, and compacts it. No task runs while nothing is written.
+//! Syncs `state.log` within a second after a write, and compacts it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::StoreError;
 use super::index::{StateIndex, encode};
 use super::record::{Record, VERSION};
 
-/// Time between two syncs. A power failure loses at most the lines that were written in this time.
+/// A loss of power loses at most the lines of this time.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct SyncTask(Mutex<Option<JoinHandle<()>>>);
 
 impl SyncTask {
-    /// Starts the task unless it is running. Must be called after each write.
+    /// Must be called after each write.
     pub(super) fn wake(&self, index: &Arc<Mutex<StateIndex>>) {
         if std::mem::replace(&mut index.lock().has_sync_task, true) {
             return;

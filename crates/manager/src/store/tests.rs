@@ -9,9 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// A state.log of version 1.
-///
-/// It contains jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
+/// A `state.log` of version 1 with jobs 7 (running) and 8 (received) of one runner, a deleted job, and two lanes.
 const LOG_1: &[u8] = include_bytes!("../../tests/samples/state_v1.log");
 
 fn payload(id: i64) -> JobPayload {
@@ -29,7 +27,7 @@ fn run_id(runner: &RunnerSettings, id: i64) -> JobRunId {
 fn leased() -> JobState {
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "short".to_owned(), project_id: 1 } };
     let lease = LeaseRecord::local("host", slot);
-    JobState::received().lease(lease, 0).unwrap()
+    JobState::received().assign_lease(lease, 0).unwrap()
 }
 
 #[tokio::test]
@@ -131,7 +129,7 @@ async fn state_log_of_version_1_is_read() {
 async fn truncated_file_keeps_complete_lines() {
     let home = tempfile::tempdir().unwrap();
     let first = LOG_1.iter().position(|byte| *byte == b'\n').unwrap() + 1;
-    // Jobs after each complete line. The lines are: version, runner, job 7, lane, job 6, state of 7, deletion of 6, job 8.
+    // Jobs after each complete line: version, runner, job 7, lane, job 6, state of 7, deletion of 6, job 8.
     let expected: [&[_]; 8] = [
         &[],
         &[],
@@ -175,7 +173,6 @@ fn newer_version_is_refused_and_unchanged() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), bytes);
 }
 
-/// Returns the content of a store as text.
 fn content_of(store: &Store, runners: &[Arc<RunnerSettings>]) -> (Vec<String>, Vec<String>) {
     let jobs = store.jobs().iter().map(|job| format!("{job:?}")).collect();
     let keys = runners.iter().flat_map(|runner| (0..3).map(|lane| store.lane_key(&runner.key, lane).unwrap()));
@@ -220,11 +217,11 @@ async fn compaction_keeps_content_during_writes() {
         let stored: BTreeSet<JobRunId> = store.jobs().into_iter().map(|job| job.run).collect();
         let written = active.iter().map(|(id, runner_index)| run_id(&runners[*runner_index], *id));
         assert_eq!(stored, written.collect());
-        // In the other cases, the manager is killed before the copy is in use.
+        // Otherwise, the manager is killed before the copy is in use.
         if let Some(copied) = copied.filter(|_| random.random_bool(0.8)) {
             let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
             store.index.lock().replace_with(copied).unwrap();
-            // The length is the same if all written lines are live.
+            // The lengths are equal if all written lines are live.
             let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
             assert!(after <= before, "{after} > {before}");
         }

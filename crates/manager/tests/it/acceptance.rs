@@ -7,7 +7,6 @@ use serde_json::json;
 
 use crate::harness::{Harness, JOB, RUN};
 
-/// Starts a coordinator with two-phase commit and one job.
 async fn harness_with_offered_job() -> Harness {
     let harness = Harness::start().await;
     harness.coordinator.offer_in_two_phases();
@@ -15,7 +14,6 @@ async fn harness_with_offered_job() -> Harness {
     harness
 }
 
-/// Ends the job at the agent and asserts that its script was started once.
 async fn assert_started_once(harness: &Harness) {
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     harness.agent.write(RUN, "log\n");

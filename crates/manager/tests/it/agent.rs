@@ -27,19 +27,18 @@ pub(crate) struct FakeJob {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spool {
     pub(crate) jobs: BTreeMap<String, FakeJob>,
-    /// IDs of all `Run` calls that started a job.
+    /// IDs of the `Run` calls that started a job.
     pub(crate) started: Vec<String>,
-    /// IDs of all `Close` calls.
+    /// IDs of the `Close` calls.
     pub(crate) closed: Vec<String>,
-    /// Error that each `Run` returns. `None` means that `Run` starts the job.
-    pub(crate) refuse: Option<String>,
+    /// Error of each `Run`. `None` means that `Run` starts the job.
+    pub(crate) run_error: Option<String>,
     /// Whether the next `Run` starts its job but loses its answer.
     pub(crate) lose_next_answer: bool,
-    /// Whether every `Run` starts its job but loses its answer.
     pub(crate) lose_all_answers: bool,
 }
 
-/// An agent with a spool and a process that can be killed and started again.
+/// An agent whose process can be killed and started again.
 pub(crate) struct FakeAgent {
     spool: Arc<watch::Sender<Spool>>,
     socket: PathBuf,
@@ -53,7 +52,7 @@ impl FakeAgent {
         agent
     }
 
-    /// Ends the process with its connections. The spool is kept.
+    /// Ends the process with its connections, but keeps the spool.
     pub(crate) fn kill(&self) {
         if let Some(runtime) = self.process.lock().unwrap().take() {
             runtime.shutdown_background();
@@ -87,7 +86,7 @@ impl FakeAgent {
         self.finish_with(id, outcome, |_| {});
     }
 
-    /// Ends a job with a result that `change` has changed.
+    /// `change` changes the result.
     pub(crate) fn finish_with(&self, id: &str, outcome: Outcome, change: impl FnOnce(&mut JobResult)) {
         self.change(|spool| {
             let job = spool.jobs.get_mut(id).unwrap();
@@ -97,7 +96,7 @@ impl FakeAgent {
         });
     }
 
-    /// Waits until `condition` holds for the spool, with a timeout.
+    /// Waits for the condition, with a timeout.
     pub(crate) async fn wait_for(&self, condition: impl FnMut(&Spool) -> bool) -> Spool {
         let mut changes = self.spool.subscribe();
         let found = tokio::time::timeout(Duration::from_secs(20), changes.wait_for(condition)).await;
@@ -133,7 +132,7 @@ fn result(log: &[u8], outcome: Outcome) -> JobResult {
     JobResult { outcome, message, log_bytes: log.len() as u64, log_crc32: crc32fast::hash(log), tree, used: None }
 }
 
-/// Returns a run ID without its hashes, because the coordinator's URL differs between tests.
+/// Removes the hashes, because the coordinator's URL differs between tests.
 fn short(id: &str) -> String {
     let first = id.split('-').next().unwrap_or_default();
     format!("{first}-{}", id.rsplit('-').next().unwrap_or_default())
@@ -154,7 +153,7 @@ impl proto::step_runner_server::StepRunner for Service {
         let id = short(&request.into_inner().id);
         let mut answer = Ok(Response::new(proto::RunResponse {}));
         self.0.send_modify(|spool| {
-            if let Some(message) = &spool.refuse {
+            if let Some(message) = &spool.run_error {
                 answer = Err(Status::invalid_argument(message.clone()));
                 return;
             }

@@ -50,7 +50,7 @@ async fn rejected_trace_does_not_delay_report() {
         harness.coordinator.fail(Call::AppendTrace, [refusal; 100]);
         harness.agent.write(RUN, "log\n");
         // Three of the 100 faults have occurred. A final update has only two attempts.
-        harness.coordinator.faults_left(Call::AppendTrace, 97).await;
+        harness.coordinator.wait_for_faults_left(Call::AppendTrace, 97).await;
         assert!(!harness.agent.spool().jobs[RUN].canceled);
         harness.agent.finish(RUN, Outcome::Success);
         let job = harness.coordinator.wait_for_end(JOB).await;
@@ -77,7 +77,7 @@ async fn abort_cancels_the_job_while_an_upload_hangs() {
     wait_started(&harness, 1).await;
     harness.coordinator.fail(Call::AppendTrace, [Fault::Hung]);
     harness.agent.write(RUN, "log\n");
-    harness.coordinator.faults_left(Call::AppendTrace, 0).await;
+    harness.coordinator.wait_for_faults_left(Call::AppendTrace, 0).await;
     manager.control.send(ControlCommand::Abort).await;
     harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
 }
@@ -108,10 +108,10 @@ async fn slot_is_kept_until_release_is_stored() {
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.agent.finish(RUN, Outcome::Success);
     harness.coordinator.wait_for_end(JOB).await;
-    // The job is reported, but that cannot be stored.
+    // The job is reported, but this cannot be stored.
     harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
     manager.state_limit.store(limit, Ordering::Relaxed);
-    // If the slot were free already, this job would get it. The first job's next attempt would then not find its slot.
+    // If the slot were free already, this job would get it.
     let next = json!({ "id": 8, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }] });
     harness.coordinator.enqueue(serde_json::from_value(next).unwrap());
     wait_started(&harness, 2).await;

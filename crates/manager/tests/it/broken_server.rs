@@ -1,5 +1,3 @@
-//! A broken or malicious server.
-
 use muster_agent_api::result::Outcome;
 use muster_job::JobId;
 use serde_json::{Value, json};
@@ -10,7 +8,7 @@ use url::Url;
 
 use crate::harness::{Harness, JOB};
 
-/// Starts a server that answers each call with this body and content type.
+/// Answers each call with this body and content type.
 async fn serve_answer(content_type: &str, body: &str) -> (Url, JoinSet<()>) {
     let length = body.len();
     let answer = format!(
@@ -56,7 +54,6 @@ async fn manager_backs_off_after_unusable_job_answers() {
     }
 }
 
-/// Replaces every number in a JSON value with `number`.
 fn replace_numbers(value: &mut Value, number: i64) {
     match value {
         Value::Number(_) => *value = json!(number),
@@ -96,7 +93,7 @@ async fn jobs_with_absurd_numbers_end() {
 async fn job_larger_than_agent_limit_ends() {
     let harness = Harness::start().await;
     let manager = harness.manager().await;
-    // The agent of these tests accepts 4 MiB. Other agents accept more.
+    // The agent of these tests accepts 4 MiB.
     harness.push(&json!({ "variables": [{ "key": "LARGE", "value": "x".repeat(5 * 1024 * 1024) }] }));
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));

@@ -21,7 +21,6 @@ use url::Url;
 
 use crate::harness::{Harness, JOB, RUN};
 
-/// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn coordinator_of(harness: &Harness) -> SocketAddr {
@@ -34,7 +33,7 @@ async fn listener(scheme: &str) -> (TcpListener, Url) {
     (listener, url)
 }
 
-/// An answer that was paused after its first half, until the test resumes it or disconnects.
+/// An answer that is paused after its first half. The test resumes it, or disconnects.
 struct PausedAnswer(oneshot::Sender<bool>);
 
 impl PausedAnswer {
@@ -47,9 +46,7 @@ impl PausedAnswer {
     }
 }
 
-/// Starts a proxy that pauses in the middle of each answer with a job.
-///
-/// The test decides how the answer continues.
+/// Pauses in the middle of each answer with a job, until the test decides how to continue.
 async fn start_pausing_proxy(harness: &Harness) -> (Url, mpsc::UnboundedReceiver<PausedAnswer>) {
     let (to, (listener, url)) = (coordinator_of(harness), listener("http").await);
     let (send, paused_answers) = mpsc::unbounded_channel();
@@ -138,7 +135,7 @@ async fn begun_answer_is_read_to_its_end() {
 struct SlowTlsProxy {
     url: Url,
     directory: tempfile::TempDir,
-    /// Receives a message for each connection attempt.
+    /// Has a message for each connection attempt.
     attempts: mpsc::UnboundedReceiver<()>,
     accept_permits: Arc<Semaphore>,
 }
@@ -196,8 +193,7 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
-    // The job that is pushed below changes the version of the queue. So GitLab's front end passes the second request, which has the old version,
-    // on to the coordinator instead of holding it.
+    // The job below changes the version of the queue, so the front end does not hold this request.
     slow.wait_for_connection().await;
     harness.coordinator.set_assignment_enabled(false);
     harness.push(&json!({}));

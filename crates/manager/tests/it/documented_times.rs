@@ -30,16 +30,14 @@ use crate::harness::{JOB, RUN};
 
 /// Step by which the clock advances.
 const STEP: Duration = Duration::from_millis(20);
-/// Number of scheduler turns in one step.
-///
-/// Calls over the loopback interface take several turns, but no time.
+/// Scheduler turns in one step. Calls over the loopback interface take several turns, but no time.
 const TURNS: usize = 200;
 
-/// A manager whose only runner runs its jobs on an instance.
+/// The only runner runs its jobs on an instance.
 struct Fixture {
     coordinator: Arc<MemoryCoordinator>,
     agent: FakeAgent,
-    /// Whether the instance is unresponsive: no data passes through its network.
+    /// Whether no data passes through the instance's network.
     frozen: watch::Sender<bool>,
     _home: tempfile::TempDir,
     _served: Served,
@@ -47,9 +45,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a manager, an agent and a coordinator.
-    ///
-    /// `has_slots` means that jobs get an instance at once. Otherwise they wait for one.
+    /// If `has_slots` is false, jobs wait for an instance.
     async fn start(has_slots: bool) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(3600)));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -76,7 +72,7 @@ impl Fixture {
         Self { coordinator, agent, frozen, _home: home, _served: served, _tasks: tasks }
     }
 
-    /// Queues a job. `extension` is Muster's extension of its payload.
+    /// `extension` is Muster's extension of the payload.
     fn push(&self, extension: &serde_json::Value) {
         let payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
@@ -87,7 +83,7 @@ impl Fixture {
 
     /// Returns the time until the job has ended at the coordinator.
     ///
-    /// The clock advances only in steps, so the time does not depend on the speed of the machine.
+    /// It does not depend on the speed of the machine.
     async fn until_ended(&self) -> Duration {
         // A paused clock does not advance automatically while a thread is busy.
         let (busy, idle) = std::sync::mpsc::channel::<()>();
@@ -109,7 +105,7 @@ impl Fixture {
     }
 }
 
-/// An instance that is reached through a connection in memory, which a test can freeze.
+/// An instance whose connection a test can freeze.
 struct RemoteInstance {
     home: PathBuf,
     socket: PathBuf,
@@ -182,9 +178,8 @@ impl Executor for InstanceStubExecutor {
     }
 }
 
-/// `docs/explanation/crash-safety.md` documents 13 s. The test allows 2 s more for the report.
-///
-/// The 13 s are 6 s until the connection is closed, and [`UNRESPONSIVE_TIMEOUT`].
+/// `docs/explanation/crash-safety.md` documents 13 s: 6 s until the connection is closed, and [`UNRESPONSIVE_TIMEOUT`]. 2 s remain for the
+/// report.
 #[tokio::test]
 async fn job_on_unresponsive_instance_ends_within_15_s() {
     let fixture = Fixture::start(true).await;
@@ -231,8 +226,8 @@ async fn recovered_coordinator_has_everything_within_one_interval() {
         fixture.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
         fixture.agent.write(RUN, "all of it\n");
         fixture.agent.finish(RUN, Outcome::Success);
-        // This waits in real time, because the agent behaves like another process.
-        fixture.coordinator.faults_left(Call::AppendTrace, 1000 - failures).await;
+        // Real time, because the agent behaves like another process.
+        fixture.coordinator.wait_for_faults_left(Call::AppendTrace, 1000 - failures).await;
         fixture.coordinator.clear_faults();
         let took = fixture.until_ended().await;
         let job = fixture.coordinator.job(JOB).unwrap();

@@ -10,9 +10,8 @@ use muster_manager::{ControlCommand, ManagerError};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::harness::{Harness, JOB, RUN, Running};
+use crate::harness::{Harness, JOB, RUN, RunningManager};
 
-/// Returns an agent's outcome of a canceled job.
 fn canceled() -> Outcome {
     let cause = Some(TerminationCause::CanceledByUser);
     Outcome::Failed { reason: FailureReason::JobCanceled, exit_code: None, cause }
@@ -22,8 +21,7 @@ async fn wait_started(harness: &Harness) {
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
 }
 
-/// Starts a manager whose agent has started the one job.
-async fn with_started_job() -> (Harness, Running) {
+async fn with_started_job() -> (Harness, RunningManager) {
     let harness = Harness::start().await;
     harness.push(&json!({}));
     let manager = harness.manager().await;
@@ -161,13 +159,12 @@ async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
 async fn job_continues_once_state_can_be_stored() {
     let harness = Harness::start().await;
     let manager = harness.manager().await;
-    // The first two attempts to accept the job fail. The job is therefore stored, but not started, when the disk becomes full.
+    // The job is stored, but not started when the disk becomes full.
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore, Fault::FailBefore]);
     harness.push(&json!({}));
     harness.wait_for_state("\"job\":").await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.coordinator.wait_for(JOB, |job| !job.updates.is_empty()).await;
-    // The job must not start while its state cannot be stored.
     assert!(tokio::time::timeout(Duration::from_millis(300), wait_started(&harness)).await.is_err());
     manager.state_limit.store(limit, Ordering::Relaxed);
     wait_started(&harness).await;
@@ -203,7 +200,7 @@ async fn unstorable_state_ends_manager_and_next_start_continues() {
 async fn unstorable_state_is_retried_for_five_minutes() {
     let (harness, manager) = with_started_job().await;
     manager.state_limit.store(0, Ordering::Relaxed);
-    // From here on the clock advances automatically to the next timer.
+    // From here on, the clock advances to the next timer.
     tokio::time::pause();
     let began = tokio::time::Instant::now();
     harness.agent.finish(RUN, Outcome::Success);
@@ -225,7 +222,7 @@ async fn stop_cancels_jobs_with_reason() {
     harness.assert_no_jobs_stored().await;
 }
 
-/// The first manager is stopped while its jobs are still being canceled, as by a second SIGTERM.
+/// The first manager is killed while its jobs are still being canceled, as by a second SIGTERM.
 #[tokio::test]
 async fn job_aborted_by_earlier_manager_is_interrupted() {
     let (harness, manager) = with_started_job().await;
@@ -255,7 +252,7 @@ async fn payload_that_cannot_be_lowered_fails_with_reason() {
 #[tokio::test]
 async fn job_refused_by_agent_is_system_failure() {
     let harness = Harness::start().await;
-    harness.agent.change(|spool| spool.refuse = Some("no space left".to_owned()));
+    harness.agent.change(|spool| spool.run_error = Some("no space left".to_owned()));
     harness.push(&json!({}));
     let _manager = harness.manager().await;
     let job = harness.coordinator.wait_for_end(JOB).await;

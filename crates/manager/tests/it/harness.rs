@@ -28,7 +28,7 @@ use crate::agent::FakeAgent;
 
 pub(crate) const JOB: JobId = JobId(7);
 
-/// ID of job [`JOB`] at the agent.
+/// ID of the run of [`JOB`].
 pub(crate) const RUN: &str = "7-1";
 
 const SLOTS: usize = 100;
@@ -38,31 +38,28 @@ pub(crate) struct Harness {
     pub(crate) agent: FakeAgent,
     served: Served,
     home: tempfile::TempDir,
-    /// Numbers of the slots that were assigned to jobs so far.
+    /// Slots assigned so far.
     assigned: watch::Sender<Vec<u32>>,
-    /// Capacity of the managers' executor.
     pub(crate) capacity: watch::Sender<Capacity>,
 }
 
-/// A running manager. [`Self::kill`] stops it at any `await`, as the death of its process would.
-pub(crate) struct Running {
+/// [`Self::kill`] stops it at any `await`, as the death of its process would.
+pub(crate) struct RunningManager {
     pub(crate) control: Control,
-    /// Limit on the size of its state in bytes.
+    /// Maximum size of the state in bytes.
     pub(crate) state_limit: Arc<AtomicU64>,
     telemetry: Arc<Telemetry>,
     task: JoinHandle<Result<(), ManagerError>>,
 }
 
-impl Running {
-    /// Lets the manager end its jobs and exit.
+impl RunningManager {
     pub(crate) async fn drain(&self) {
         self.control.send(ControlCommand::Drain).await;
     }
 
-    /// Waits until the manager, which runs on this thread, has handled all earlier events.
+    /// Waits until the manager has handled all earlier events.
     ///
-    /// Between two requests for statistics, the manager runs its main loop once: it has then handled every command, every change of
-    /// capacity and the time. Requests that it has canceled end before this task continues, because all tasks share one thread.
+    /// Between two requests for statistics, its main loop runs once.
     pub(crate) async fn wait_for_main_loop(&self) {
         for _ in 0..3 {
             self.control.stats().await.expect("the manager ended too early");
@@ -70,7 +67,7 @@ impl Running {
         }
     }
 
-    /// Returns the sum of a metric over its labels.
+    /// Returns the sum over all labels.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.telemetry.metrics.text(ProcessState::Running);
         let is_sample = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
@@ -106,15 +103,15 @@ impl Running {
 
 impl Harness {
     pub(crate) async fn start() -> Self {
-        Self::with(MemoryCoordinator::new(Duration::from_secs(10))).await
+        Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(10))).await
     }
 
-    /// Starts a coordinator that behaves like GitLab: a job whose answer is not read is lost.
+    /// A job whose answer is not read is lost, as at GitLab.
     pub(crate) async fn like_gitlab() -> Self {
-        Self::with(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
+        Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
     }
 
-    async fn with(coordinator: MemoryCoordinator) -> Self {
+    async fn with_coordinator(coordinator: MemoryCoordinator) -> Self {
         let coordinator = Arc::new(coordinator);
         let served = serve(coordinator.clone()).await.unwrap();
         let home = tempfile::tempdir().unwrap();
@@ -123,7 +120,7 @@ impl Harness {
         Self { coordinator, agent, served, home, assigned: watch::Sender::default(), capacity }
     }
 
-    /// Queues job [`JOB`] with the fields of `extra` in its payload.
+    /// The payload has the fields of `extra`.
     pub(crate) fn push(&self, extra: &serde_json::Value) {
         let mut payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
@@ -136,7 +133,6 @@ impl Harness {
         self.coordinator.enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Returns the slots that were assigned to jobs so far, in order.
     pub(crate) fn assigned_slots(&self) -> Vec<u32> {
         self.assigned.borrow().clone()
     }
@@ -147,15 +143,15 @@ impl Harness {
         tokio::time::timeout(Duration::from_secs(20), assigned).await.expect("too few slots were assigned").unwrap();
     }
 
-    pub(crate) async fn manager(&self) -> Running {
+    pub(crate) async fn manager(&self) -> RunningManager {
         self.manager_with_timeout(Duration::from_secs(10)).await
     }
 
-    pub(crate) async fn manager_with_timeout(&self, agent_reconnect_timeout: Duration) -> Running {
+    pub(crate) async fn manager_with_timeout(&self, agent_reconnect_timeout: Duration) -> RunningManager {
         self.manager_with_settings(Settings { agent_reconnect_timeout, ..self.settings(|_| {}) }).await
     }
 
-    /// Returns the settings of a test's manager, with a `change` of its runner.
+    /// `change` changes the runner.
     pub(crate) fn settings(&self, change: impl FnOnce(&mut RunnerSettings)) -> Settings {
         let mut runner = RunnerSettings {
             name: "test".to_owned(),
@@ -173,12 +169,11 @@ impl Harness {
         }
     }
 
-    /// Starts a manager with these settings on the state directory and agent of the harness.
-    pub(crate) async fn manager_with_settings(&self, settings: Settings) -> Running {
+    pub(crate) async fn manager_with_settings(&self, settings: Settings) -> RunningManager {
         self.manager_with_run_limits(settings, RunLimits::default()).await
     }
 
-    pub(crate) async fn manager_with_run_limits(&self, settings: Settings, run_limits: RunLimits) -> Running {
+    pub(crate) async fn manager_with_run_limits(&self, settings: Settings, run_limits: RunLimits) -> RunningManager {
         let store = self.store().await;
         let state_limit = store.limit();
         let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.assigned.clone());
@@ -186,7 +181,7 @@ impl Harness {
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
         let (control, commands) = Control::new();
-        Running {
+        RunningManager {
             task: tokio::spawn(manager.with_run_limits(run_limits).run(commands)),
             control,
             state_limit,
@@ -194,7 +189,7 @@ impl Harness {
         }
     }
 
-    /// Opens state.log once the last task of an aborted manager has ended.
+    /// Waits for the last task of an aborted manager.
     async fn store(&self) -> Store {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -213,7 +208,7 @@ impl Harness {
         }
     }
 
-    /// Asserts that state.log has no job. The manager must have ended.
+    /// The manager must have ended.
     pub(crate) async fn assert_no_jobs_stored(&self) {
         assert_eq!(self.store().await.jobs(), []);
     }

@@ -1,6 +1,6 @@
 //! Job requests in flight, while capacity falls, settings change, or the manager stops.
 //!
-//! The server may have answered a request already. It behaves like GitLab: a job whose answer is not read is lost.
+//! As at GitLab, a job whose answer is not read is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,21 +13,20 @@ use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::harness::{Harness, Running};
+use crate::harness::{Harness, RunningManager};
 
 fn push(harness: &Harness, id: i64) {
     harness.push(&json!({ "id": id, "token": format!("secret-{id}") }));
 }
 
-/// Assigns two jobs to the requests in flight.
 fn assign_two(harness: &Harness) {
     push(harness, 1);
     push(harness, 2);
     harness.coordinator.set_assignment_enabled(true);
 }
 
-/// Starts a manager for two jobs with two requests at the server, which has not looked for a job yet.
-async fn two_in_flight(harness: &Harness) -> (Running, Settings) {
+/// The server does not look for a job yet.
+async fn two_in_flight(harness: &Harness) -> (RunningManager, Settings) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
         runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);
@@ -38,7 +37,7 @@ async fn two_in_flight(harness: &Harness) -> (Running, Settings) {
     (manager, settings)
 }
 
-async fn advance_clock(manager: &Running, time: Duration) {
+async fn advance_clock(manager: &RunningManager, time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
     manager.wait_for_main_loop().await;
@@ -49,7 +48,7 @@ async fn wait_started(harness: &Harness, id: i64) {
     harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Asserts that each of the jobs is started, succeeds, and was assigned once.
+/// Asserts that each job was assigned once, is started, and succeeds.
 async fn finish(harness: &Harness, ids: impl IntoIterator<Item = i64>) {
     for id in ids {
         wait_started(harness, id).await;
@@ -78,7 +77,7 @@ async fn job_beyond_reduced_concurrent_waits() {
     manager.wait_for_main_loop().await;
     assign_two(&harness);
     manager.wait_for(|stats| stats.jobs == 2).await;
-    // The manager has both jobs, and contacts the server for the waiting one, so that the server does not consider it stuck.
+    // The manager contacts the server for both jobs, so that the waiting one does not seem stuck.
     for id in 1..=2 {
         harness.coordinator.wait_for(JobId(id), |job| !job.updates.is_empty()).await;
     }
@@ -234,7 +233,7 @@ async fn canceled_job_is_not_counted_as_waiting() {
     let first: i64 = harness.agent.spool().started[0].trim_end_matches("-1").parse().unwrap();
     let waiting = JobId(3 - first);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 1.0).await;
-    // The trace of the job, which is sent before its result, is not accepted for a while.
+    // The trace is sent before the result, and is not accepted for a while.
     harness.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 1000]);
     harness.coordinator.set_status(waiting, JobStatus::Canceling);
     manager.wait_for(|_| manager.metric("muster_waiting_jobs") == 0.0).await;

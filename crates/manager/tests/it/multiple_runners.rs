@@ -10,9 +10,8 @@ use muster_manager::ControlCommand;
 use muster_runner_api::test_support::{Call, Fault, MemoryCoordinator, RUNNER_TOKEN, Served, serve};
 use serde_json::json;
 
-use crate::harness::{Harness, Running};
+use crate::harness::{Harness, RunningManager};
 
-/// A coordinator with one runner.
 struct TestCoordinator {
     memory: Arc<MemoryCoordinator>,
     served: Served,
@@ -42,7 +41,7 @@ impl TestCoordinator {
 
 const LONG_POLL: Duration = Duration::from_secs(30);
 
-/// Returns settings with which held requests may be canceled after 50 ms.
+/// Held requests may be canceled after 50 ms.
 fn settings(concurrent: usize, runners: Vec<RunnerSettings>) -> Settings {
     let runners = runners.into_iter().map(Arc::new).collect();
     let min_hold = Duration::from_millis(50);
@@ -53,14 +52,14 @@ async fn wait_started(harness: &Harness, id: i64) {
     harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Ends a job at the agent, and waits until its coordinator has the report.
+/// Ends a job at the agent, and waits for its report.
 async fn finish(harness: &Harness, coordinator: &TestCoordinator, id: i64) {
     harness.agent.finish(&format!("{id}-1"), Outcome::Success);
     let job = coordinator.memory.wait_for_end(JobId(id)).await;
     assert_eq!((job.status, job.assignments), (JobStatus::Success, 1));
 }
 
-async fn end(harness: &Harness, manager: Running) {
+async fn end(harness: &Harness, manager: RunningManager) {
     manager.drain().await;
     manager.ended().await.unwrap();
     harness.assert_no_jobs_stored().await;

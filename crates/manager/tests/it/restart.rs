@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::harness::{Harness, JOB, RUN};
 
-/// Asserts that the log is complete, the script was started once, and the agent has closed the job.
+/// Asserts that the log is complete, the script started once, and the agent closed the job.
 async fn check_success(harness: &Harness, log: &str) {
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, log, 1));
@@ -106,7 +106,7 @@ async fn killed_after_acknowledgement_only_cleans_up() {
     harness.push(&json!({}));
     let manager = harness.manager().await;
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
-    // The answer to the final update is lost, and the manager is killed.
+    // The answer to the final update is lost.
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailAfter]);
     harness.agent.write(RUN, "log\n");
     harness.agent.finish(RUN, Outcome::Success);

@@ -17,14 +17,13 @@ use muster_telemetry::spans::SpanSettings;
 use muster_telemetry::{Build, ProcessState, Telemetry};
 use time::macros::datetime;
 
-/// Maximum time to wait for an event.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
-/// A configuration with a token that is valid for 100 hours.
+/// The token is valid for 100 hours.
 const CONFIG: &str = "# kept\nconcurrent = 3\n\n[[runners]]\nname = \"a\" # and this\nurl = \"URL\"\n\
     token = \"glrt-old\"\ntoken_obtained_at = 2026-11-01T00:00:00Z\ntoken_expires_at = 2026-11-05T04:00:00Z\n\
     executor = \"shell\"\n";
 
-/// Returns the time this number of hours after the token was created.
+/// Returns the time `hours` after the token's creation.
 fn at(hours: i64) -> SystemTime {
     SystemTime::from(datetime!(2026-11-01 00:00 UTC) + time::Duration::hours(hours))
 }
@@ -39,9 +38,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Starts a rotation with `text` as config.toml, 10 hours after the token was created.
-    ///
-    /// New tokens are valid for 200 hours.
+    /// `text` is `config.toml`, 10 hours after the token's creation. New tokens are valid for 200 hours.
     async fn start(text: &str) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(1)));
         coordinator.add_runner("glrt-old", Some("2026-11-12T11:00:00Z"));
@@ -72,7 +69,7 @@ impl Fixture {
         until
     }
 
-    /// Returns the settings after the next change, and applies them as a manager does.
+    /// Returns the next settings, and applies them as a manager does.
     async fn changed(&mut self) -> Settings {
         tokio::time::timeout(WAIT_TIMEOUT, self.rotation.changed()).await.expect("no change");
         self.rotation.apply_renewed(settings(self.path()))
@@ -191,7 +188,7 @@ async fn stop_waits_for_reset_in_progress() {
     let fixture = Fixture::start(CONFIG).await;
     fixture.coordinator.fail(Call::ResetToken, [Fault::Hung]);
     fixture.advance_clock().await;
-    fixture.coordinator.faults_left(Call::ResetToken, 0).await;
+    fixture.coordinator.wait_for_faults_left(Call::ResetToken, 0).await;
     let mut end = pin!(fixture.rotation.stop());
     assert!(futures::poll!(&mut end).is_pending());
     // The wait ends after the timeout of the reset.
@@ -204,7 +201,7 @@ async fn stop_does_not_wait_for_locked_file() {
     let fixture = Fixture::start(CONFIG).await;
     let other = ConfigFile::open(&fixture.path()).unwrap();
     fixture.advance_clock().await;
-    // The rotation waits for the lock of the file now.
+    // Now the rotation waits for the lock of the file.
     tokio::task::yield_now().await;
     tokio::time::timeout(LOCK_TIMEOUT / 2, fixture.rotation.stop()).await.expect("stop waits for the lock of the file");
     drop(other);

@@ -15,7 +15,6 @@ async fn manager_receives_at_most_max_jobs() {
     for id in [JOB.0, JOB.0 + 1, JOB.0 + 2] {
         harness.push(&json!({ "id": id, "token": format!("secret-{id}") }));
     }
-    // Capacity for two jobs and two requests at the same time.
     let mut settings = harness.settings(|runner| runner.request_concurrency = 2);
     settings.concurrent = 2;
     let manager = harness.manager_with_run_limits(settings, RunLimits { jobs: Some(1), idle: None }).await;

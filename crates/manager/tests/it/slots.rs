@@ -1,4 +1,4 @@
-//! The slot of a job that runs or may run is never given to another job, even after failures.
+//! A slot whose job may still run is never given to another job, even after failures.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -48,12 +48,12 @@ async fn job_keeps_slot_while_state_cannot_be_stored() {
     harness.wait_for_slots(1).await;
     harness.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
     push(&harness, 2);
-    // Two failed `UpdateJob` calls mean that the second job is stored, but the coordinator does not know yet that the manager accepts it.
-    harness.coordinator.faults_left(Call::UpdateJob, 998).await;
+    // The second job is stored, but the coordinator does not know yet that the manager accepts it.
+    harness.coordinator.wait_for_faults_left(Call::UpdateJob, 998).await;
     let limit = manager.state_limit.swap(0, Ordering::Relaxed);
     harness.agent.restart();
     wait_started(&harness, 1).await;
-    // The agent accepts the first job, but the new state of the job cannot be stored.
+    // The agent accepts the first job, but its new state cannot be stored.
     for _ in 0..100 {
         manager.control.stats().await.unwrap();
         tokio::task::yield_now().await;

@@ -9,9 +9,9 @@ use muster_manager::ManagerError;
 use muster_runner_api::test_support::Job;
 use serde_json::{Value, json};
 
-use crate::harness::{Harness, JOB, RUN, Running};
+use crate::harness::{Harness, JOB, RUN, RunningManager};
 
-/// Runs a job with the fields of `extra` in its payload until it is reported. The job is never started.
+/// Waits until the job is reported without a start. Its payload has the fields of `extra`.
 async fn run_until_reported(extra: &Value) -> Job {
     let harness = Harness::start().await;
     harness.push(extra);
@@ -46,9 +46,8 @@ async fn manager_messages_mask_secrets() {
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the reported size is that of the masked trace");
 }
 
-/// Starts a manager whose state can no longer be stored once it has two open job requests.
-/// Returns the manager and the previous size limit of its state file.
-async fn manager_with_full_disk(harness: &Harness) -> (Running, u64) {
+/// State can no longer be stored once two requests are in flight. Returns the previous size limit.
+async fn manager_with_full_disk(harness: &Harness) -> (RunningManager, u64) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
         runner.feature_flags.insert("FF_USE_ADAPTIVE_REQUEST_CONCURRENCY".to_owned(), false);

@@ -6,10 +6,10 @@ use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{Call, Fault};
 use serde_json::json;
 
-use crate::harness::{Harness, Running};
+use crate::harness::{Harness, RunningManager};
 
-/// Starts a manager that runs one job at a time, at a coordinator that accepts no logs.
-async fn start_manager(max_unreported_jobs: usize) -> (Harness, Running) {
+/// One job at a time may run. The coordinator accepts no logs.
+async fn start_manager(max_unreported_jobs: usize) -> (Harness, RunningManager) {
     let harness = Harness::start().await;
     harness.coordinator.fail(Call::AppendTrace, [Fault::FailBefore; 10_000]);
     let settings = Settings { concurrent: 1, max_unreported_jobs, ..harness.settings(|_| {}) };
@@ -25,7 +25,6 @@ async fn wait_started(harness: &Harness, id: i64) {
     harness.agent.wait_for(|spool| spool.started.contains(&format!("{id}-1"))).await;
 }
 
-/// Runs a job that writes a log and ends.
 async fn run_to_end(harness: &Harness, id: i64) {
     push(harness, id);
     wait_started(harness, id).await;
@@ -33,15 +32,13 @@ async fn run_to_end(harness: &Harness, id: i64) {
     harness.agent.finish(&format!("{id}-1"), Outcome::Success);
 }
 
-/// Waits until a job is reported, and checks its report.
 async fn wait_reported(harness: &Harness, id: i64) {
     let job = harness.coordinator.wait_for_end(JobId(id)).await;
     assert_eq!((job.status, job.text().as_str(), job.assignments), (JobStatus::Success, "hello\n", 1));
     harness.agent.wait_for(|spool| spool.closed.contains(&format!("{id}-1"))).await;
 }
 
-/// Drains the manager, and checks that it has stored no jobs.
-async fn drain(harness: &Harness, manager: Running) {
+async fn drain(harness: &Harness, manager: RunningManager) {
     manager.drain().await;
     manager.ended().await.unwrap();
     harness.assert_no_jobs_stored().await;
@@ -83,8 +80,8 @@ async fn job_above_the_limit_of_unreported_jobs_keeps_its_slot() {
     run_to_end(&harness, 1).await;
     run_to_end(&harness, 2).await;
     push(&harness, 3);
-    // After eight failed uploads of the two logs, the third job has not started: the second job keeps the slot.
-    harness.coordinator.faults_left(Call::AppendTrace, 10_000 - 8).await;
+    // After eight failed uploads of the two logs, the second job still keeps the slot.
+    harness.coordinator.wait_for_faults_left(Call::AppendTrace, 10_000 - 8).await;
     assert_eq!(harness.agent.spool().started, ["1-1", "2-1"]);
     harness.coordinator.clear_faults();
     wait_reported(&harness, 1).await;

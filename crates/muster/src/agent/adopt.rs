@@ -1,7 +1,6 @@
-//! Gives the directories of a job to the user of its container.
+//! Gives the directories of a job to the user of its container, before the first command of the job.
 //!
-//! Jobs of one project share volumes, and their images may have different users. `muster agent adopt` runs as root, before the first command
-//! of the job. Earlier jobs may have planted links in the directories, so no link is followed.
+//! Runs as root, and follows no links, because earlier jobs may have planted links in the volumes.
 
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
@@ -15,7 +14,6 @@ use rustix::fs::{
 use rustix::io::{Errno, Result};
 use rustix::process::{Gid, Uid};
 
-/// Mode of directories that the jobs of all users share.
 const SHARED: Mode = Mode::from_raw_mode(0o777);
 
 /// Arguments of `muster agent adopt`.
@@ -32,9 +30,8 @@ pub(crate) struct AdoptArgs {
     shared: Vec<PathBuf>,
 }
 
-/// Runs `muster agent adopt`.
 pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
-    // The walk through nested directories keeps open files for each level.
+    // The walk keeps one directory open for each level.
     crate::open_files::raise();
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
@@ -58,7 +55,6 @@ fn report_failure(path: &Path, error: Errno) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Opens a directory, and creates it if it does not exist.
 fn open_or_create(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory = rustix::fs::open("/", flags, Mode::empty())?;
@@ -79,9 +75,9 @@ fn share(path: &Path) -> Result<()> {
     if mode.contains(SHARED) { Ok(()) } else { fchmod(&directory, mode | SHARED) }
 }
 
-/// Lets all users write to a volume that has the owner and mode with which the engine creates it.
+/// Lets all users write to a volume that has the owner and mode of a new volume.
 ///
-/// Any other owner or mode was set on purpose: programs such as databases refuse directories that all users can write to.
+/// Any other owner or mode was set on purpose.
 fn share_new(path: &Path) -> Result<()> {
     let directory = open_or_create(path)?;
     let found = fstat(&directory)?;
@@ -100,7 +96,6 @@ fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
-/// Changes the owner of the content of a directory.
 /// Skips mounted file systems, and files with more than one hard link.
 fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

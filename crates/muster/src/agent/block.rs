@@ -7,13 +7,16 @@
 //!                                             `gate` finds the routes, and becomes the entrypoint of the image
 //! ```
 //!
-//! A route of the type `unreachable` covers ordinary connections. A socket that is bound to an interface skips such a route, and looks for the
-//! address on the link. Therefore each interface also gets a permanent neighbor entry that leads nowhere. With IPv6, such a socket would use the
-//! default route, so each interface also gets a route to the address on its link. Only a process with the capability `NET_ADMIN` can remove these
-//! routes and entries, and only one with `NET_RAW` can send packets past them. The containers of a job get neither capability: `block` runs in
-//! a separate container.
+//! A route of the type `unreachable` stops ordinary connections. A socket that is bound to an interface skips this
+//! route and looks for the address on the link, so each interface also gets a permanent neighbor entry that leads
+//! nowhere. Such an IPv6 socket would use the default route, so each interface also gets an IPv6 route to the address
+//! on its link.
 //!
-//! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys` is read-only.
+//! Removing these entries requires `NET_ADMIN`, and sending packets past them `NET_RAW`. A job's containers have
+//! neither capability: `block` runs in a separate container.
+//!
+//! Without IPv6 in the container, IPv6 addresses are unreachable anyway. Its processes cannot turn IPv6 on: `/proc/sys`
+//! is read-only.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -27,10 +30,8 @@ use rustix::io::Errno;
 use rustix::net::netdevice::name_to_index;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, recv, send, socket};
 
-/// Maximum time that `gate` waits until the addresses are blocked.
 const GATE_TIMEOUT: Duration = Duration::from_secs(120);
-/// Delay between two reads of the routes.
-/// The kernel reports changes only to processes with a netlink socket.
+/// Delay between two reads of the routes. Only a netlink socket would report changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Exit code of a shell whose command is not found.
 const NOT_FOUND: u8 = 127;
@@ -40,12 +41,11 @@ const NOT_EXECUTABLE: u8 = 126;
 const RTF_REJECT: u32 = 0x200;
 /// Routes of IPv6. The file does not exist if the kernel has no IPv6.
 const IPV6_ROUTES: &str = "/proc/net/ipv6_route";
-/// Preference of the IPv6 routes that reject packets.
-/// The kernel uses the route with the lowest value, and all other routes have higher values.
-const FIRST: u32 = 1;
-/// Attribute with the preference of a route.
+/// Metric of the IPv6 routes that reject packets. The kernel prefers the lowest metric, and all other routes have a
+/// higher metric.
+const FIRST_METRIC: u32 = 1;
+/// Attribute with the metric of a route.
 const RTA_PRIORITY: u16 = 6;
-/// Name servers of the container.
 const NAME_SERVERS: &str = "/etc/resolv.conf";
 /// Locally administered hardware address that no interface has.
 const NOWHERE: [u8; 6] = [0x02, 0, 0, 0, 0, 0];
@@ -69,7 +69,6 @@ pub(crate) struct GateArgs {
     command: Vec<OsString>,
 }
 
-/// Runs `muster agent block`.
 pub(super) fn block(args: &BlockArgs) -> ExitCode {
     match block_all(&args.addresses) {
         Ok(()) => ExitCode::SUCCESS,
@@ -77,7 +76,7 @@ pub(super) fn block(args: &BlockArgs) -> ExitCode {
     }
 }
 
-/// Runs `muster agent gate`. Returns only if the command cannot be run.
+/// Replaces this process by the command. Returns only after an error.
 pub(super) fn gate(args: &GateArgs) -> ExitCode {
     let deadline = Instant::now() + GATE_TIMEOUT;
     loop {
@@ -98,18 +97,16 @@ pub(super) fn gate(args: &GateArgs) -> ExitCode {
     report(&format!("failed to run {}: {error}", program.to_string_lossy()), ExitCode::from(exit_code(&error)))
 }
 
-/// Returns the exit code of a shell that failed to run a command with this error.
 fn exit_code(error: &io::Error) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE }
 }
 
-/// Prints a message, which the agent that created the container shows in the log of the job.
+/// Prints a message to stderr, which the agent copies to the log of the job.
 fn report(message: &str, code: ExitCode) -> ExitCode {
     let _ = writeln!(io::stderr(), "muster-agent: {message}");
     code
 }
 
-/// Returns whether routes reject packets to each of the addresses.
 fn are_unreachable(addresses: &[IpAddr]) -> io::Result<bool> {
     let routes = std::fs::read_to_string("/proc/net/route")?;
     let ipv6_routes = ipv6_routes()?;
@@ -119,7 +116,7 @@ fn are_unreachable(addresses: &[IpAddr]) -> io::Result<bool> {
     }))
 }
 
-/// Returns the routes of IPv6. `None` means that the kernel has no IPv6.
+/// Returns `None` if the kernel has no IPv6.
 fn ipv6_routes() -> io::Result<Option<String>> {
     match std::fs::read_to_string(IPV6_ROUTES) {
         Ok(routes) => Ok(Some(routes)),
@@ -142,7 +139,7 @@ fn rejects_ipv4(routes: &str, address: Ipv4Addr) -> bool {
 /// Returns whether the first route to the address rejects packets.
 /// `routes` is the content of `/proc/net/ipv6_route`.
 fn rejects_ipv6(routes: &str, address: Ipv6Addr) -> bool {
-    let (wanted, first) = (format!("{:032x}", u128::from(address)), format!("{FIRST:08x}"));
+    let (wanted, first) = (format!("{:032x}", u128::from(address)), format!("{FIRST_METRIC:08x}"));
     routes.lines().any(|route| {
         let fields: Vec<&str> = route.split_whitespace().collect();
         let [destination, length, _, _, _, metric, _, _, flags, ..] = fields.as_slice() else { return false };
@@ -155,7 +152,8 @@ fn rejects(flags: &str) -> bool {
 }
 
 fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
-    // In Google Cloud, the metadata service is also the name server. Every lookup would fail, without a hint at the reason.
+    // In Google Cloud, the metadata service is also the name server. If it were blocked, every lookup would fail
+    // without a hint at the reason.
     let name_servers = std::fs::read_to_string(NAME_SERVERS).unwrap_or_default();
     if let Some(server) = only_name_server(&name_servers, addresses) {
         return Err(io::Error::other(format!(
@@ -190,12 +188,10 @@ fn block_all(addresses: &[IpAddr]) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the first name server if all name servers are among the addresses.
-/// `text` is the content of `/etc/resolv.conf`.
+/// Returns the first name server in `text`, the content of `/etc/resolv.conf`, if all name servers are in `addresses`.
 ///
-/// In a network in which the engine resolves the names of containers, the name server is a proxy of the engine. A comment in the file then
-/// lists the servers to which the proxy forwards requests. A server that is listed as `host(ADDRESS)` is reached through the network of the
-/// engine, in which no address is blocked.
+/// If the name server is a proxy of the engine, a comment lists the servers behind it. The proxy reaches a server that
+/// is listed as `host(ADDRESS)` through the engine's network, in which no address is blocked.
 fn only_name_server(text: &str, addresses: &[IpAddr]) -> Option<IpAddr> {
     let forwarded = text.lines().find_map(|line| line.strip_prefix("# ExtServers: [")?.split(']').next());
     let servers: Vec<&str> = match forwarded {
@@ -207,7 +203,6 @@ fn only_name_server(text: &str, addresses: &[IpAddr]) -> Option<IpAddr> {
     found.first().copied().filter(|_| found.len() == servers.len())
 }
 
-/// Returns whether IPv6 is enabled on an interface.
 fn has_ipv6_on(interface: &str) -> io::Result<bool> {
     match std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6")) {
         Ok(value) => Ok(value.trim() == "0"),
@@ -216,8 +211,7 @@ fn has_ipv6_on(interface: &str) -> io::Result<bool> {
     }
 }
 
-/// Returns the names and indexes of the interfaces of this network.
-/// The loopback interface is left out, because it has no neighbors.
+/// Returns the names and indexes of the interfaces, except the loopback interface, which has no neighbors.
 fn interfaces(kernel: &OwnedFd) -> io::Result<Vec<(String, u32)>> {
     let names = std::fs::read_to_string("/proc/net/dev")?;
     let names = names.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).filter(|name| *name != "lo");
@@ -250,13 +244,12 @@ fn parts(address: IpAddr) -> (u8, u8, Vec<u8>) {
     }
 }
 
-/// Returns the request for a route that makes the address unreachable.
 fn unreachable_route(address: IpAddr) -> Vec<u8> {
     const RTN_UNREACHABLE: u8 = 7;
     const RT_SCOPE_UNIVERSE: u8 = 0;
-    // An IPv4 route without this attribute has the preference 0, which no other route can precede.
-    let preference = address.is_ipv6().then_some((RTA_PRIORITY, FIRST));
-    route(address, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, preference)
+    // An IPv4 route without this attribute has the metric 0, which no other route can precede.
+    let metric = address.is_ipv6().then_some((RTA_PRIORITY, FIRST_METRIC));
+    route(address, RTN_UNREACHABLE, RT_SCOPE_UNIVERSE, metric)
 }
 
 /// Returns the request for a route that leads to the address on the link of an interface.
@@ -264,9 +257,9 @@ fn route_on_link(address: IpAddr, interface: u32) -> Vec<u8> {
     const RTN_UNICAST: u8 = 1;
     const RTA_OIF: u16 = 4;
     const RT_SCOPE_LINK: u8 = 253;
-    // Of two routes with the same preference, the second one would replace the first.
-    let preference = (RTA_PRIORITY, FIRST.saturating_add(interface));
-    route(address, RTN_UNICAST, RT_SCOPE_LINK, [(RTA_OIF, interface), preference])
+    // Of two routes with the same metric, the second one would replace the first.
+    let metric = (RTA_PRIORITY, FIRST_METRIC.saturating_add(interface));
+    route(address, RTN_UNICAST, RT_SCOPE_LINK, [(RTA_OIF, interface), metric])
 }
 
 /// Returns the request for a route to the address, with additional attributes (rtnetlink(7)).
@@ -302,7 +295,6 @@ fn neighbor(address: IpAddr, interface: u32) -> Vec<u8> {
     message(RTM_NEWNEIGH, &body)
 }
 
-/// Appends an attribute, padded to 4 bytes.
 fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
     body.extend(length.to_ne_bytes());
@@ -336,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_route_that_rejects_the_whole_address_counts() {
+    fn ipv4_address_is_blocked_only_by_a_reject_route_to_it() {
         let routes = |flags: &str, mask: &str| {
             format!(
                 "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n\
@@ -375,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_ipv6_route_to_the_whole_address_counts() {
+    fn ipv6_address_is_blocked_only_if_the_first_route_to_it_rejects() {
         let zeros = "0".repeat(32);
         let route = |destination: &str, length: &str, metric: &str, flags: &str| {
             format!("{destination} {length} {zeros} 00 {zeros} {metric} 00000001 00000000 {flags}       lo\n")

@@ -19,17 +19,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{RETENTION, bridge, relay};
 
-/// Maximum size of the logs in the container.
 const SPOOL_LIMIT: u64 = 16 << 30;
-/// Permissions of a directory that all users share.
 const SHARED_MODE: u32 = 0o777;
-/// Maximum time for one attempt to connect to a service.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay between two attempts to connect to a service. Services do not report when they are ready.
+/// Services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
 /// Time without connections after which the agent exits. Its exit ends the job and the container.
-///
-/// Applies if the agent that created the container can neither connect again nor remove the container.
 const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Arguments of `muster agent container`.
@@ -43,7 +38,6 @@ pub(crate) struct ContainerArgs {
     directory: Vec<PathBuf>,
 }
 
-/// Runs `muster agent container`.
 pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     if std::env::var_os(MODE).is_some() {
         return exec_without_variables();
@@ -100,7 +94,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     })
 }
 
-/// Creates a directory that every user can write to. An error is only logged.
+/// Creates a directory that every user can write to. Logs an error.
 fn create_shared(directory: &Path) {
     let created = std::fs::create_dir_all(directory).and_then(|()| {
         let mode = std::fs::metadata(directory)?.permissions().mode();
@@ -111,9 +105,7 @@ fn create_shared(directory: &Path) {
     }
 }
 
-/// Starts this program again in the same process, but without the agent's own environment variables.
-///
-/// Jobs would inherit the variables.
+/// Restarts this program in the same process without the agent's environment variables, which jobs would inherit.
 fn exec_without_variables() -> ExitCode {
     let error = match std::env::current_exe() {
         Ok(own) => {
@@ -131,7 +123,6 @@ fn exec_without_variables() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs `muster agent dial`.
 pub(super) fn dial() -> ExitCode {
     match UnixStream::connect(SOCKET) {
         Ok(socket) => bridge(socket),
@@ -152,7 +143,7 @@ pub(crate) struct ProbeArgs {
     addresses: Vec<SocketAddr>,
 }
 
-/// Runs `muster agent probe`: succeeds as soon as one of the addresses accepts a connection.
+/// Succeeds as soon as one of the addresses accepts a connection.
 pub(super) fn probe(args: &ProbeArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         let attempts = args.addresses.iter().map(|address| Box::pin(connect_until_accepted(*address)));
@@ -162,7 +153,7 @@ pub(super) fn probe(args: &ProbeArgs) -> ExitCode {
     })
 }
 
-/// Tries to connect to an address until it accepts. Prints an error only if it differs from the previous one.
+/// Returns as soon as the address accepts. Prints an error only if it differs from the previous error.
 async fn connect_until_accepted(address: SocketAddr) {
     let mut last = String::new();
     // The reader may have closed the output already.

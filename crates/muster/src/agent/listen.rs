@@ -23,7 +23,7 @@ pub(crate) struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// Returns the options of the address. `None` if there is no address.
+    /// Returns `None` if there is no address.
     pub(crate) fn options(self) -> Option<TcpOptions> {
         let Self {
             listen: Some(address),

@@ -1,5 +1,5 @@
-//! Forwards connections in a container to the agent that created the container. That agent
-//! connects to an address of its machine, such as the coordinator of `muster ci`.
+//! Forwards connections in a container to the agent that created the container. That agent connects to an address of
+//! its machine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,10 +8,8 @@ use muster_agent_api::container::{RELAY_DIR, RELAY_SOCKET_NAME};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::task::JoinSet;
 
-/// Delay after a failure to accept a connection.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Error of a relay that cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to listen on {address} in the container for connections to the coordinator: {source}")]
 pub(super) struct RelayError {
@@ -19,7 +17,7 @@ pub(super) struct RelayError {
     source: std::io::Error,
 }
 
-/// Starts the relay. Dropping the result ends it. Without an address, nothing is started.
+/// Starts the relay, unless there is no address. Dropping the result ends the relay.
 pub(super) async fn start(address: Option<&str>) -> Result<JoinSet<()>, RelayError> {
     let mut serving = JoinSet::new();
     if let Some(address) = address {

@@ -18,7 +18,6 @@ pub(crate) struct CiArgs {
 }
 
 impl CiArgs {
-    /// Returns the subcommand. The default is `run`.
     pub(super) fn into_command(self) -> Command {
         self.command.unwrap_or(Command::Run(self.run))
     }
@@ -372,12 +371,11 @@ pub(super) enum GraphFormat {
     Svg,
 }
 
-/// Error for the value of `--timeout`.
 #[derive(Debug, thiserror::Error)]
 #[error("not a valid duration; write it as `90`, `45 minutes` or `1h 30m`")]
 struct InvalidDuration;
 
-/// Parses a duration in GitLab's format, such as `90`, `90s` or `1h 30m`. It must be positive.
+/// Parses a positive duration in GitLab's format, such as `90`, `90s` or `1h 30m`.
 fn parse_duration(text: &str) -> Result<std::time::Duration, InvalidDuration> {
     match muster_pipeline::duration::parse(text) {
         Ok(time) if !time.is_zero() => Ok(time),

@@ -9,18 +9,15 @@ use super::state::{ProjectState, all_projects};
 use super::trash::remove_as_much_as_possible;
 use super::ui;
 
-/// Result of cleaning.
 #[derive(Debug, Default)]
 struct Cleaned {
-    /// Freed space in bytes.
     freed: u64,
-    /// Number of runs that were skipped because they are still running.
+    /// Runs that were skipped because they are still running.
     running: usize,
-    /// Number of directories that could not be deleted completely, or whose lock could not be obtained.
+    /// Directories that could not be deleted completely, or whose lock could not be obtained.
     not_deleted: usize,
 }
 
-/// Deletes runs and caches. Skips active runs, and continues after errors.
 pub(super) fn clean(args: &CleanArgs) -> Result<ExitStatus, CiError> {
     let projects = if args.all { all_projects()? } else { vec![locate(&args.repository.directory)?] };
     let mut cleaned = Cleaned::default();

@@ -1,6 +1,4 @@
 //! The user's `ci.toml`: local checkouts of other projects, and variables that GitLab would store in its settings.
-//!
-//! The file is in `$XDG_CONFIG_HOME/muster/` and not in a repository, because its content is specific to one user on one machine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +19,6 @@ use crate::unpack::UnpackArgs;
 /// Download URL of GitLab's own templates.
 const TEMPLATE_URL: &str = "https://gitlab.com/gitlab-org/gitlab/-/raw/master/lib/gitlab/ci/templates";
 
-/// Content of the file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Config {
@@ -31,14 +28,11 @@ pub(super) struct Config {
     components: BTreeMap<String, PathBuf>,
     templates: Templates,
     remote: Remote,
-    /// Retention of past runs.
     pub(super) retention: Retention,
-    /// Limits for unpacking artifacts and caches.
     #[serde(default)]
     pub(super) unpack: UnpackArgs,
     /// Patterns of protected branches and tags, besides the default branch. `*` matches any text.
     pub(super) protected: Vec<String>,
-    /// Variables of projects.
     variables: Vec<ConfiguredVariable>,
     /// Values for the `secrets` keyword.
     secrets: Vec<ConfiguredSecret>,
@@ -47,29 +41,25 @@ pub(super) struct Config {
     pub(super) file: PathBuf,
 }
 
-/// Source of GitLab's templates.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Templates {
-    /// Local directory with the templates.
     directory: Option<PathBuf>,
     /// URL from which `muster ci vendor` downloads templates.
     url: Option<String>,
 }
 
-/// Remote includes.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct Remote {
     /// Whether to work without the network, as with `--offline`.
     offline: bool,
-    /// Timeout in seconds for all remote includes of a pipeline together. `None` means the default of [`IncludeConfig`].
+    /// Timeout of all remote includes together, in seconds. `None` means the default of [`IncludeConfig`].
     timeout: Option<f64>,
     /// Local files by URL, and local directories by a URL prefix that ends with `/`.
     map: BTreeMap<String, PathBuf>,
 }
 
-/// Retention of past runs.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Retention {
@@ -87,7 +77,6 @@ impl Default for Retention {
     }
 }
 
-/// An entry of `[[variables]]`.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ConfiguredVariable {
@@ -117,7 +106,6 @@ impl std::fmt::Debug for ConfiguredVariable {
     }
 }
 
-/// An entry of `[[secrets]]`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ConfiguredSecret {
@@ -162,7 +150,6 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the settings for includes: local replacements, pins, whether downloads are allowed, and their timeout.
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
         let home = |path: &PathBuf| expand_home(path);
         let expanded =
@@ -192,14 +179,12 @@ impl Config {
         })
     }
 
-    /// Returns the URL prefix of template names.
     pub(super) fn template_url(&self) -> String {
         let url = self.templates.url.as_deref().unwrap_or(TEMPLATE_URL);
         format!("{}/", url.trim_end_matches('/'))
     }
 
-    /// Returns the variables of a project. Variables with a more specific project pattern come later and override earlier
-    /// variables.
+    /// Returns the variables of a project. More specific project patterns come later, and override earlier variables.
     pub(super) fn variables(&self, project: &str) -> Result<Vec<ScopedVariable>, CiError> {
         let mut found: Vec<_> = self.variables.iter().filter(|entry| matches(&entry.project, project)).collect();
         found.sort_by_key(|entry| (!entry.project.contains('*'), entry.project.len()));
@@ -234,7 +219,6 @@ impl Config {
         })
     }
 
-    /// Returns the values of the `secrets` keyword for a project.
     pub(super) fn secrets(&self, project: &str) -> BTreeMap<String, Secret> {
         let matching = self.secrets.iter().filter(|secret| matches(&secret.project, project));
         matching.map(|secret| (secret.name.clone(), secret.value.clone())).collect()

@@ -18,11 +18,9 @@ enum Shape {
     /// Table of strings with any keys.
     StringTable,
     Table(&'static [Field]),
-    /// Array of tables.
     Tables(&'static [Field]),
 }
 
-/// A key of a table.
 struct Field {
     name: &'static str,
     shape: Shape,
@@ -74,25 +72,22 @@ const SECRETS: &[Field] = &[
     field("project", Shape::Text),
 ];
 
-/// Returns all problems of a file that is valid TOML, one string per problem, in the order of the file. Returns no
-/// problem for invalid TOML, which the parser reports.
+/// Returns all problems of a file in their order. Invalid TOML has none, because the parser reports it.
 pub(super) fn problems(text: &str) -> Vec<String> {
     let Ok(document) = Document::parse(text) else { return Vec::new() };
-    let mut check = Check { text, found: Vec::new() };
+    let mut check = Check { text, problems: Vec::new() };
     check.check_table(document.as_table(), "", ROOT, 1);
-    check.found.sort_by_key(|(line, _)| *line);
-    check.found.into_iter().map(|(line, message)| format!("line {line}: {message}")).collect()
+    check.problems.sort_by_key(|(line, _)| *line);
+    check.problems.into_iter().map(|(line, message)| format!("line {line}: {message}")).collect()
 }
 
-/// A check in progress.
 struct Check<'a> {
     text: &'a str,
-    /// Lines and messages of the problems so far.
-    found: Vec<(usize, String)>,
+    problems: Vec<(usize, String)>,
 }
 
 impl Check<'_> {
-    /// Returns the line of a position. Without a position, as for an implicit table, returns `parent`, the line of the parent table.
+    /// Returns the line of a position, or `parent` without a position, as for an implicit table.
     fn line_of(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
         before.map_or(parent, |before| 1 + before.matches('\n').count())
@@ -107,16 +102,16 @@ impl Check<'_> {
                     let known: Vec<&str> = fields.iter().map(|field| field.name).collect();
                     let help = did_you_mean(name, known.iter().copied());
                     let help = help.unwrap_or_else(|| format!("known keys are {}", known.join(", ")));
-                    self.found.push((key_line, format!("unknown key `{path}{name}`; {help}")));
+                    self.problems.push((key_line, format!("unknown key `{path}{name}`; {help}")));
                 }
             }
         }
         for field in fields.iter().filter(|field| field.is_required && !table.contains_key(field.name)) {
-            self.found.push((line, format!("missing key `{path}{}`", field.name)));
+            self.problems.push((line, format!("missing key `{path}{}`", field.name)));
         }
         if path.starts_with("variables[") && table.contains_key("value") == table.contains_key("value-file") {
             let entry = path.trim_end_matches('.');
-            self.found.push((line, format!("`{entry}` needs either `value` or `value-file`")));
+            self.problems.push((line, format!("`{entry}` needs either `value` or `value-file`")));
         }
     }
 
@@ -159,11 +154,11 @@ impl Check<'_> {
                 Some(value) => format!("has the type {}", value.type_name()),
                 None => format!("has the type {}", item.type_name()),
             };
-            self.found.push((line, format!("`{path}` {found}; expected {}", field.shape.expectation())));
+            self.problems.push((line, format!("`{path}` {found}; expected {}", field.shape.expectation())));
         }
     }
 
-    /// Checks an array of tables. Returns false if the item is not an array of tables.
+    /// Returns false if the item is not an array of tables.
     fn check_tables(&mut self, item: &Item, path: &str, fields: &'static [Field], line: usize) -> bool {
         let tables: Vec<(Option<std::ops::Range<usize>>, &dyn TableLike)> = match item {
             Item::ArrayOfTables(tables) => tables.iter().map(|table| (table.span(), table as &dyn TableLike)).collect(),
@@ -187,7 +182,6 @@ const fn text_field() -> Field {
 }
 
 impl Shape {
-    /// Returns a description of the allowed values.
     fn expectation(self) -> &'static str {
         match self {
             Self::Text => "a string",

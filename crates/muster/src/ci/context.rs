@@ -1,4 +1,4 @@
-//! Builds the context of a pipeline from the git repository and the flags that describe the event.
+//! Builds the context of a pipeline from the repository and the flags.
 
 use muster_pipeline::context::{Changes, Context, PipelineSource, RefKind};
 use muster_source::{MergeBase, Snapshot};
@@ -11,10 +11,9 @@ use super::gitlab_ci_local;
 use super::predefined::predefined;
 use super::variables::{inputs, pipeline_variables};
 
-/// Value of `CI_COMMIT_BEFORE_SHA` for all events but a push to a branch, and for a push whose previous commit is unknown.
+/// Value of `CI_COMMIT_BEFORE_SHA` without a push to a branch, or if the previous commit is unknown.
 const ZEROS: &str = "0000000000000000000000000000000000000000";
 
-/// Facts about the event.
 #[derive(Debug, Clone)]
 pub(super) struct EventFacts {
     pub(super) source: PipelineSource,
@@ -25,16 +24,15 @@ pub(super) struct EventFacts {
     pub(super) protected: bool,
     pub(super) before_sha: String,
     pub(super) merge_request: Option<MergeRequest>,
-    /// Changes that `rules:changes` checks. `None` means that the changes are unknown. In that case, `rules:changes` always matches.
+    /// Changes that `rules:changes` checks. `None` means unknown changes, for which `rules:changes` always matches.
     pub(super) changes: Option<Changes>,
 }
 
 /// A simulated merge request.
 #[derive(Debug, Clone)]
 pub(super) struct MergeRequest {
-    /// Target branch.
     pub(super) target: String,
-    /// Merge base with the target branch. `None` if the target branch is not known locally, or shares no commit with this branch.
+    /// Merge base with the target branch. `None` if this branch shares no commit with it, or if it is unknown locally.
     pub(super) base: Option<MergeBase>,
 }
 
@@ -113,7 +111,6 @@ pub(super) fn context(
     Ok(context)
 }
 
-/// Returns the value of `CI_PIPELINE_SOURCE` for an event.
 fn source_of(event: Event) -> PipelineSource {
     match event {
         Event::Push | Event::Tag => PipelineSource::Push,
@@ -212,10 +209,9 @@ fn merge_request(
     Ok(MergeRequest { target, base })
 }
 
-/// Returns the commit with which a push is compared, and the description of that commit.
+/// Returns the commit with which a push is compared, and its description.
 ///
-/// This is the upstream branch as last fetched, or the previous commit if there is nothing to push. Returns `None` if the branch has no
-/// upstream, or if the previous commit does not exist.
+/// This is the upstream branch as last fetched, or the previous commit if there is nothing to push.
 fn pushed_from(snapshot: &Snapshot) -> Option<(String, String)> {
     let upstream = snapshot.upstream()?;
     let nothing_to_push = upstream == snapshot.head.sha && !snapshot.dirty;

@@ -1,5 +1,5 @@
-//! Defaults for the flags of `muster ci`, from the environment (`MUSTER_CI_<FLAG>`) and from the option files of gitlab-ci-local:
-//! `.gitlab-ci-local-env` and `~/.gitlab-ci-local/.env`.
+//! Defaults for the flags of `muster ci`, from the environment (`MUSTER_CI_<FLAG>`) and from the option files of
+//! gitlab-ci-local: `.gitlab-ci-local-env` and `~/.gitlab-ci-local/.env`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -11,7 +11,6 @@ use super::read::read_text_file;
 use super::ui;
 use super::variables::parse_file;
 
-/// Prefix of the environment variables.
 const PREFIX: &str = "MUSTER_CI_";
 /// Options of gitlab-ci-local whose flags have other names here.
 const RENAMED_OPTIONS: [(&str, &str); 5] = [
@@ -22,9 +21,9 @@ const RENAMED_OPTIONS: [(&str, &str); 5] = [
     ("LIST_ALL", "all"),
 ];
 
-/// Returns the command with defaults for the flags of `muster ci`, or of the subcommand of `ci` that `arguments` contain.
+/// Adds defaults for the flags of the `ci` subcommand in `arguments`, or else of `ci` itself.
 ///
-/// The other subcommands get no defaults, because a flag of the same name may take other values there.
+/// Other subcommands get no defaults, because a flag of the same name may take other values there.
 pub(crate) fn with_defaults(command: Command, arguments: &[OsString]) -> Command {
     let files = read_option_files();
     command.mut_subcommand("ci", |ci| {
@@ -37,7 +36,6 @@ pub(crate) fn with_defaults(command: Command, arguments: &[OsString]) -> Command
     })
 }
 
-/// Adds the defaults to the flags of a command.
 fn add_defaults(command: Command, files: &BTreeMap<String, String>) -> Command {
     let flags = command.get_arguments().filter_map(|arg| Some((arg.get_id().clone(), arg.get_long()?.to_owned())));
     let flags: Vec<_> = flags.filter(|(_, long)| long != "help" && long != "version").collect();
@@ -59,7 +57,7 @@ fn add_defaults(command: Command, files: &BTreeMap<String, String>) -> Command {
     })
 }
 
-/// Returns the values of the options in gitlab-ci-local's files. The keys are the flags that the options set here.
+/// Returns the options in the files of gitlab-ci-local, by the name of the flag of `muster ci`.
 fn read_option_files() -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let home = std::env::home_dir().map(|home| home.join(".gitlab-ci-local/.env"));

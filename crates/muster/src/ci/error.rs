@@ -7,7 +7,6 @@ use std::process::ExitCode;
 use muster_coordinator::{CoordinatorError, OpenError};
 use muster_source::SnapshotError;
 
-/// Exit statuses of `muster ci`, as documented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExitStatus {
     /// 0: no job failed, except jobs that are allowed to.
@@ -31,122 +30,86 @@ impl From<ExitStatus> for ExitCode {
     }
 }
 
-/// Errors that end a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CiError {
-    /// The snapshot of the working tree could not be taken.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// The coordinator could not be opened.
     #[error("failed to open the run")]
     Open(#[from] OpenError),
-    /// A request to the coordinator failed.
     #[error("request to the coordinator failed")]
     Coordinator(#[from] CoordinatorError),
-    /// The configuration file of the pipeline does not exist.
     #[error(
             "`{}` does not exist; create it, or select another file with `--file`",
         path.display()
     )]
-    NoConfiguration {
-        /// Path of the file.
-        path: PathBuf,
-    },
-    /// A file could not be read.
+    NoConfiguration { path: PathBuf },
     #[error("failed to read `{}`", path.display())]
     Read {
-        /// Path of the file.
         path: PathBuf,
-        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// A file in the state directory could not be written.
     #[error(
             "failed to write to the state directory at `{}`; free some space or fix its permissions, or set MUSTER_STATE_DIR \
              (or XDG_STATE_HOME) to a writable directory",
         path.display()
     )]
     State {
-        /// Path of the file or directory.
         path: PathBuf,
-        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
-    /// Some directories could not be locked or deleted completely. The problems have been reported.
+    /// The problems have been reported.
     #[error(
             "failed to delete {} of the state directory; delete the files of other users (such as files that jobs created with `sudo` or \
              in containers) as these users, then clean again",
             if *directories == 1 { "one entry".to_owned() } else { format!("{directories} entries") }
     )]
-    NotDeleted {
-        /// Number of these directories.
-        directories: usize,
-    },
-    /// The disk of the state directory remained full.
+    NotDeleted { directories: usize },
     #[error(
             "run stopped because the file system at `{}` is full: {problem}; free some space there (`muster ci clean` deletes past \
              runs), or set MUSTER_STATE_DIR to a directory on another file system. Logs so far are kept",
         mount.display()
     )]
     NoStorage {
-        /// Mount point of the file system.
         mount: PathBuf,
-        /// Error message of the process that could not write.
+        /// Message of the process that could not write.
         problem: String,
     },
-    /// The configuration has errors, which have been printed.
+    /// The errors have been printed.
     #[error("the configuration has {} error{}; no pipeline was created", errors, if *errors == 1 { "" } else { "s" })]
-    Configuration {
-        /// Number of errors.
-        errors: usize,
-    },
-    /// `ci.toml` is invalid.
+    Configuration { errors: usize },
     #[error("invalid configuration `{}`:\n  {}", path.display(), problems.join("\n  "))]
     Config {
-        /// Path of the file.
         path: PathBuf,
-        /// Problems, each with its line.
+        /// Each with its line.
         problems: Vec<String>,
     },
-    /// The arguments are invalid, or name something that does not exist. The text describes the problem and what to change.
     #[error("{0}")]
     Usage(String),
-    /// Any other problem: of a file, of the repository, of a process or of this machine. The text describes it and what to change.
     #[error("{0}")]
     Failed(String),
-    /// A named job would wait for manual jobs that are not named.
     #[error(
             "job `{}` waits for the manual {} `{}`, which {} only if named; use `muster ci run {} --needs` to run all of them",
         named.join("`, `"), if manual.len() == 1 { "job" } else { "jobs" }, manual.join("`, `"),
         if manual.len() == 1 { "runs" } else { "run" }, shell_words(manual.iter().chain(named))
     )]
-    NeedsManual {
-        /// Jobs on the command line.
-        named: Vec<String>,
-        /// Manual jobs that they wait for.
-        manual: Vec<String>,
-    },
-    /// Standard output could not be written.
+    NeedsManual { named: Vec<String>, manual: Vec<String> },
     #[error(
         "failed to write to standard output, so the output is incomplete; free some disk space or redirect the output, and run \
              the command again"
     )]
     Output(#[source] &'static std::io::Error),
-    /// An operation of the system failed.
     #[error("failed to {action}")]
     System {
-        /// Description of the operation, such as `start the shell`.
+        /// Such as `start the shell`.
         action: String,
-        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl CiError {
-    /// Returns the exit status of the process.
     pub(crate) fn exit_status(&self) -> ExitStatus {
         match self {
             Self::NeedsManual { .. } => ExitStatus::Failed,
@@ -154,12 +117,10 @@ impl CiError {
         }
     }
 
-    /// Creates the error for a full file system that contains `directory`.
     pub(crate) fn no_storage(directory: &Path, problem: impl Into<String>) -> Self {
         Self::NoStorage { mount: mount_point(directory), problem: problem.into() }
     }
 
-    /// Returns a function that creates a [`Self::System`] error for the given operation.
     pub(crate) fn system(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let action = action.into();
         move |source| Self::System { action, source }
@@ -173,7 +134,7 @@ pub(super) fn shell_words<'a>(names: impl Iterator<Item = &'a String>) -> String
     names.map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the mount point of the file system of a directory, or the directory itself if it cannot be determined.
+/// Returns the mount point of the file system that contains a directory, or the directory itself if that is unknown.
 fn mount_point(directory: &Path) -> PathBuf {
     let device = |path: &Path| path.metadata().ok().map(|meta| meta.dev());
     let file_system = device(directory);

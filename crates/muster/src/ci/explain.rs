@@ -197,7 +197,6 @@ fn yaml_origin(prepared: &Prepared, job: &Job, variable: &Variable) -> &'static 
     }
 }
 
-/// Returns whether the `variables` of a map set this variable to this value.
 fn sets(map: &Map, variable: &Variable) -> bool {
     let Some(found) = map.get("variables").and_then(|variables| variables.as_map()?.get(&variable.key)) else {
         return false;

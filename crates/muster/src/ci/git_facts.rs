@@ -1,15 +1,14 @@
-//! Facts about the project from git: its path and server from the remote, its default branch, and the user.
+//! Facts about the project from git.
 
 use muster_job::Secret;
 use muster_pipeline::slug::slug;
 use muster_source::Snapshot;
 
-/// Facts about the project, its server and the user.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ProjectIdentity {
     /// Path of the project, such as `group/app`.
     pub(super) path: String,
-    /// Base URL of the server's web pages. `None` if there is no remote, or if [`parse_remote`] rejects the URLs of all remotes.
+    /// Base URL of the server's web pages. `None` if no remote has a URL that [`parse_remote`] accepts.
     pub(super) server_url: Option<String>,
     /// Host and port of the remote, if its URL is for SSH.
     pub(super) ssh: Option<(String, u16)>,
@@ -17,7 +16,6 @@ pub(super) struct ProjectIdentity {
     pub(super) clone_url_prefix: Option<String>,
     /// `user:password` of the remote's HTTP URL.
     pub(super) login: Option<Secret>,
-    /// The default branch.
     pub(super) default_branch: String,
     /// Value of `user.name`.
     pub(super) user_name: Option<String>,
@@ -25,7 +23,6 @@ pub(super) struct ProjectIdentity {
     pub(super) user_email: Option<String>,
 }
 
-/// Parts of a remote's URL.
 #[derive(Debug, Clone)]
 struct Remote {
     host: String,
@@ -39,7 +36,6 @@ struct Remote {
 }
 
 impl ProjectIdentity {
-    /// Reads the facts from the repository's configuration.
     pub(super) fn of(snapshot: &Snapshot) -> Self {
         let config = snapshot.config(r"^(remote\..*\.url|user\.(name|email)|init\.defaultbranch)$");
         let value = |name: &str| config.iter().rfind(|(key, _)| key == name).map(|(_, value)| value.clone());
@@ -151,7 +147,6 @@ fn parse_remote(url: &str) -> Option<Remote> {
     Some(Remote { clone_prefix, web, host, path: clean(path)?, ssh_port: Some(22), login: None })
 }
 
-/// Decodes the percent-encoding in a part of a URL.
 fn percent_decoded(text: &str) -> String {
     // Decode the text as the value of a form, in which `+` would mean a space.
     let encoded = format!("x={}", text.replace('+', "%2B"));

@@ -1,5 +1,4 @@
-//! Reads the variable files of gitlab-ci-local, so that its users need not move their variables: `.gitlab-ci-local-variables.yml` at the
-//! top of the repository, and `~/.gitlab-ci-local/variables.yml`.
+//! Reads the variable files of gitlab-ci-local, so that its users need not move their variables.
 
 use std::path::{Path, PathBuf};
 
@@ -22,29 +21,28 @@ const PROJECT_FILE: &str = ".gitlab-ci-local-variables.yml";
 /// File with a user's variables, in the home directory.
 const HOME_FILE: &str = ".gitlab-ci-local/variables.yml";
 
-/// A variable file and its content.
 struct VariableFile {
     path: PathBuf,
     text: String,
 }
 
-/// Reads the variables of both files, in ascending precedence: global, group, project, repository. Prints which files it uses.
+/// Reads the variables of both files, in ascending precedence: global, group, project, repository.
 pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<Vec<ScopedVariable>, CiError> {
-    let mut found = Vec::new();
+    let mut variables = Vec::new();
     let mut files = Vec::new();
     let home = std::env::home_dir().map(|home| home.join(HOME_FILE));
     if let Some(file) = home.map(VariableFile::read).transpose()?.flatten() {
         let map =
             file.map()?.ok_or_else(|| file.invalid("expected a map with the keys `global`, `group` and `project`"))?;
-        file.add_home(&map, identity, &mut found)?;
+        file.add_home(&map, identity, &mut variables)?;
         files.push(file.path);
     }
     if let Some(file) = VariableFile::read(worktree.join(PROJECT_FILE))? {
         match file.map()? {
-            Some(map) => file.add_all(&map, &mut found)?,
+            Some(map) => file.add_all(&map, &mut variables)?,
             None => {
                 let lines = parse_file(&file.path, &file.text)?;
-                found.extend(lines.into_iter().map(|(key, value)| scoped(&key, value, false, "*")));
+                variables.extend(lines.into_iter().map(|(key, value)| scoped(&key, value, false, "*")));
             }
         }
         files.push(file.path);
@@ -53,7 +51,7 @@ pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<V
         let files: Vec<String> = files.iter().map(|path| path.display().to_string()).collect();
         ui::note(&format!("using variables from {}", files.join(" and ")));
     }
-    Ok(found)
+    Ok(variables)
 }
 
 impl VariableFile {
@@ -89,7 +87,12 @@ impl VariableFile {
     }
 
     /// Adds the variables of `global`, and of the groups and projects that match the remote.
-    fn add_home(&self, map: &Map, identity: &ProjectIdentity, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
+    fn add_home(
+        &self,
+        map: &Map,
+        identity: &ProjectIdentity,
+        variables: &mut Vec<ScopedVariable>,
+    ) -> Result<(), CiError> {
         let host = identity.server_url.as_deref().and_then(|url| url.split_once("://")).map_or("", |(_, host)| host);
         let group = format!("{host}/{}/", identity.namespace());
         let project = format!("{host}/{}.git", identity.path);
@@ -103,30 +106,29 @@ impl VariableFile {
             let invalid = || self.invalid(&format!("`{key}` is {}, expected a map", node.kind()));
             let part = node.as_map().ok_or_else(invalid)?;
             let Some(name) = name else {
-                self.add_all(part, found)?;
+                self.add_all(part, variables)?;
                 continue;
             };
             for (pattern, entry) in part.iter().filter(|(pattern, _)| name.contains(&pattern.replacen(':', "/", 1))) {
                 let invalid =
                     || self.invalid(&format!("`{pattern}` is {}, expected a map of variables", entry.node.kind()));
-                self.add_all(entry.node.as_map().ok_or_else(invalid)?, found)?;
+                self.add_all(entry.node.as_map().ok_or_else(invalid)?, variables)?;
             }
         }
         Ok(())
     }
 
-    /// Adds all variables of a map.
-    fn add_all(&self, map: &Map, found: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
+    fn add_all(&self, map: &Map, variables: &mut Vec<ScopedVariable>) -> Result<(), CiError> {
         for (key, entry) in map.iter() {
             match entry.node.as_map() {
-                None => self.add_one(key, &entry.node, None, "*", found)?,
+                None => self.add_one(key, &entry.node, None, "*", variables)?,
                 Some(long) => {
                     let kind = long.get("type").and_then(Node::as_str).unwrap_or("variable");
                     let values = long.get("values").and_then(Node::as_map);
                     let values =
                         values.ok_or_else(|| self.invalid(&format!("variable `{key}` has no `values` map")))?;
                     for (scope, entry) in values.iter() {
-                        self.add_one(key, &entry.node, Some(kind), scope, found)?;
+                        self.add_one(key, &entry.node, Some(kind), scope, variables)?;
                     }
                 }
             }
@@ -134,21 +136,22 @@ impl VariableFile {
         Ok(())
     }
 
-    /// Adds one value. If `kind` is `None` and the value is an absolute or `~` path of a file, adds the file's content as a file variable.
+    /// Adds one value. Without a `kind`, an absolute or `~` path of a file becomes a file variable with the file's
+    /// content.
     fn add_one(
         &self,
         key: &str,
         node: &Node,
         kind: Option<&str>,
         scope: &str,
-        found: &mut Vec<ScopedVariable>,
+        variables: &mut Vec<ScopedVariable>,
     ) -> Result<(), CiError> {
         let text = self
             .source_text(node)
             .ok_or_else(|| self.invalid(&format!("the value of `{key}` is {}, expected a scalar", node.kind())))?;
         let is_path = kind.is_none() && text.starts_with(['/', '~']);
         let file = is_path.then(|| expand_home(Path::new(&text))).filter(|path| path.is_file());
-        found.push(match file {
+        variables.push(match file {
             Some(path) => {
                 let content = read_text_file(&path).map_err(|source| CiError::Read { path, source })?;
                 scoped(key, content, true, scope)

@@ -10,7 +10,6 @@ use super::list::{LACKS_PARTS, need_name};
 use super::prepare::compile_only;
 use super::{svg, ui};
 
-/// Draws the pipeline.
 pub(super) async fn graph(args: GraphArgs) -> Result<ExitStatus, CiError> {
     let (prepared, _directory) = compile_only(&args.inspect).await?;
     prepared.show_diagnostics()?;
@@ -67,7 +66,6 @@ fn text(pipeline: &Pipeline) -> String {
     text
 }
 
-/// Returns the remarks that follow the name of a job.
 fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     let mut parts = Vec::new();
     match &job.needs {
@@ -92,7 +90,7 @@ fn remarks(job: &Job, has_earlier_stage: bool) -> String {
     parts.join(", ")
 }
 
-/// Draws a graph for Graphviz. Edges that follow from the order of stages meet in one point, which keeps their number small.
+/// Draws a graph for Graphviz. Edges for the order of stages meet in one point, so that there are few of them.
 fn dot(pipeline: &Pipeline) -> String {
     let mut text = String::from("digraph pipeline {\n  rankdir=LR;\n  node [shape=box, style=rounded];\n");
     let columns = columns(pipeline);

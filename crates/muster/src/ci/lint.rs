@@ -1,4 +1,4 @@
-//! `muster ci lint`: prints all errors and warnings of the configuration, or its expanded form (case C221).
+//! `muster ci lint`: prints all errors and warnings of the configuration, or its expanded form.
 
 use muster_pipeline::diagnostic::{Diagnostic, Severity};
 use muster_pipeline::source_map::SourceMap;
@@ -9,7 +9,6 @@ use super::error::{CiError, ExitStatus};
 use super::prepare::compile_only;
 use super::ui;
 
-/// Checks the configuration.
 pub(super) async fn lint(args: LintArgs) -> Result<ExitStatus, CiError> {
     let (prepared, _directory) = compile_only(&args.inspect).await?;
     let compiled = &prepared.compiled;

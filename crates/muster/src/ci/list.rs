@@ -1,4 +1,4 @@
-//! `muster ci list`: lists the jobs of the pipeline (case C216).
+//! `muster ci list`: lists the jobs of the pipeline.
 
 use muster_pipeline::model::{AllowFailure, ExcludedJob, Job, Need, Pipeline, Work};
 use serde_json::{Value, json};
@@ -11,7 +11,6 @@ use super::ui::{self, Table};
 /// Remark on a job whose definition is incomplete.
 pub(super) const LACKS_PARTS: &str = "incomplete: parts of it are in an ignored include";
 
-/// Lists the jobs.
 pub(super) async fn list(args: ListArgs) -> Result<ExitStatus, CiError> {
     let (prepared, _directory) = compile_only(&args.inspect).await?;
     prepared.show_diagnostics()?;
@@ -51,13 +50,11 @@ fn csv(jobs: &[Job], excluded: &[ExcludedJob]) -> String {
     text
 }
 
-/// Quotes a value that contains a separator or a quotation mark.
 fn cell_text(text: &str) -> String {
     let text = ui::plain(text);
     if text.contains([';', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
 
-/// Returns the jobs that rules exclude.
 pub(super) fn excluded(prepared: &Prepared) -> &[ExcludedJob] {
     let has_excluded = |pipeline: &'_ Pipeline| !pipeline.excluded.is_empty();
     match (&prepared.compiled.pipeline, &prepared.compiled.not_created) {
@@ -186,7 +183,6 @@ fn excluded_entry(job: &ExcludedJob) -> Value {
     })
 }
 
-/// Returns the decision that excluded a job.
 fn reason(job: &ExcludedJob) -> &str {
     job.decisions.last().map_or("", |decision| &decision.text)
 }

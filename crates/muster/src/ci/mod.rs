@@ -4,8 +4,8 @@
 //! arguments, ci.toml, git --prepare--> snapshot + context --pipeline::compile--> list, graph, lint, explain
 //!                                                                    \--run--> coordinator + manager --> show, shell
 //! ```
-//! Each subcommand is a module. They share `args`, `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs)
-//! and `ui` (all output).
+//! The subcommands share `prepare` (from a directory to a compiled pipeline), `state` (directories of past runs) and
+//! `ui` (all output).
 //!
 //! Invariant: only `muster ci vendor` and `show --extract` write to the user's repository.
 
@@ -49,10 +49,9 @@ pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// Default log filter: only events on which a user may need to act.
 ///
-/// Most logs of the coordinator are off, because the end of a run interrupts requests. Failures to store data are reported as events.
+/// Most logs of the coordinator are off, because requests are interrupted when a run ends.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
-/// Runs a subcommand of `muster ci`.
 pub(crate) fn run(args: CiArgs) -> ExitCode {
     crate::logging::init_command(LOG);
     crate::runtime::block_on(async {

@@ -10,13 +10,10 @@ use super::read::read_text_file;
 
 /// Name of the file, at the top of the repository.
 pub(super) const LOCK_FILE: &str = "muster-ci.lock";
-/// Version of the file's format.
 const VERSION: u32 = 1;
-/// First line of the file.
 const HEADER: &str =
     "# Written by `muster ci vendor`; commit it. `muster ci` uses these files instead of downloading them.\n";
 
-/// Content of the file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Lock {
@@ -24,13 +21,11 @@ pub(super) struct Lock {
     /// Directory in the repository with the included files. `None` means the cache of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) directory: Option<PathBuf>,
-    /// The pinned includes.
     #[serde(default, rename = "pin", skip_serializing_if = "Vec::is_empty")]
     pub(super) pins: Vec<Pin>,
 }
 
 impl Lock {
-    /// Creates the content for these pins.
     pub(super) fn new(directory: Option<PathBuf>, pins: Vec<Pin>) -> Self {
         Self { version: VERSION, directory, pins }
     }
@@ -62,7 +57,6 @@ impl Lock {
         Ok(Some(lock))
     }
 
-    /// Writes the file.
     pub(super) fn write(&self, worktree: &Path) -> Result<(), CiError> {
         let path = worktree.join(LOCK_FILE);
         let text = toml::to_string(self)
@@ -70,7 +64,6 @@ impl Lock {
         std::fs::write(&path, format!("{HEADER}{text}")).map_err(CiError::system(format!("write `{}`", path.display())))
     }
 
-    /// Returns the directory with the included files.
     pub(super) fn contents_directory(&self, worktree: &Path, cache: &Path) -> PathBuf {
         match &self.directory {
             Some(directory) => worktree.join(directory),
@@ -78,7 +71,6 @@ impl Lock {
         }
     }
 
-    /// Returns the pins with their included files.
     pub(super) fn pins(self, worktree: &Path, cache: &Path) -> Pins {
         Pins::new(self.contents_directory(worktree, cache), self.pins)
     }

@@ -1,6 +1,6 @@
 //! Predefined variables of the pipeline, which exist before its jobs do.
 //!
-//! A variable that does not apply to the event is absent, rather than empty, because rules test for it: `if: $CI_COMMIT_TAG`.
+//! A variable that does not apply to the event is absent, because rules test for it: `if: $CI_COMMIT_TAG`.
 
 use muster_job::Variable;
 use muster_pipeline::slug::slug;
@@ -9,14 +9,11 @@ use muster_source::Snapshot;
 use super::context::{EventFacts, Facts};
 use super::git_facts::ProjectIdentity;
 
-/// Version of GitLab whose behavior Muster follows, as major, minor and patch version. Jobs see it in `CI_SERVER_VERSION`.
+/// Version of GitLab whose behavior Muster follows. Jobs see it in `CI_SERVER_VERSION`.
 const GITLAB_VERSION: (&str, &str, &str) = ("18", "9", "0");
-/// Maximum length of `CI_MERGE_REQUEST_DESCRIPTION` in characters.
 const MAX_DESCRIPTION_CHARS: usize = 2700;
-/// Maximum length of `CI_COMMIT_MESSAGE` in bytes.
 const MAX_MESSAGE_BYTES: usize = 100_000;
 
-/// List of public variables.
 #[derive(Default)]
 struct List(Vec<Variable>);
 
@@ -32,7 +29,6 @@ impl List {
     }
 }
 
-/// Returns all predefined variables of the pipeline.
 pub(super) fn predefined(facts: &Facts<'_>) -> Vec<Variable> {
     let mut list = List::default();
     list.set("CI", "true");

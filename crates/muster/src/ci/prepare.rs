@@ -1,4 +1,4 @@
-//! Compiles the pipeline of a repository. All subcommands that need a pipeline use this module.
+//! Compiles the pipeline of a repository.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,12 +20,10 @@ use super::read::read_start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
 
-/// Default name of the pipeline configuration file.
 const CONFIG_FILE: &str = ".gitlab-ci.yml";
-/// URL that stands for the coordinator in the predefined variables if no coordinator runs.
+/// Stands for the URL of the coordinator in the predefined variables if no coordinator runs.
 const NO_SERVER: &str = "http://127.0.0.1";
 
-/// A compiled pipeline, and its sources.
 pub(super) struct Prepared {
     pub(super) project: ProjectState,
     pub(super) config: Config,
@@ -36,7 +34,6 @@ pub(super) struct Prepared {
     pub(super) sources: SharedSources,
 }
 
-/// Location of the snapshot, and settings of the compilation.
 pub(super) struct Target<'a> {
     /// Bare repository to create.
     pub(super) store: &'a Path,
@@ -44,27 +41,23 @@ pub(super) struct Target<'a> {
     pub(super) server_url: Option<&'a str>,
     /// Number of the run.
     pub(super) iid: u64,
-    /// Reason for compiling the pipeline.
     pub(super) purpose: Purpose,
     /// Whether to ignore unavailable includes; see [`Context::stubs_includes`].
     pub(super) stubs_includes: bool,
 }
 
-/// Reason for compiling a pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// The pipeline runs.
     Run,
-    /// The pipeline is shown.
     Inspect,
-    /// The pipeline's decisions are explained, with the values that rules compared.
+    /// Also records the values that rules compared.
     Explain,
 }
 
 /// Returns the state of the repository that contains a directory.
 ///
 /// # Errors
-/// Returns an error if the directory is not in a git repository, or if the repository cannot be used.
+/// If no usable git repository contains the directory.
 pub(super) fn locate(directory: &Path) -> Result<ProjectState, CiError> {
     match find_worktree(directory) {
         Some(worktree) => ProjectState::of(&worktree),
@@ -77,12 +70,12 @@ pub(super) fn locate(directory: &Path) -> Result<ProjectState, CiError> {
     }
 }
 
-/// Compiles the pipeline without running anything. The snapshot is deleted with the returned directory.
+/// Compiles the pipeline without running it. Dropping the returned directory deletes the snapshot.
 pub(super) async fn compile_only(args: &InspectArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
     compile(args, Purpose::Inspect).await
 }
 
-/// Same as [`compile_only`], but the decisions also contain the values that rules compared.
+/// Like [`compile_only`], but records the values that rules compared.
 pub(super) async fn compile_with_explanations(args: &InspectArgs) -> Result<(Prepared, tempfile::TempDir), CiError> {
     compile(args, Purpose::Explain).await
 }
@@ -98,7 +91,6 @@ async fn compile(args: &InspectArgs, purpose: Purpose) -> Result<(Prepared, temp
     Ok((prepare(&args.pipeline, project, &target).await?, directory))
 }
 
-/// All input from which a pipeline is compiled.
 pub(super) struct PipelineSources {
     pub(super) project: ProjectState,
     pub(super) config: Config,
@@ -108,13 +100,10 @@ pub(super) struct PipelineSources {
     pub(super) server: String,
     pub(super) context: Context,
     pub(super) sources: SnapshotSources,
-    /// Content of the pipeline configuration file.
     pub(super) text: Vec<u8>,
 }
 
-/// Takes the snapshot, reads the configuration, and passes both to `work`.
-///
-/// All of this happens on a thread that may block. The snapshot is deleted afterwards.
+/// Passes the snapshot and the configuration to `work`, on a thread that may block. Deletes the snapshot afterwards.
 pub(super) async fn with_sources<T: Send + 'static>(
     args: PipelineArgs,
     work: impl FnOnce(PipelineSources) -> Result<T, CiError> + Send + 'static,
@@ -132,7 +121,7 @@ pub(super) async fn with_sources<T: Send + 'static>(
     done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Takes the snapshot, and reads the configuration. Blocks the thread.
+/// Blocks the thread.
 fn read_sources(
     args: &PipelineArgs,
     project: ProjectState,
@@ -181,7 +170,6 @@ pub(super) async fn prepare(
     work.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Prints which pins replace includes.
 fn report_pins(pins: &[Pin]) {
     if !pins.is_empty() {
         let pins: Vec<String> = pins.iter().map(|pin| ui::plain(&pin.summary())).collect();
@@ -189,7 +177,6 @@ fn report_pins(pins: &[Pin]) {
     }
 }
 
-/// The pipeline configuration file.
 struct ConfigFile {
     path: PathBuf,
     /// Value of `CI_CONFIG_PATH`: the path from the top of the repository, or the given path if the file is outside
@@ -226,7 +213,7 @@ impl Prepared {
     /// Prints warnings and errors.
     ///
     /// # Errors
-    /// Returns [`CiError::Configuration`] if there are errors.
+    /// [`CiError::Configuration`] if there are errors.
     pub(super) fn show_diagnostics(&self) -> Result<(), CiError> {
         let compiled = &self.compiled;
         if !compiled.diagnostics.is_empty() {

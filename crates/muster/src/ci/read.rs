@@ -1,4 +1,4 @@
-//! Reads files that a user or a repository names. They may be anything, such as a named pipe, a device or a huge file.
+//! Reads files that a user or a repository names. They may also be pipes, devices or huge files.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _};
@@ -6,14 +6,14 @@ use std::path::Path;
 
 use muster_pipeline::limits::Limits;
 
-/// Reads a regular file, up to one byte more than the maximum size of a pipeline's file. The caller can thus detect files that are too
-/// large.
+/// Reads a regular file, or a pipe that the shell passes (`--var-file <(command)`).
 ///
-/// Also reads a pipe that the shell passes (`--var-file <(command)`), because such a pipe has a writer.
+/// Reads at most one byte more than the maximum size of a pipeline's file, so that the caller can detect files that are
+/// too large.
 ///
 /// # Errors
-/// Returns the system's error, [`io::ErrorKind::IsADirectory`] for a directory, or [`io::ErrorKind::InvalidInput`] for a socket, a device or
-/// another named pipe. None of these is opened.
+/// The system's error, [`io::ErrorKind::IsADirectory`] for a directory, or [`io::ErrorKind::InvalidInput`] for a
+/// socket, a device or another named pipe.
 pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     let meta = std::fs::metadata(path)?;
     if meta.is_dir() {
@@ -31,7 +31,7 @@ pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
 /// Reads the text of a regular file.
 ///
 /// # Errors
-/// Returns the errors of [`read_start_of_file`], and an error if the file is too large or not UTF-8.
+/// Those of [`read_start_of_file`], and an error if the file is too large or not UTF-8.
 pub(super) fn read_text_file(path: &Path) -> io::Result<String> {
     let bytes = read_start_of_file(path)?;
     if bytes.len() as u64 > max_file_bytes() {

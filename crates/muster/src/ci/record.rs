@@ -1,4 +1,4 @@
-//! `run.json`: facts about a run that later commands need, and that the coordinator's data does not contain.
+//! `run.json`: facts about a run that the coordinator's data does not contain.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::error::CiError;
 
-/// Version of the file's format.
 const VERSION: u32 = 1;
 
-/// Facts about a run, for a line of `muster ci show`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunRecord {
     pub(super) version: u32,
@@ -23,7 +21,6 @@ pub(super) struct RunRecord {
     pub(super) pipeline: PipelineId,
     /// Event of the pipeline, as in `CI_PIPELINE_SOURCE`.
     pub(super) source: String,
-    /// Name of the branch or tag.
     pub(super) ref_name: String,
     /// Commit that was checked out when the run started.
     pub(super) head_sha: String,
@@ -36,7 +33,6 @@ pub(super) struct RunRecord {
 }
 
 impl RunRecord {
-    /// Creates the record of a run that starts now.
     pub(super) fn new(pipeline: PipelineId, context: &Context, head_sha: &str, dirty: bool) -> Self {
         let now = time::OffsetDateTime::now_utc();
         Self {
@@ -56,21 +52,19 @@ impl RunRecord {
         write_private(&run.join("run.json"), self)
     }
 
-    /// Reads the record of a run. Returns `None` if there is no readable record, for example because the run ended before it had
-    /// a pipeline.
+    /// Returns `None` without a readable record, for example because the run ended before it had a pipeline.
     pub(super) fn read(run: &Path) -> Option<Self> {
         read_json(&run.join("run.json")).ok()
     }
 }
 
-/// Writes a JSON file that only this user can read.
 pub(super) fn write_private(path: &Path, value: &impl Serialize) -> Result<(), CiError> {
     let bytes = serde_json::to_vec(value).map_err(std::io::Error::other);
     let written = bytes.and_then(|bytes| write_private_bytes(path, &bytes));
     written.map_err(|source| CiError::State { path: path.to_owned(), source })
 }
 
-/// Writes a file that only this user can read. The file is replaced atomically.
+/// Writes a file atomically that only this user can read.
 pub(super) fn write_private_bytes(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(directory)?;

@@ -1,4 +1,4 @@
-//! Selects the jobs of a pipeline that the command line names (cases C217, C218).
+//! Selects the jobs of a pipeline that the command line names.
 
 use std::collections::HashSet;
 
@@ -8,12 +8,10 @@ use muster_pipeline::model::{AllowFailure, Job, Need, Pipeline, When};
 use super::args::RunArgs;
 use super::error::CiError;
 
-/// Reduces the pipeline to the selected jobs. Also returns the names of the selected manual and delayed jobs, which must start
-/// immediately.
+/// Returns the pipeline with only the selected jobs, and the names of its manual and delayed jobs to start immediately.
 ///
 /// # Errors
-/// Returns [`CiError::NeedsManual`] if a named job would wait for a manual job that is not named, or [`CiError::Usage`] if the arguments
-/// are invalid for this pipeline.
+/// [`CiError::NeedsManual`] or [`CiError::Usage`] if the arguments do not fit this pipeline.
 pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Vec<String>), CiError> {
     let manual = args.manual.iter().map(|name| manual_jobs(&pipeline, name)).collect::<Result<Vec<_>, _>>()?.concat();
     let mut names = args.jobs.clone();
@@ -39,7 +37,7 @@ pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Ve
     Ok((selected, started_by_user))
 }
 
-/// Returns the jobs of a stage, except manual ones, which run only if named.
+/// Returns the jobs of a stage except manual jobs, which run only if named.
 fn jobs_of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiError> {
     let jobs: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.stage == stage).collect();
     if jobs.is_empty() {
@@ -52,7 +50,7 @@ fn jobs_of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiErro
     Ok(jobs.into_iter().filter(|job| job.when != When::Manual).map(|job| job.name.clone()).collect())
 }
 
-/// Returns the jobs of a matrix, or the single job, that `--manual` names.
+/// Returns the manual or delayed job of this name, or the jobs of this matrix.
 fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
     let matching: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
     match matching.as_slice() {
@@ -64,14 +62,13 @@ fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> 
     }
 }
 
-/// Reduces the pipeline to the named jobs and, if `with_needs` is set, the jobs that they need. Also returns the names of the manual and delayed
-/// jobs to start immediately.
+/// Like [`select`] for these names. `with_needs` also selects the jobs that they need.
 fn select_named(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result<(Pipeline, Vec<String>), CiError> {
     let mut selected = schedule::select(pipeline, names, with_needs)
         .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown_job(pipeline, &name)))?;
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
     for job in selected.jobs.iter_mut().filter(|job| is_named(job)) {
-        // Without earlier jobs, no failure can trigger this job.
+        // Earlier jobs do not run, so no failure can trigger this job.
         if !with_needs && job.when == When::OnFailure {
             job.when = When::Always;
         }
@@ -90,7 +87,7 @@ fn select_named(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Resu
     Ok((selected, started_by_user))
 }
 
-/// Rejects a selection in which a named job would wait forever for a manual job that is not named (case C234).
+/// Rejects a selection in which a named job would wait forever for a manual job that is not named.
 fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiError> {
     let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
     let mut pending: Vec<&Job> = selected.jobs.iter().filter(|job| is_named(job)).collect();
@@ -115,9 +112,7 @@ fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiErr
     Err(CiError::NeedsManual { named: names.to_vec(), manual })
 }
 
-/// Returns whether `job` waits for `other`.
-///
-/// A job waits for the jobs that it needs. Without `needs`, it waits for all jobs of earlier stages that are not optional.
+/// Without `needs`, a job waits for all jobs of earlier stages that are not optional.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {
         Some(needs) => needs.iter().any(|need| matches!(need, Need::Job { name, .. } if *name == other.name)),

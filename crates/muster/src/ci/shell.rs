@@ -1,7 +1,7 @@
 //! `muster ci shell JOB`: opens a shell in the workspace of a finished job, with its variables.
 //!
-//! After `run --keep`, the workspace of each job still exists. Otherwise, the shell runs in a new workspace with the commit, the
-//! job's artifacts and the artifacts that the job received.
+//! Without `run --keep`, the shell gets a new workspace with the commit, and the artifacts that the job received and
+//! created.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,6 @@ use super::trash::remove_all;
 use super::ui;
 use crate::unpack::UnpackArgs;
 
-/// Opens the shell, and returns its exit code.
 pub(super) async fn shell(args: ShellArgs) -> Result<ExitCode, CiError> {
     let project = locate(&args.repository.directory)?;
     let run = match args.run {
@@ -79,7 +78,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Returns the directory that contains a job's workspace in a run with `--keep`.
+/// Returns the directory of a job's workspace in a run with `--keep`.
 pub(super) fn job_workspace_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }
@@ -89,7 +88,6 @@ fn existing_workspace(run: &Path, view: &JobView, project_path: &str) -> Option<
     path.is_dir().then_some(path)
 }
 
-/// Creates a workspace from the commit and the artifacts.
 fn new_workspace(
     run: &Path,
     sha: &str,
@@ -127,7 +125,7 @@ fn new_workspace(
     Ok(workspace)
 }
 
-/// Sets the job's variables for the shell. Writes the values of variables of type file to files next to the workspace.
+/// Sets the job's variables. Writes variables of type file to files next to the workspace.
 fn set_environment(command: &mut Command, variables: &[Variable], workspace: &Path) -> Result<(), CiError> {
     let mut files = workspace.as_os_str().to_owned();
     files.push(".tmp");
@@ -151,7 +149,7 @@ fn is_name(key: &str) -> bool {
     !key.is_empty() && !key.contains(['=', '\0'])
 }
 
-/// Creates the command of the shell that jobs use: bash, or else sh.
+/// Returns the shell that jobs use: bash, or else sh.
 fn shell_command() -> Command {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let has_bash = std::env::split_paths(&paths).any(|directory| directory.join("bash").is_file());

@@ -22,7 +22,6 @@ use super::state::ProjectState;
 use super::ui::{self, Table};
 use crate::unpack::UnpackArgs;
 
-/// Shows all runs, a run, or a job.
 pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     let project = locate(&args.repository.directory)?;
     let (run, job) = match (args.run.as_deref(), args.job) {
@@ -69,18 +68,16 @@ pub(super) async fn show(args: ShowArgs) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Parses the number of a run, or `last`. Returns `None` for any other text, and for `last` if there are no runs.
+/// Parses the number of a run, or `last`. Returns `None` for other text, or for `last` without runs.
 fn run_number(project: &ProjectState, text: &str) -> Option<u64> {
     if text == "last" { project.run_numbers().last().copied() } else { text.parse().ok() }
 }
 
-/// Returns the number of the last run.
 pub(super) fn last_run(project: &ProjectState) -> Result<u64, CiError> {
     let no_runs = || CiError::Failed("this repository has no past runs; start one with `muster ci`".to_owned());
     project.run_numbers().last().copied().ok_or_else(no_runs)
 }
 
-/// Returns the directory of a run, or an error if it does not exist.
 pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, CiError> {
     let directory = project.run_directory(run);
     if directory.join("coordinator").is_dir() {
@@ -90,7 +87,7 @@ pub(super) fn existing_run(project: &ProjectState, run: u64) -> Result<PathBuf, 
     Err(CiError::Usage(text))
 }
 
-/// Returns all pipelines of a run, the root first.
+/// Returns all pipelines of the run, the root first.
 pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, CiError> {
     let mut views = Vec::new();
     for summary in history.pipelines(None, usize::MAX).await? {
@@ -99,8 +96,7 @@ pub(super) async fn pipelines(history: &History) -> Result<Vec<PipelineView>, Ci
     Ok(views)
 }
 
-/// Returns the job with a name, in the root pipeline or else in a child pipeline. If no job has this name, returns the job
-/// with this ID.
+/// Returns the job with this name in the root pipeline, or else in a child pipeline, or else the job with this ID.
 pub(super) fn find_job<'a>(pipelines: &'a [PipelineView], name: &str, run: u64) -> Result<&'a JobView, CiError> {
     let by_id = |job: &&JobView| job.id.to_string() == name;
     let found = pipelines.iter().find_map(|pipeline| pipeline.job(name));
@@ -150,7 +146,7 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-/// Returns the text for a job's status. In a run that is not active, unfinished jobs are `unknown` or `not run`.
+/// Returns `unknown` or `not run` for unfinished jobs of a run that is not active.
 fn status_text(job: &JobView, is_active: bool) -> &'static str {
     match job.status {
         JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !is_active => "unknown",
@@ -245,12 +241,10 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usa
     text
 }
 
-/// Returns the kind of an artifact for the table of jobs.
 fn artifact_kind(artifact: &ArtifactView) -> String {
     if artifact.deleted { format!("{} (expired)", artifact.kind) } else { artifact.kind.clone() }
 }
 
-/// Returns the result tree of a job as JSON.
 fn results_text(job: &JobView) -> Result<String, CiError> {
     let tree = job.result_tree.as_ref().ok_or_else(|| {
         let name = ui::plain(&job.name);
@@ -259,7 +253,6 @@ fn results_text(job: &JobView) -> Result<String, CiError> {
     Ok(ui::json(tree))
 }
 
-/// Formats the resource usage of a job as one line.
 fn usage_text(usage: &ResourceUsage) -> Option<String> {
     let of_processes = StepUsage {
         cpu_ms: usage.cpu_ms,
@@ -272,12 +265,11 @@ fn usage_text(usage: &ResourceUsage) -> Option<String> {
     parts_text(of_processes, if usage.counted_by_process { " in its largest process" } else { "" })
 }
 
-/// Formats the resource usage of a step.
 fn step_usage_text(usage: StepUsage) -> Option<String> {
     parts_text(usage, "")
 }
 
-/// Formats the known parts of a resource usage. `memory_suffix` follows the amount of memory.
+/// `memory_suffix` follows the amount of memory.
 fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     let size = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0).map(ui::size);
     let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
@@ -312,7 +304,6 @@ fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     step.steps.iter().for_each(|inner| steps(text, inner, depth + 1, with_usage));
 }
 
-/// Prints a job's log in readable form.
 async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<(), CiError> {
     let mut lines = TraceLines::with_times(timestamps);
     let mut offset = 0;
@@ -327,7 +318,6 @@ async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<
     }
 }
 
-/// Prints a job's log exactly as the runner sent it.
 async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
     let mut offset = 0;
     loop {
@@ -339,7 +329,6 @@ async fn raw_log(history: &History, job: &JobView) -> Result<(), CiError> {
     }
 }
 
-/// Extracts a job's archives into a directory, and copies its reports next to them.
 async fn extract(history: &History, job: &JobView, target: &Path, limits: &UnpackArgs) -> Result<ExitStatus, CiError> {
     if job.artifacts.is_empty() {
         return Err(CiError::Failed(format!("job `{}` has no artifacts", job.name)));
@@ -359,7 +348,6 @@ async fn extract(history: &History, job: &JobView, target: &Path, limits: &Unpac
     Ok(ExitStatus::Passed)
 }
 
-/// Extracts one artifact: unpacks an archive into `target`, or copies a report to it.
 fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -370,7 +358,7 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
     }
     let name = Path::new(&artifact.filename).file_name().unwrap_or(artifact.kind.as_ref());
     let dir = create_root(target, &Root::Chosen).map_err(failed(target))?;
-    // An archive may contain a symlink with the report's name. The symlink is replaced, not followed.
+    // An archive may contain a symlink with the report's name, which must not be followed.
     let report = Entry { path: name.into(), kind: EntryKind::File, mode: None, modified: None, size: None };
     let meter = Meter::new(limits.limits(), &|| false);
     let mut tree = Tree::new(&dir, &meter);
@@ -380,8 +368,7 @@ fn unpack(artifact: &ArtifactView, mut content: File, target: &Path, limits: &Un
     Ok(())
 }
 
-/// Unpacks an archive of artifacts. The archive is not trusted, because a job created it: its entries are never written
-/// outside `target`.
+/// Unpacks an archive that a job created. Its entries are not trusted: none is written outside `target`.
 pub(super) fn unpack_archive(archive: File, target: &Path, limits: &UnpackArgs) -> Result<(), CiError> {
     let extraction =
         Extraction { limits: limits.limits(), limits_from: LimitsFrom::CiConfig, ..Extraction::new(target.to_owned()) };

@@ -1,4 +1,4 @@
-//! Directories of past runs: one directory per repository, which contains one directory per run.
+//! Directories of past runs, by repository.
 //!
 //! ```text
 //! <state>/muster/projects/<name>-<hash>/
@@ -23,23 +23,18 @@ use super::error::CiError;
 use super::trash::{Trash, remove_all};
 use super::ui;
 
-/// State directory of one repository.
 #[derive(Debug, Clone)]
 pub(super) struct ProjectState {
-    /// Path of the directory.
     pub(super) directory: PathBuf,
-    /// Path of the working tree.
     pub(super) worktree: PathBuf,
-    /// Stable number of the repository on this machine: `CI_PROJECT_ID`.
+    /// Value of `CI_PROJECT_ID`, which is stable on this machine.
     pub(super) project_id: i64,
 }
 
 /// An active run. Its directory is not pruned while this value exists.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Number of the run.
     pub(super) number: u64,
-    /// Directory of the run.
     pub(super) directory: PathBuf,
     _lock: File,
 }
@@ -62,7 +57,7 @@ pub(super) fn find_worktree(directory: &Path) -> Option<PathBuf> {
 }
 
 impl ProjectState {
-    /// Returns the state of the repository whose working tree is at `worktree`. Writes nothing.
+    /// Writes nothing.
     pub(super) fn of(worktree: &Path) -> Result<Self, CiError> {
         let worktree =
             fs::canonicalize(worktree).map_err(|source| CiError::Read { path: worktree.to_owned(), source })?;
@@ -76,22 +71,19 @@ impl ProjectState {
         Ok(Self { directory, worktree, project_id: i64::from(number.max(1)) })
     }
 
-    /// Returns the directory of caches.
     pub(super) fn cache(&self) -> PathBuf {
         self.directory.join("cache")
     }
 
-    /// Returns the directory of downloaded includes.
     pub(super) fn includes(&self) -> PathBuf {
         self.directory.join("includes")
     }
 
-    /// Returns the directory of a run.
     pub(super) fn run_directory(&self, number: u64) -> PathBuf {
         self.directory.join("runs").join(number.to_string())
     }
 
-    /// Starts a run: takes the next number, and creates its directory.
+    /// Takes the next run number, and creates the run's directory.
     pub(super) fn start_run(&self) -> Result<Run, CiError> {
         let start = || -> io::Result<Run> {
             create_private(&self.directory.join("runs"))?;
@@ -102,20 +94,20 @@ impl ProjectState {
             let directory = self.run_directory(number);
             fs::create_dir(&directory)?;
             fs::write(self.counter(), format!("{number}\n"))?;
-            // Only a process that checks whether the run is active can hold this lock, for a moment.
+            // Another process holds this lock only briefly, to check whether the run is active.
             let run_lock = lock(&directory.join("lock"), &|_| ())?;
             Ok(Run { number, directory, _lock: run_lock })
         };
         start().map_err(|source| CiError::State { path: self.directory.clone(), source })
     }
 
-    /// Deletes the directory of a run for which no pipeline was created.
+    /// Deletes the directory of a run without a pipeline.
     ///
-    /// The next run gets the number of the deleted run, unless a later run was started.
+    /// The next run gets the same number, unless a later run was started.
     pub(super) fn discard(&self, run: Run) -> io::Result<()> {
         let number = run.number;
         let moved = {
-            // The next run can get the same number, so the directory must be moved before the lock is released.
+            // The next run may use the same directory, so it must be moved before the lock is released.
             let _lock = self.lock()?;
             drop(run);
             let moved = self.move_run_to_trash(number)?;
@@ -127,9 +119,7 @@ impl ProjectState {
         moved.map_or(Ok(()), |moved| remove_all(&moved))
     }
 
-    /// Obtains the lock without which no process starts, discards or deletes a run. Prints a note before it waits for another process.
-    ///
-    /// Needed because a run that is being started already has a directory, but is not active yet.
+    /// Obtains the lock that starting, discarding and deleting a run require. Prints a note before it waits.
     pub(super) fn lock(&self) -> io::Result<File> {
         self.lock_and(&|path| {
             ui::note(&format!(
@@ -139,23 +129,23 @@ impl ProjectState {
         })
     }
 
-    /// Same as [`Self::lock`], but calls `on_wait` with the path of the lock instead of printing a note.
+    /// Like [`Self::lock`], but calls `on_wait` instead of printing a note.
     fn lock_and(&self, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
         lock(&self.directory.join("lock"), on_wait)
     }
 
-    /// Returns the trash, for directories that are being deleted.
     pub(super) fn trash(&self) -> Trash {
         Trash::new(self.directory.join("trash"))
     }
 
-    /// Moves the directory of a run to the trash, and returns its new path. Deletes a directory that cannot be moved, and returns `None`.
-    /// The caller holds the lock.
+    /// Moves the directory of a run to the trash, and returns its new path. The caller must hold the lock.
+    ///
+    /// Deletes a directory that cannot be moved, and returns `None`.
     fn move_run_to_trash(&self, number: u64) -> io::Result<Option<PathBuf>> {
         let directory = self.run_directory(number);
         match self.trash().add(&directory) {
             Ok(moved) => Ok(moved),
-            // A full disk, for example, may have no space for the directory of the trash.
+            // A full disk may have no space for the trash.
             Err(_) => remove_all(&directory).map(|()| None),
         }
     }
@@ -164,7 +154,7 @@ impl ProjectState {
         self.directory.join("counter")
     }
 
-    /// Returns the number of the last run that was started.
+    /// Returns the number of the last run that was started, or 0.
     fn last_number(&self) -> u64 {
         fs::read_to_string(self.counter()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
     }
@@ -178,19 +168,16 @@ impl ProjectState {
         numbers
     }
 
-    /// Returns whether a run is active.
     pub(super) fn is_active(&self, number: u64) -> bool {
         let file = File::open(self.run_directory(number).join("lock"));
         file.is_ok_and(|file| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
     }
 
-    /// Deletes runs that exceed the maximum age or the maximum total size in `retention`. Keeps the newest `min_runs` runs
-    /// and all active runs.
+    /// Deletes runs that exceed the limits of `retention`, except active runs. Empties the trash first.
     ///
-    /// Empties the trash first. Calls `on_kept` for each directory there that cannot be deleted completely and was not reported yet, with the
-    /// first path and its error.
+    /// Calls `on_kept` once for each directory of the trash that cannot be deleted, with the first path and its error.
     pub(super) fn prune(&self, retention: &Retention, now: SystemTime, on_kept: &mut dyn FnMut(&Path, &io::Error)) {
-        // A process that was killed may have left files there.
+        // A process may have been killed while it deleted files.
         self.trash().empty_and_report_once(on_kept);
         let mut numbers = self.run_numbers();
         if numbers.len() <= retention.min_runs {
@@ -214,7 +201,7 @@ impl ProjectState {
         }
     }
 
-    /// Returns the size of a run in bytes. The size of a finished run is computed once and stored in its file `size`.
+    /// Returns the size of a run in bytes. The file `size` caches it for finished runs.
     fn run_size(&self, number: u64) -> u64 {
         let directory = self.run_directory(number);
         let size_file = directory.join("size");
@@ -230,12 +217,11 @@ impl ProjectState {
         size
     }
 
-    /// Deletes a run. Returns false if it is active and was not deleted.
+    /// Returns false if the run is active, and was not deleted.
     fn delete_run(&self, number: u64) -> io::Result<bool> {
         self.delete_run_under(number, || self.lock())
     }
 
-    /// Deletes a run. `lock` obtains the lock of the project.
     fn delete_run_under(&self, number: u64, lock: impl FnOnce() -> io::Result<File>) -> io::Result<bool> {
         let moved = {
             let _lock = lock()?;
@@ -248,7 +234,6 @@ impl ProjectState {
     }
 }
 
-/// Returns the state of all repositories of the user.
 pub(super) fn all_projects() -> Result<Vec<ProjectState>, CiError> {
     let directory = root()?.join("projects");
     let Ok(entries) = fs::read_dir(&directory) else { return Ok(Vec::new()) };
@@ -273,8 +258,9 @@ pub(super) fn create_private(directory: &Path) -> io::Result<()> {
     builder.create(directory)
 }
 
-/// Opens a lock file and waits for its lock. Calls `on_wait` with the path if another process holds it. The lock is released when the
-/// returned file is dropped.
+/// Opens a lock file and waits for its lock, which is released when the file is dropped.
+///
+/// Calls `on_wait` with the path if another process holds the lock.
 fn lock(path: &Path, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     match file.try_lock() {
@@ -287,18 +273,14 @@ fn lock(path: &Path, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
     Ok(file)
 }
 
-/// Checks that a file of 64 KiB can be written in a directory. The coordinator's database needs about that much space to
-/// grow.
-///
-/// # Errors
-/// Returns the error of creating or writing the file. The file is deleted in any case.
+/// Checks that a file of 64 KiB can be written in a directory. The coordinator's database needs about that much space
+/// to grow.
 pub(super) fn probe_space(directory: &Path) -> io::Result<()> {
     const BYTES: usize = 64 << 10;
     let mut file = tempfile::tempfile_in(directory)?;
     io::Write::write_all(&mut file, &[0; BYTES])
 }
 
-/// Returns the size of all files in a directory, in bytes.
 pub(super) fn directory_size(directory: &Path) -> u64 {
     let mut total = 0;
     let mut directories = vec![directory.to_owned()];
@@ -347,7 +329,7 @@ mod tests {
         let deleting = std::thread::spawn(move || {
             other.delete_run_under(2, || other.lock_and(&move |path| waits.send(path.to_owned()).unwrap()))
         });
-        // If the deletion does not wait for the lock, the channel is closed when the deletion has ended.
+        // If the deletion does not wait, it drops `waits`, and `recv` fails.
         assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion must wait for the lock");
         let _run = lock(&project.run_directory(2).join("lock"), &|_| ()).unwrap();
         drop(starting);

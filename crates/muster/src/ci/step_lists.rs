@@ -20,9 +20,7 @@ pub(crate) struct StepListsArgs {
     pipeline: PipelineArgs,
 }
 
-/// The `run:` lists of a pipeline and of its child pipelines.
 pub(crate) struct StepLists {
-    /// Top directory of the repository.
     pub(crate) worktree: PathBuf,
     /// Names of jobs with their lists, including hidden jobs and jobs that rules exclude.
     pub(crate) lists: Vec<(String, serde_json::Value)>,
@@ -34,10 +32,10 @@ impl StepLists {
     /// Reads the configuration, everything that it includes, and its child pipelines.
     ///
     /// # Errors
-    /// Returns an error if the pipeline's own configuration cannot be read or has errors. Errors of the configuration are printed.
+    /// If the pipeline's own configuration cannot be read or has errors, which are printed.
     pub(crate) async fn read(args: &StepListsArgs) -> Result<Self, CiError> {
         let read = |sources: PipelineSources| {
-            // The rules of an include may exclude it for this event but not for others.
+            // An include may be excluded for this event, but not for others.
             let context = Context { ignores_include_rules: true, ..sources.context.clone() };
             let loaded = load::load(&sources.text, &context, &sources.sources);
             if loaded.has_errors() {
@@ -56,7 +54,6 @@ impl StepLists {
         with_sources(args.pipeline.clone(), read).await
     }
 
-    /// Adds the lists of a configuration, and of the child pipelines that it starts.
     fn add(&mut self, loaded: &Loaded, context: &Context, sources: &dyn Sources, depth: usize) {
         self.lists.extend(lists(&loaded.root));
         if depth == MAX_CHILD_DEPTH {

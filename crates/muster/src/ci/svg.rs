@@ -8,19 +8,14 @@ use muster_pipeline::model::{Pipeline, When};
 use super::graph::{columns, needed_jobs};
 use super::ui;
 
-/// Height of a box in pixels.
 const BOX_HEIGHT: usize = 34;
-/// Distance between the tops of two boxes in a column, in pixels.
 const ROW_HEIGHT: usize = 46;
-/// Space between two columns in pixels.
 const COLUMN_GAP: usize = 70;
-/// Space around the drawing in pixels.
 const MARGIN: usize = 20;
-/// Height of the line with the names of stages, in pixels.
 const HEADER_HEIGHT: usize = 40;
-/// Width reserved for one character of a box's text, in pixels.
+/// Width that is reserved for each character, in pixels.
 const CHARACTER_WIDTH: usize = 8;
-/// Maximum length of a shown name in characters. The box's tooltip has the whole name.
+/// Longer names are truncated. The box's tooltip has the whole name.
 const MAX_NAME_CHARS: usize = 36;
 
 const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2937}.stage{font-weight:600}\
@@ -28,14 +23,12 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2937}.stage{fon
     .order{stroke-dasharray:2 4}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}rect{fill:#1f2937;stroke:#9ca3af}}";
 
-/// Position and width of a job's box, in pixels.
 struct BoxRect {
     x: usize,
     y: usize,
     width: usize,
 }
 
-/// Draws the pipeline.
 pub(super) fn svg(pipeline: &Pipeline) -> String {
     let columns = columns(pipeline);
     let mut boxes = HashMap::new();
@@ -60,7 +53,7 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
     for (index, (stage, jobs)) in columns.iter().enumerate() {
         let Some((start, column_width)) = starts.get(index).copied() else { continue };
         let _ = writeln!(svg, "<text class=\"stage\" x=\"{start}\" y=\"{}\">{}</text>", MARGIN + 16, escaped(stage));
-        // One dashed line between two columns stands for the stage order of all their jobs.
+        // The dashed line stands for the stage order of all jobs in the two columns.
         if index > 0 && jobs.iter().any(|job| job.needs.is_none()) {
             let (from, to, y) = (start - COLUMN_GAP + 8, start - 8, MARGIN + 12);
             let _ = writeln!(svg, "<path class=\"order\" d=\"M{from} {y}H{to}\"/>");
@@ -94,7 +87,7 @@ pub(super) fn svg(pipeline: &Pipeline) -> String {
     svg
 }
 
-/// Draws a curve from the right edge of one box to the left edge of another, or around the right side if both are in one column.
+/// Draws a curve from the right edge of one box to the left edge of another, or to its right edge in the same column.
 fn curve(svg: &mut String, from: &BoxRect, to: &BoxRect) {
     let (y1, y2) = (from.y + BOX_HEIGHT / 2, to.y + BOX_HEIGHT / 2);
     let (x1, x2) = (from.x + from.width, if from.x == to.x { to.x + to.width } else { to.x });

@@ -1,7 +1,7 @@
 //! Deletes directories of the state directory.
 //!
-//! Deleting the files of a run takes long, and other processes must not wait for it. So a directory is moved to the trash while the lock
-//! of the project is held, and deleted after the lock was released.
+//! A deletion takes long, so directories are moved to the trash under the lock of the project, and deleted without the
+//! lock.
 
 use std::fs;
 use std::io;
@@ -9,16 +9,15 @@ use std::path::{Path, PathBuf};
 
 use super::state::{create_private, directory_size};
 
-/// Extension of a directory that could not be deleted and was already reported.
+/// Extension of a directory that could not be deleted, and was reported.
 const REPORTED: &str = "reported";
 
-/// A directory for directories that are being deleted.
 pub(super) struct Trash {
     directory: PathBuf,
 }
 
 impl Trash {
-    /// Creates the trash at a path on the file system of the directories to delete. Writes nothing.
+    /// `directory` must be on the file system of the directories to delete.
     pub(super) fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
@@ -26,26 +25,27 @@ impl Trash {
     /// Moves a directory to the trash, and returns its new path. `None` means that the directory does not exist.
     ///
     /// # Errors
-    /// Returns the error of the system if the directory cannot be moved, for example because it is a mount point.
+    /// If the directory cannot be moved, for example because it is a mount point.
     pub(super) fn add(&self, path: &Path) -> io::Result<Option<PathBuf>> {
         if !fs::exists(path)? {
             return Ok(None);
         }
         create_private(&self.directory)?;
         let target = tempfile::tempdir_in(&self.directory)?;
-        // The new, empty directory is replaced.
+        // The rename replaces the empty target.
         fs::rename(path, target.path())?;
         Ok(Some(target.keep()))
     }
 
-    /// Deletes the content of the trash, or as much of it as can be deleted. Returns the freed space in bytes.
+    /// Deletes as much of the trash as possible. Returns the freed space in bytes.
     ///
-    /// Calls `on_error` once for each directory that could not be deleted completely, with the first path and its error.
+    /// Calls `on_error` once for each directory that could not be deleted completely, with the first path and its
+    /// error.
     pub(super) fn empty(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
         self.entries().iter().map(|entry| remove_as_much_as_possible(entry, on_error)).sum()
     }
 
-    /// Deletes the content of the trash as [`Trash::empty`] does, but reports each directory only once, even across processes.
+    /// Like [`Trash::empty`], but reports each directory only once, even across processes.
     pub(super) fn empty_and_report_once(&self, on_error: &mut dyn FnMut(&Path, &io::Error)) {
         for entry in self.entries() {
             let is_reported = entry.extension().is_some_and(|extension| extension == REPORTED);
@@ -71,7 +71,7 @@ impl Trash {
     }
 }
 
-/// Deletes a directory if it exists, even if a job removed the write permission of a directory inside it.
+/// Deletes a directory if it exists. Works even if a job removed write permissions inside it.
 pub(super) fn remove_all(directory: &Path) -> io::Result<()> {
     match muster_files::remove_tree(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -80,7 +80,7 @@ pub(super) fn remove_all(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Deletes a directory, or as much of its content as can be deleted. Returns the freed space in bytes.
+/// Deletes as much of a directory as possible. Returns the freed space in bytes.
 ///
 /// Calls `on_error` with the first path that could not be deleted.
 pub(super) fn remove_as_much_as_possible(directory: &Path, on_error: &mut dyn FnMut(&Path, &io::Error)) -> u64 {
@@ -97,7 +97,7 @@ pub(super) fn remove_as_much_as_possible(directory: &Path, on_error: &mut dyn Fn
 mod tests {
     use super::*;
 
-    /// A mount point cannot be deleted, not even by root.
+    /// Even root cannot delete a mount point.
     #[test]
     fn directory_that_cannot_be_deleted_is_reported_once() {
         let test = "ci::trash::tests::directory_that_cannot_be_deleted_is_reported_once";

@@ -1,4 +1,4 @@
-//! Output of commands: colors, tables, durations.
+//! Output of commands.
 //!
 //! anstream removes colors if the output is not a terminal, or if NO_COLOR, CLICOLOR or TERM disable them.
 
@@ -9,38 +9,31 @@ use std::time::Duration;
 
 use anstyle::{AnsiColor, Style};
 
-/// Style of success.
 pub(crate) const GOOD: Style = AnsiColor::Green.on_default();
-/// Style of failure.
 pub(crate) const BAD: Style = AnsiColor::Red.on_default().bold();
-/// Style of allowed failures and warnings.
 pub(crate) const WARN: Style = AnsiColor::Yellow.on_default();
-/// Style of work in progress.
 pub(crate) const BUSY: Style = AnsiColor::Cyan.on_default();
-/// Style of less important text.
 pub(crate) const DIM: Style = Style::new().dimmed();
-/// Style of headings.
 pub(crate) const BOLD: Style = Style::new().bold();
 
-/// Returns the text in a style.
 pub(crate) fn paint(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{}{text}{}", style.render(), style.render_reset()) }
 }
 
-/// First error of writing to standard output.
 static OUTPUT_ERROR: OnceLock<std::io::Error> = OnceLock::new();
 
-/// Prints to standard output. A closed pipe (`muster ci list | head`) is not an error. Other errors are stored for [`output_error`].
+/// Prints to standard output. A closed pipe (`muster ci list | head`) is not an error; other errors are kept for
+/// [`output_error`].
 pub(crate) fn out(text: &str) {
     let _ = out_while_read(text);
 }
 
-/// Prints to standard output. Returns `Break` if the reader has closed the pipe, or the text could not be written.
+/// Prints to standard output. Returns `Break` if the reader has closed the pipe, or after another error.
 pub(crate) fn out_while_read(text: &str) -> ControlFlow<()> {
     write_all(&mut anstream::stdout().lock(), text.as_bytes())
 }
 
-/// Prints bytes to standard output as [`out_while_read`] does, but never removes colors.
+/// Like [`out_while_read`], but keeps colors.
 pub(crate) fn out_raw_while_read(bytes: &[u8]) -> ControlFlow<()> {
     write_all(&mut std::io::stdout().lock(), bytes)
 }
@@ -58,33 +51,30 @@ fn write_all(stdout: &mut dyn std::io::Write, bytes: &[u8]) -> ControlFlow<()> {
     }
 }
 
-/// Returns the first error of writing to standard output. `None` if everything was written, or the reader closed the pipe.
+/// Returns the first error of writing to standard output, except a closed pipe.
 pub(crate) fn output_error() -> Option<&'static std::io::Error> {
     OUTPUT_ERROR.get()
 }
 
-/// Prints a line to standard output.
 pub(crate) fn outln(text: &str) {
     out(&format!("{text}\n"));
 }
 
-/// Prints a line to standard error.
 pub(crate) fn errln(text: &str) {
     let mut stderr = anstream::stderr().lock();
     let _ = stderr.write_all(format!("{text}\n").as_bytes());
 }
 
-/// Prints an error.
 pub(crate) fn error(text: &str) {
     errln(&format!("{} {text}", paint(BAD, "error:")));
 }
 
-/// Prints a note: something that may matter to the user.
+/// Prints something that may matter to the user.
 pub(crate) fn note(text: &str) {
     errln(&format!("{} {text}", paint(BUSY, "note:")));
 }
 
-/// Prints a warning: something that is probably not as intended.
+/// Prints something that is probably not as intended.
 pub(crate) fn warning(text: &str) {
     errln(&format!("{} {text}", paint(WARN, "warning:")));
 }
@@ -97,7 +87,7 @@ pub(crate) fn report(problem: &dyn std::error::Error) {
     }
 }
 
-/// Returns the messages of the causes. Omits each message with which the message before it already ends.
+/// Returns the messages of the causes, without those with which the previous message ends.
 fn further_causes(problem: &dyn std::error::Error) -> Vec<String> {
     let mut messages = vec![problem.to_string()];
     for cause in std::iter::successors(problem.source(), |cause| cause.source()) {
@@ -109,17 +99,15 @@ fn further_causes(problem: &dyn std::error::Error) -> Vec<String> {
     messages.split_off(1)
 }
 
-/// Returns whether standard error shows colors.
 pub(crate) fn stderr_has_color() -> bool {
     !matches!(anstream::AutoStream::choice(&std::io::stderr()), anstream::ColorChoice::Never)
 }
 
-/// Returns whether standard error is a terminal that can show progress.
 pub(crate) fn is_interactive() -> bool {
     std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Returns the width of the terminal in columns, or 100 without a terminal.
+/// Returns the number of columns, or 100 without a terminal.
 pub(crate) fn width() -> usize {
     terminal_size::terminal_size().map_or(100, |(width, _)| usize::from(width.0))
 }
@@ -135,7 +123,7 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// Formats a size in bytes, such as `830 B`, `12.0 KB` or `3.4 GB`.
+/// Formats a size, such as `830 B`, `12.0 KB` or `3.4 GB`.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 3] = ["MB", "GB", "TB"];
     if bytes < 1000 {
@@ -154,24 +142,24 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.1} {unit}")
 }
 
-/// Replaces control characters, so that a name from a repository cannot send commands to the terminal.
+/// Replaces control characters, because a name from a repository could send commands to the terminal.
 pub(crate) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Formats a value as indented JSON that ends with a line break. Control characters in texts are escaped.
+/// Returns indented JSON with a final line break. Control characters are escaped.
 pub(crate) fn json(value: &impl serde::Serialize) -> String {
     let mut text = escape_controls(&serde_json::to_string_pretty(value).unwrap_or_default());
     text.push('\n');
     text
 }
 
-/// Formats a value as JSON in one line, without a line break. Control characters in texts are escaped.
+/// Returns JSON in one line, without a line break. Control characters are escaped.
 pub(crate) fn json_line(value: &serde_json::Value) -> String {
     escape_controls(&value.to_string())
 }
 
-/// Escapes the control characters in the texts of a JSON document. JSON itself requires this only for U+0000 to U+001F.
+/// JSON itself requires escapes only for U+0000 to U+001F.
 fn escape_controls(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len() + 1);
     for c in json.chars() {
@@ -184,7 +172,7 @@ fn escape_controls(json: &str) -> String {
     escaped
 }
 
-/// Truncates the text to `columns` characters. If the text was longer, the last character is an ellipsis.
+/// Truncates the text to `columns` characters, of which the last is then an ellipsis.
 pub(crate) fn fit(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
@@ -194,19 +182,16 @@ pub(crate) fn fit(text: &str, columns: usize) -> String {
     truncated
 }
 
-/// A table with aligned columns. Lines have no trailing spaces.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<(String, Style)>>,
 }
 
 impl Table {
-    /// Creates a table with these headings.
     pub(crate) fn new(headings: &[&str]) -> Self {
         Self { rows: vec![headings.iter().map(|heading| ((*heading).to_owned(), BOLD)).collect()] }
     }
 
-    /// Adds a row.
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = (String, Style)>) {
         self.rows.push(cells.into_iter().map(|(text, style)| (plain(&text), style)).collect());
     }
@@ -271,7 +256,7 @@ mod tests {
 
     #[test]
     fn json_has_no_terminal_commands_and_the_same_value() {
-        // U+009B starts a command, like ESC and `[`. JSON allows it in a text.
+        // U+009B starts a command, like ESC and `[`. JSON allows this character in a text.
         let value = serde_json::json!({ "name\u{9b}2J": ["é\u{7f}\u{1b}[2J\n"], "more": {} });
         let text = json(&value);
         assert!(text.chars().all(|c| !c.is_control() || c == '\n') && text.contains("é\\u007f\\u001b"), "{text}");

@@ -9,8 +9,8 @@ use super::args::PipelineArgs;
 use super::error::CiError;
 use super::read::read_text_file;
 
-/// Returns the pipeline variables of `--var-file`, `--file-var` and `--var`. If a name occurs more than once, the last value in this
-/// order of flags applies.
+/// Returns the variables of `--var-file`, `--file-var` and `--var`. The last value of a name in this order of flags
+/// applies.
 pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, CiError> {
     let mut variables = Vec::new();
     for path in &args.var_file {
@@ -29,7 +29,6 @@ pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, C
     Ok(variables)
 }
 
-/// Returns the inputs of `--input`.
 pub(super) fn inputs(args: &PipelineArgs) -> Result<Vec<(String, InputValue)>, CiError> {
     args.input
         .iter()
@@ -52,7 +51,7 @@ fn read(path: &Path) -> Result<String, CiError> {
 fn parse_pair<'a>(flag: &str, form: &str, text: &'a str) -> Result<(&'a str, &'a str), CiError> {
     match text.split_once('=') {
         Some((key, value)) if is_name(key) => Ok((key, value)),
-        // The value may be a secret, so at most the name is repeated.
+        // The value may be a secret.
         Some((key, _)) => Err(CiError::Usage(format!(
             "`{flag} {key}=...`: a variable's name may contain only letters, digits and `_`"
         ))),
@@ -64,7 +63,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Parses `NAME=VALUE` lines. Skips empty lines and comments with `#`, and removes `export ` and quotes around a value.
+/// Parses `NAME=VALUE` lines. Skips empty lines and `#` comments; removes `export ` and quotes around a value.
 pub(super) fn parse_file(path: &Path, text: &str) -> Result<Vec<(String, String)>, CiError> {
     let mut variables = Vec::new();
     for (index, line) in text.lines().enumerate() {

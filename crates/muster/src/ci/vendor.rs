@@ -13,17 +13,16 @@ use super::pins::{LOCK_FILE, Lock};
 use super::prepare::{PipelineSources, with_sources};
 use super::ui::{self, Table};
 
-/// Maximum depth of child pipelines to follow. Same as GitLab's limit.
+/// Maximum depth of child pipelines. GitLab's limit.
 pub(super) const MAX_CHILD_DEPTH: usize = 2;
 
-/// Downloads and pins the included files. With `--offline`, only checks that all of them are available.
+/// With `--offline`, only checks that all included files are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {
     let (offline, into) = (args.pipeline.offline, args.into);
     let work = move |sources| if offline { check(sources) } else { fetch(sources, into.as_deref()) };
     with_sources(args.pipeline, work).await
 }
 
-/// Downloads all included files, and writes the pins.
 fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, CiError> {
     let worktree = pipeline.snapshot.worktree.clone();
     let cache = pipeline.project.includes();
@@ -47,13 +46,12 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
             "failed to download some of the included files; `{LOCK_FILE}` is unchanged"
         )));
     }
-    let pins = sources.pinned();
+    let pins = sources.created_pins();
     show(&pins);
     Lock::new(directory, pins).write(&worktree)?;
     Ok(ExitStatus::Passed)
 }
 
-/// Checks that all included files are available without the network.
 fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
     if !load_all(&pipeline.text, &pipeline.context, &pipeline.sources) {
         return Err(CiError::Failed(
@@ -64,9 +62,9 @@ fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
     Ok(ExitStatus::Passed)
 }
 
-/// Loads the configuration and its child pipelines. Returns whether everything that the event needs was loaded.
+/// Returns whether everything that the event needs was loaded.
 ///
-/// The first pass loads what the event needs, the second pass all includes regardless of their rules.
+/// The second pass loads all includes, regardless of their rules.
 fn load_all(text: &[u8], context: &Context, sources: &SnapshotSources) -> bool {
     let event = LoadPass { context, sources, is_required: true };
     let all = Context { ignores_include_rules: true, ..context.clone() };
@@ -74,7 +72,6 @@ fn load_all(text: &[u8], context: &Context, sources: &SnapshotSources) -> bool {
     [event, all].iter().all(|pass| pass.follow(load::load(text, pass.context, sources), 0))
 }
 
-/// One pass over the configuration.
 struct LoadPass<'a> {
     context: &'a Context,
     sources: &'a SnapshotSources,
@@ -122,7 +119,7 @@ fn show(pins: &[Pin]) {
     ui::out(&table.to_string());
 }
 
-/// Converts a directory to a path relative to the top of the repository.
+/// Returns the path relative to the top of the repository.
 fn inside(worktree: &Path, directory: &Path) -> Result<PathBuf, CiError> {
     let absolute = std::path::absolute(directory)
         .map_err(CiError::system(format!("resolve the path `{}`", directory.display())))?;

@@ -7,40 +7,36 @@ use muster_coordinator::{GitFacts, NewPipeline, NoFiles, ProjectFacts, SharedSou
 use muster_job::ProjectId;
 use muster_pipeline::context::Context;
 
-/// A pipeline of the demo: its jobs, and its delay after the previous one.
+/// A pipeline, and its delay after the previous pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wave {
     pub(super) after: Duration,
-    /// Duration of each job.
     pub(super) jobs: Vec<Duration>,
 }
 
-/// Waves of jobs: cycles of a burst, waves of one or two jobs, and a pause in which idle instances are deleted.
+/// Repeats a burst, waves of one or two jobs, and a pause in which idle instances are deleted.
 #[derive(Debug)]
 pub(super) struct Load {
-    /// State of the random number generator.
     random_state: u64,
     wave: usize,
     remaining: Option<usize>,
     burst: usize,
 }
 
-/// Number of waves in a cycle.
 const WAVES_PER_CYCLE: usize = 8;
 /// Pause before a burst, long enough for the deletion of idle instances.
 const CYCLE_PAUSE: Duration = Duration::from_millis(3500);
-/// Pause before a wave of one or two jobs.
 const SMALL_WAVE_PAUSE: Duration = Duration::from_millis(900);
-/// Duration of the shortest job, and the maximum random addition to it, in milliseconds.
+/// Minimum duration of a job, and the maximum random addition to it, in milliseconds.
 const DURATION_MS: (u64, u64) = (400, 1400);
 
 impl Load {
-    /// Creates a load of `jobs` jobs in total (`None` means no limit), with bursts of `burst` jobs.
+    /// `jobs` is the total number of jobs; `None` means no limit. `burst` is the number of jobs in a burst.
     pub(super) fn new(seed: u64, jobs: Option<usize>, burst: usize) -> Self {
         Self { random_state: seed.wrapping_add(1), wave: 0, remaining: jobs, burst: burst.max(1) }
     }
 
-    /// Returns a random number from 0 up to, but excluding, `bound` (SplitMix64).
+    /// Returns a random number below `bound` (SplitMix64).
     fn random(&mut self, bound: u64) -> u64 {
         self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random_state;
@@ -69,12 +65,11 @@ impl Iterator for Load {
     }
 }
 
-/// Error from compiling the pipeline of a wave.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to compile the demo's pipeline (this is a bug, please report it): {0}")]
 pub(super) struct LoadError(String);
 
-/// Compiles the pipeline of a wave. Its jobs need no repository, no network, and no program but a shell and `sleep`.
+/// Compiles a pipeline whose jobs need no repository, no network, and no programs except a shell and `sleep`.
 pub(super) fn pipeline(wave: &Wave) -> Result<NewPipeline, LoadError> {
     let mut yaml = "variables: {GIT_STRATEGY: none}\n".to_owned();
     for (index, work) in wave.jobs.iter().enumerate() {

@@ -5,8 +5,8 @@
 //!                         | events                   | HTTP: status, explain
 //!                         +----------> screen <------+
 //! ```
-//! The parts are the same as in a real installation, but the coordinator and the manager share a process and a temporary directory.
-//! The demo needs no settings, no network, no privileges and no programs except `sh` and `sleep`.
+//! The coordinator and the manager share a process and a temporary directory. The demo needs no settings, no network,
+//! no privileges and no programs except `sh` and `sleep`.
 
 mod load;
 mod render;
@@ -31,19 +31,14 @@ use screen::Screen;
 use stack::{DemoStack, Size};
 use tracker::{CostMeter, JobTracker};
 
-/// Interval for querying the fleet's status.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
-/// Number of polls after which the decisions are queried again.
 const POLLS_PER_DECISIONS: u32 = 5;
-/// Maximum number of points in a curve.
 const MAX_POINTS: usize = 400;
-/// Model price of an instance per hour, so that the demo has a cost to show.
 const PRICE_PER_HOUR: f64 = 0.08;
-/// Files that a demo opens regardless of its size: 33 files, plus a reserve of 15.
+/// Files that every demo opens: 33, plus a reserve of 15.
 const BASE_FILES: u64 = 48;
-/// Files that a demo opens for each slot: both ends of the job's request, and its log.
+/// Files for each slot: both ends of the job's request, and its log.
 const FILES_PER_SLOT: u64 = 3;
-/// Default number of jobs of a demo without a screen.
 const HEADLESS_JOBS: usize = 40;
 
 /// Arguments of `muster demo`.
@@ -73,7 +68,6 @@ pub(crate) struct DemoArgs {
     timeout: u64,
 }
 
-/// Errors of `muster demo`.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error(
@@ -109,26 +103,24 @@ enum DemoError {
     Internal(String),
 }
 
-/// Result of a demo that ran.
 struct Outcome {
     headless: bool,
     demo: Demo,
-    /// Number of instances that still exist. Any number except 0 is a bug.
+    /// Instances that still exist. Any number except 0 is a bug.
     instances_left: usize,
     elapsed: Duration,
-    /// Goal of a headless demo: number of jobs, and timeout in seconds. `None` for a demo with a screen.
+    /// Number of jobs, and timeout in seconds. `None` for a demo with a screen.
     goal: Option<(usize, u64)>,
 }
 
-/// Runs `muster demo`.
 pub(crate) fn run(args: DemoArgs) -> ExitCode {
     let screen = if args.headless { None } else { Screen::take() };
     // Log lines would overwrite the screen.
     crate::logging::init_command(if screen.is_some() { "off" } else { "error" });
-    // This process opens the files of the coordinator, the manager and the connections to all instances.
+    // This process also opens the files of the coordinator, and the connections to all instances.
     crate::open_files::raise();
-    // Check before the start, because a demo without free file descriptors could not even clean up.
-    if let Err(error) = check_open_files(crate::open_files::permitted(), args.instances, args.slots) {
+    // A demo without free file descriptors could not even clean up.
+    if let Err(error) = check_open_files(crate::open_files::limit(), args.instances, args.slots) {
         drop(screen);
         ui::report(&error);
         return ExitCode::FAILURE;
@@ -146,19 +138,16 @@ pub(crate) fn run(args: DemoArgs) -> ExitCode {
     })
 }
 
-/// Checks that the limit of open files suffices for a demo of this size.
-///
 /// Each instance has a connection, and each slot needs [`FILES_PER_SLOT`].
-fn check_open_files(permitted: Option<u64>, instances: u32, slots: u32) -> Result<(), DemoError> {
+fn check_open_files(limit: Option<u64>, instances: u32, slots: u32) -> Result<(), DemoError> {
     let (instances, slots) = (u64::from(instances), u64::from(slots));
     let required = BASE_FILES + instances * (1 + FILES_PER_SLOT * slots);
-    match permitted {
-        Some(permitted) if permitted < required => Err(DemoError::OpenFiles { permitted, required }),
+    match limit {
+        Some(limit) if limit < required => Err(DemoError::OpenFiles { permitted: limit, required }),
         _ => Ok(()),
     }
 }
 
-/// A running demo.
 struct Demo {
     jobs: JobTracker,
     meter: CostMeter,
@@ -196,7 +185,7 @@ async fn run_demo(args: &DemoArgs, screen: Option<&Screen>) -> Result<Outcome, D
 }
 
 impl Demo {
-    /// Creates the jobs and follows them, until all have finished, the user quits, or the deadline passes.
+    /// Creates and follows the jobs until all have finished, the user quits, or the deadline passes.
     async fn watch(
         &mut self,
         stack: &DemoStack,
@@ -213,7 +202,7 @@ impl Demo {
         let mut next = load.next();
         let mut due = started_at;
         loop {
-            // Each branch is cancel-safe: it only waits.
+            // Each branch only waits, so it is cancel-safe.
             tokio::select! {
                 event = events.recv() => match event {
                     Ok(event) => self.jobs.record(&event, Instant::now()),
@@ -249,7 +238,7 @@ impl Demo {
         }
     }
 
-    /// Records the coordinator's current state of all jobs. Needed after missed events.
+    /// Records the current state of all jobs. Needed after missed events.
     async fn resync(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
         for pipeline in stack.coordinator.pipelines(None, usize::MAX).await? {
             for job in stack.coordinator.pipeline(pipeline.id).await?.jobs {
@@ -259,7 +248,6 @@ impl Demo {
         Ok(())
     }
 
-    /// Queries the manager, as `muster fleet status` does, and updates the frame.
     async fn poll(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
         let mut reports: Reports = query::get(&self.client, &stack.address, STATUS_PATH, &[]).await?;
         let report = reports.fleets.pop();
@@ -286,7 +274,6 @@ impl Demo {
         Ok(())
     }
 
-    /// Shows the frame, if there is a screen.
     fn draw(&self, screen: Option<&Screen>) {
         let Some(screen) = screen else { return };
         let (width, height) = Screen::size();
@@ -294,7 +281,7 @@ impl Demo {
     }
 }
 
-/// Waits for the key that quits the demo. Never returns without keyboard input.
+/// Never returns without keyboard input.
 async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
     let Some(pressed) = keys else { return std::future::pending().await };
     loop {
@@ -307,7 +294,7 @@ async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
 }
 
 impl Outcome {
-    /// Prints the summary. Succeeds if no job failed and no instance is left; a headless demo must also have finished its jobs.
+    /// Succeeds if no job failed and no instance is left. A headless demo must also have finished its jobs.
     fn print(&self) -> ExitCode {
         let Demo { jobs, meter, complete, .. } = &self.demo;
         let (counts, waits) = (jobs.counts(), jobs.waits());
@@ -325,7 +312,6 @@ impl Outcome {
             seconds(waits.p95),
             seconds(waits.max)
         );
-        // Without a finished job there are no waiting times.
         ui::outln(if counts.succeeded + counts.failed > 0 { &waited } else { "waits      no job has finished" });
         let (created, max, left) = (meter.total(), meter.max, self.instances_left);
         ui::outln(&format!("instances  {created} created, at most {max} at once, {left} left"));

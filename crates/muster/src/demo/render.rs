@@ -1,4 +1,4 @@
-//! Renders the demo's screen as lines. Has no side effects, so that tests can check it.
+//! Renders the demo's screen as lines.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,14 +8,11 @@ use muster_taskscaler::fleet::Report;
 use super::tracker::{Counts, Waits};
 use crate::ci::ui;
 
-/// Number of lines above and below the table of instances.
 const FIXED_LINES: usize = 14;
-/// Number of decisions to show.
 pub(super) const MAX_DECISIONS: usize = 4;
-/// Bars of a curve, lowest first.
+/// Lowest first.
 const BAR_HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// Data of one screen.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
     pub(super) elapsed: Duration,
@@ -25,15 +22,13 @@ pub(super) struct Frame {
     pub(super) cost_per_hour: f64,
     pub(super) report: Option<Report>,
     pub(super) decisions: Vec<String>,
-    /// Number of waiting jobs and of instances over time, latest last.
+    /// Numbers of waiting jobs and of instances over time, latest last.
     pub(super) points: VecDeque<(usize, usize)>,
-    /// Address of the manager.
     pub(super) address: String,
-    /// Whether the demo is stopping.
     pub(super) stopping: bool,
 }
 
-/// Renders a frame. Returns at most `height` lines of at most `width` characters.
+/// Returns at most `height` lines of at most `width` characters.
 pub(super) fn render(frame: &Frame, width: usize, height: usize) -> Vec<String> {
     let mut lines = header(frame, width);
     let status = frame.report.as_ref().and_then(|report| report.status.as_ref());
@@ -100,7 +95,7 @@ fn header(frame: &Frame, width: usize) -> Vec<String> {
     ]
 }
 
-/// Returns the latest values as bars, scaled to the largest value.
+/// Returns the latest values as bars, scaled to the largest of all values.
 fn curve(values: impl ExactSizeIterator<Item = usize> + Clone, width: usize) -> String {
     let max = values.clone().max().unwrap_or(0);
     let surplus = values.len().saturating_sub(width);
@@ -114,7 +109,7 @@ fn curve(values: impl ExactSizeIterator<Item = usize> + Clone, width: usize) -> 
     values.skip(surplus).map(bar).collect()
 }
 
-/// Returns the short name of a job: `job-12-ab34cd56` becomes `job 12`.
+/// Returns the name of a job on the screen: `job-12-ab34cd56` becomes `job 12`.
 fn job(key: &str) -> String {
     let number = key.strip_prefix("job-").and_then(|rest| rest.split('-').next());
     number.map_or_else(|| key.to_owned(), |number| format!("job {number}"))

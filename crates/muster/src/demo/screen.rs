@@ -1,5 +1,3 @@
-//! The terminal that the demo draws on. Its state is restored at the end.
-
 use std::io::{IsTerminal as _, Write as _};
 
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
@@ -8,14 +6,14 @@ use tokio::sync::mpsc;
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// The terminal while the demo draws on it. Restores the previous state when dropped.
+/// The terminal while the demo draws on it. Dropping restores the previous state.
 pub(super) struct Screen {
-    /// Previous settings of the keyboard input. `None` if stdin is not a terminal.
+    /// Previous settings of stdin. `None` if stdin is not a terminal.
     previous: Option<Termios>,
 }
 
 impl Screen {
-    /// Takes over the terminal. Returns `None` if stdout is not a terminal, or if the terminal cannot move its cursor.
+    /// Returns `None` if stdout is not a terminal, or if the terminal cannot move its cursor.
     pub(super) fn take() -> Option<Self> {
         if !std::io::stdout().is_terminal() || std::env::var_os("TERM").is_some_and(|term| term == "dumb") {
             return None;
@@ -32,13 +30,13 @@ impl Screen {
         Some(Self { previous })
     }
 
-    /// Returns the number of columns and lines.
+    /// Returns the numbers of columns and lines.
     pub(super) fn size() -> (usize, usize) {
         let size = terminal_size::terminal_size();
         size.map_or((80, 24), |(width, height)| (usize::from(width.0), usize::from(height.0)))
     }
 
-    /// Shows these lines. Each line overwrites the previous one in place, so that nothing flickers.
+    /// Overwrites the previous lines in place, so that nothing flickers.
     pub(super) fn show(&self, lines: &[String]) {
         let mut text = "\x1b[H".to_owned();
         for (index, line) in lines.iter().enumerate() {
@@ -52,7 +50,7 @@ impl Screen {
         write(&text);
     }
 
-    /// Returns a receiver of pressed keys, which a thread reads. Receives nothing if stdin is not a terminal.
+    /// Starts a thread that reads pressed keys. The receiver gets nothing if stdin is not a terminal.
     pub(super) fn keys(&self) -> mpsc::Receiver<u8> {
         let (sender, receiver) = mpsc::channel(1);
         if self.previous.is_some() {
@@ -79,7 +77,7 @@ impl Drop for Screen {
     }
 }
 
-/// Writes to the terminal. Errors are ignored: if the terminal was closed, a hang-up signal ends the demo.
+/// Ignores errors: if the terminal was closed, a hang-up signal ends the demo.
 fn write(text: &str) {
     let mut output = std::io::stdout().lock();
     let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());

@@ -1,4 +1,4 @@
-//! The parts of the demo: a coordinator and a manager with instances, in a temporary directory.
+//! Runs a coordinator, and a manager with instances, in a temporary directory.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_config::{self as config, HostFacts, SettingsContext};
 use muster_coordinator::http::HttpServer;
-use muster_coordinator::{Coordinator, NewRunner, Options};
+use muster_coordinator::{Coordinator, Options, RunnerSpec};
 use muster_executor::Directories;
 use muster_executor::deploy::Executable;
 use muster_executor::host::{HostExecutor, HostOptions};
@@ -22,19 +22,16 @@ use crate::ci::end_descendants;
 use crate::observe::TelemetryRuntime;
 use crate::runner::{FleetEndpoints, HostExecutors, executors};
 
-/// Maximum time for the manager to cancel its jobs and delete its instances.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between SIGTERM and SIGKILL for processes that the manager left behind.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// Interval for sending job logs. Short, so that the screen follows the jobs.
+/// Interval for sending job logs. Short, so that the screen shows progress.
 const TRACE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Size of the demo.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size {
-    /// Maximum number of instances.
     pub(super) instances: u32,
-    /// Number of jobs that an instance runs at the same time.
+    /// Simultaneous jobs of an instance.
     pub(super) slots: u32,
     /// Average time from the creation of an instance until jobs can run on it.
     pub(super) boot_time: Duration,
@@ -42,7 +39,6 @@ pub(super) struct Size {
     pub(super) seed: u64,
 }
 
-/// A running coordinator and a running manager with instances.
 pub(super) struct DemoStack {
     directory: tempfile::TempDir,
     pub(super) coordinator: Arc<Coordinator>,
@@ -56,7 +52,6 @@ pub(super) struct DemoStack {
 }
 
 impl DemoStack {
-    /// Starts the coordinator and the manager.
     pub(super) async fn start(size: Size) -> Result<Self, DemoError> {
         crate::ci::adopt_orphans();
         let directory = tempfile::Builder::new().prefix("muster-demo-").tempdir().map_err(DemoError::TempDir)?;
@@ -70,7 +65,7 @@ impl DemoStack {
         options.limits.unwatched_trace_interval = TRACE_INTERVAL;
         options.limits.own_trace_interval = TRACE_INTERVAL;
         let coordinator = Coordinator::in_memory(options).await?;
-        let new = NewRunner { description: "demo".to_owned(), run_untagged: true, ..NewRunner::default() };
+        let new = RunnerSpec { description: "demo".to_owned(), run_untagged: true, ..RunnerSpec::default() };
         let token = coordinator.create_runner(new).await?.token;
         let server = tokio::spawn(http_server.serve(Arc::clone(&coordinator), None));
 
@@ -113,7 +108,8 @@ impl DemoStack {
         })
     }
 
-    /// Stops the manager and the coordinator, and returns the number of instances that still exist. Any number above 0 is a bug.
+    /// Stops the manager and the coordinator, and returns the number of instances that still exist. Any number above 0
+    /// is a bug.
     pub(super) async fn stop(self) -> Result<usize, DemoError> {
         self.control.send(ControlCommand::Abort).await;
         let mut manager = self.manager;
@@ -130,8 +126,8 @@ impl DemoStack {
         let ledgers: PathBuf = self.directory.path().join("manager").join(crate::runner::INSTANCES);
         let fleets = read_fleets(&ledgers, 0).map_err(|error| DemoError::Internal(error.to_string()))?;
         let in_ledgers = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        // Each directory inside a plugin's directory is an instance. The plugin's own directory is not counted: a plugin that was stopped
-        // during its start may leave it behind, and it is deleted with the demo's directory.
+        // Each directory inside a plugin's directory is an instance. A plugin that was stopped during its start may
+        // leave its own directory.
         let plugins = std::fs::read_dir(self.directory.path().join("machines")).into_iter().flatten().flatten();
         let machines: usize = plugins.map(|plugin| count_directories(&plugin.path())).sum();
         let remaining = in_ledgers.sum::<usize>().max(machines);
@@ -144,7 +140,6 @@ fn count_directories(path: &std::path::Path) -> usize {
     std::fs::read_dir(path).map_or(0, |entries| entries.flatten().filter(|entry| entry.path().is_dir()).count())
 }
 
-/// Returns the manager's `config.toml`. Apart from short intervals, it is a normal configuration.
 fn configuration(size: Size, url: &str, token: &str, machines: &std::path::Path) -> String {
     let Size { instances, slots, boot_time, seed } = size;
     let jobs = instances * slots;

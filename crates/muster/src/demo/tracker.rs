@@ -1,5 +1,3 @@
-//! Tracks the demo's jobs and instances, for its screen and its summary.
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -7,28 +5,23 @@ use muster_coordinator::views::Event;
 use muster_job::{JobId, JobStatus};
 use tokio::time::Instant;
 
-/// A job of the demo.
 #[derive(Debug, Clone, Copy)]
 struct TrackedJob {
     status: JobStatus,
-    /// Time at which the job entered the queue.
-    queued: Option<Instant>,
-    /// Time at which the first line of the log arrived.
+    queued_at: Option<Instant>,
     log_started_at: Option<Instant>,
 }
 
-/// Jobs of the demo, updated from their events.
 #[derive(Debug, Default)]
 pub(super) struct JobTracker(BTreeMap<JobId, TrackedJob>);
 
-/// Number of jobs in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts {
     pub(super) created: usize,
     pub(super) succeeded: usize,
     /// Failed, canceled or skipped jobs.
     pub(super) failed: usize,
-    /// Jobs with a first log line that have not finished.
+    /// Unfinished jobs with a first log line.
     pub(super) running: usize,
     /// Unfinished jobs without a first log line.
     pub(super) waiting: usize,
@@ -43,15 +36,14 @@ pub(super) struct Waits {
 }
 
 impl JobTracker {
-    /// Updates a job with an event.
     pub(super) fn record(&mut self, event: &Event, now: Instant) {
         match event {
             Event::JobChanged(job) => {
-                let new = TrackedJob { status: job.status, queued: None, log_started_at: None };
+                let new = TrackedJob { status: job.status, queued_at: None, log_started_at: None };
                 let tracked = self.0.entry(job.id).or_insert(new);
                 tracked.status = job.status;
-                if tracked.queued.is_none() && job.queued_at.is_some() {
-                    tracked.queued = Some(now);
+                if tracked.queued_at.is_none() && job.queued_at.is_some() {
+                    tracked.queued_at = Some(now);
                 }
             }
             Event::TraceGrew { job, size: 1.. } => {
@@ -76,13 +68,13 @@ impl JobTracker {
         counts
     }
 
-    /// Returns whether all known jobs have finished.
     pub(super) fn all_finished(&self) -> bool {
         self.0.values().all(|tracked| tracked.status.is_complete())
     }
 
     pub(super) fn waits(&self) -> Waits {
-        let waits = self.0.values().filter_map(|tracked| Some(tracked.log_started_at?.duration_since(tracked.queued?)));
+        let waits =
+            self.0.values().filter_map(|tracked| Some(tracked.log_started_at?.duration_since(tracked.queued_at?)));
         let mut waits: Vec<Duration> = waits.collect();
         waits.sort_unstable();
         let percentile = |percent: usize| {
@@ -96,20 +88,17 @@ impl JobTracker {
 /// Number and cost of instances, from repeated samples.
 #[derive(Debug, Default)]
 pub(super) struct CostMeter {
-    /// Time of the last sample. `None` before the first sample.
+    /// `None` before the first sample.
     sampled_at: Option<Instant>,
-    /// Number of instances in the last sample.
     pub(super) current: usize,
-    /// Largest number of instances in a sample.
     pub(super) max: usize,
-    /// Names of all instances so far.
+    /// All instances so far.
     names: std::collections::BTreeSet<String>,
-    /// Sum of the times for which the instances existed.
+    /// Total time for which instances existed.
     instance_time: Duration,
 }
 
 impl CostMeter {
-    /// Records the instances that exist now.
     pub(super) fn record<'a>(&mut self, instances: impl Iterator<Item = &'a str>, now: Instant) {
         if let Some(sampled_at) = self.sampled_at.replace(now) {
             self.instance_time += now.duration_since(sampled_at) * u32::try_from(self.current).unwrap_or(u32::MAX);
@@ -120,12 +109,10 @@ impl CostMeter {
         self.names.extend(names.into_iter().map(str::to_owned));
     }
 
-    /// Returns the number of different instances so far.
     pub(super) fn total(&self) -> usize {
         self.names.len()
     }
 
-    /// Returns the cost so far, at a price per hour.
     pub(super) fn cost(&self, per_hour: f64) -> f64 {
         self.instance_time.as_secs_f64() / 3600.0 * per_hour
     }

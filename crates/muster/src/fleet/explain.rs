@@ -13,7 +13,6 @@ use time::macros::format_description;
 use super::query::ManagerTarget;
 use crate::ci::{self, ui};
 
-/// Default number of decisions to show.
 const DEFAULT_DECISIONS: usize = 40;
 
 /// Arguments of `muster fleet explain`.
@@ -31,7 +30,6 @@ pub(crate) struct ExplainArgs {
     limit: usize,
 }
 
-/// Kind of subject to explain.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum ExplainTarget {
     /// A job: why it waits, or which instance it got.
@@ -43,7 +41,6 @@ enum ExplainTarget {
 }
 
 impl ExplainArgs {
-    /// Returns the subject that the arguments select.
     fn subject(&self) -> Subject {
         match (self.subject, self.name.clone()) {
             (Some(ExplainTarget::Job), Some(number)) => Subject::Job(number),
@@ -75,7 +72,7 @@ pub(super) async fn run(args: ExplainArgs) -> ExitCode {
     for fleet in &mut explanations.fleets {
         let surplus = if args.limit == 0 { 0 } else { fleet.decisions.len().saturating_sub(args.limit) };
         fleet.decisions.drain(..surplus);
-        // Decisions that `--limit` hides are not missing.
+        // `--limit` hides these decisions on purpose.
         fleet.truncated &= args.limit == 0;
     }
     let found = explanations.fleets.iter().any(|fleet| fleet.found);
@@ -117,7 +114,7 @@ fn fleet(explanation: &Explanation) -> String {
     text
 }
 
-/// Returns whether the inputs add information to the text of an entry.
+/// Returns whether the inputs add information to the text.
 fn has_inputs(entry: &HistoryEntry) -> bool {
     entry.kind == "scale_up_blocked"
         || entry.kind == "scale_up"
@@ -138,7 +135,7 @@ fn inputs_text(inputs: &Inputs) -> String {
     text
 }
 
-/// Formats a time in UTC, so that the output of several machines can be compared.
+/// In UTC, so that the output of several machines can be compared.
 fn when(unix: i64) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
     let time = OffsetDateTime::from_unix_timestamp(unix).ok().and_then(|time| time.format(format).ok());

@@ -49,7 +49,6 @@ pub(crate) enum Command {
     Simulate(Box<simulate::SimulateArgs>),
 }
 
-/// Runs a subcommand.
 pub(crate) fn run(command: Command) -> ExitCode {
     match command {
         Command::Status(args) => run_query(status::run(*args)),
@@ -67,7 +66,6 @@ fn run_query(work: impl Future<Output = ExitCode>) -> ExitCode {
     crate::runtime::block_on_one_thread(work)
 }
 
-/// Prints an answer as JSON.
 fn print_json(answer: &impl serde::Serialize) -> ExitCode {
     ci::print(ui::json(answer).as_bytes())
 }

@@ -1,4 +1,4 @@
-//! `muster fleet cordon`, `uncordon`, `drain` and `delete`: sends a request to the running manager over its operator socket.
+//! `muster fleet cordon`, `uncordon`, `drain` and `delete`: sends a request to the running manager's operator socket.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,8 @@ use crate::ci::{self, ui};
 use crate::config_file::ConfigArg;
 use crate::flags;
 
-/// Maximum time to wait for the manager's reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(25);
-/// Maximum length of a reason, in characters.
 const MAX_REASON_CHARS: usize = 1000;
-/// Maximum size of a reply in bytes.
 const MAX_REPLY_BYTES: u64 = 1 << 20;
 
 /// Target of the operation, and its manager.
@@ -62,7 +59,6 @@ pub(crate) struct DeleteArgs {
     force: bool,
 }
 
-/// Errors from sending a request to the manager.
 #[derive(Debug, thiserror::Error)]
 enum OperateError {
     #[error(transparent)]
@@ -79,14 +75,12 @@ enum OperateError {
     NoReply { socket: PathBuf, source: io::Error },
 }
 
-/// Error for a `--reason` that is too long.
 #[derive(Debug, thiserror::Error)]
 #[error("the reason has {length} characters; the maximum is {MAX_REASON_CHARS}")]
 struct ReasonError {
     length: usize,
 }
 
-/// Parses the value of `--reason`.
 fn parse_reason(text: &str) -> Result<String, ReasonError> {
     let length = text.chars().count();
     if length > MAX_REASON_CHARS {
@@ -95,12 +89,10 @@ fn parse_reason(text: &str) -> Result<String, ReasonError> {
     Ok(text.to_owned())
 }
 
-/// Runs `muster fleet delete`.
 pub(super) async fn delete(args: DeleteArgs) -> ExitCode {
     run(args.args, OperatorAction::Delete { force: args.force }).await
 }
 
-/// Sends an operation to the manager, and prints the reply.
 pub(super) async fn run(args: OperateArgs, action: OperatorAction) -> ExitCode {
     let answer = match send_request(&args, action).await {
         Ok(answer) => answer,

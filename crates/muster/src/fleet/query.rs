@@ -1,4 +1,4 @@
-//! Data source of `muster fleet status` and `explain`: the running manager over HTTP, or its state on disk.
+//! Queries the running manager, or reads its state on disk, for `muster fleet status` and `explain`.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,7 +15,6 @@ use crate::config_file::{ConfigArg, ConfigError};
 use crate::flags;
 use crate::runner::{EXPLAIN_PATH, STATUS_PATH};
 
-/// Maximum time to wait for the manager's answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Arguments that select the manager.
@@ -34,7 +33,6 @@ pub(super) struct ManagerTarget {
     pub(super) json: bool,
 }
 
-/// Errors from querying a manager or reading its state.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueryError {
     #[error(transparent)]
@@ -67,16 +65,13 @@ pub(crate) enum QueryError {
     NoStateDir,
 }
 
-/// Source of a fleet's status.
 enum StatusEndpoint {
-    /// `listen_address` of a running manager.
     Manager(String),
     /// Directory with the ledgers of the manager's scalers.
     Disk(PathBuf),
 }
 
 impl ManagerTarget {
-    /// Returns the status of all fleets.
     pub(super) async fn status(&self) -> Result<Reports, QueryError> {
         let from_disk = |directory: &Path| {
             let fleets = read_fleets(directory, now())?.into_iter().map(|fleet| fleet.report).collect();
@@ -85,7 +80,6 @@ impl ManagerTarget {
         self.query(STATUS_PATH, &[], from_disk).await
     }
 
-    /// Explains a job, an instance, a group or the whole fleet.
     pub(super) async fn explain(&self, subject: &Subject) -> Result<ExplanationSet, QueryError> {
         let parameter = match subject {
             Subject::Fleet => None,
@@ -131,8 +125,6 @@ impl ManagerTarget {
     }
 
     /// Returns the sources in the order of preference.
-    ///
-    /// The manager of the configuration comes first, if it has a `listen_address`. The manager's state on disk comes second.
     fn endpoints(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
         let path = self.config.path();
         // Other errors are reported when the file is loaded.
@@ -150,17 +142,14 @@ impl ManagerTarget {
     }
 }
 
-/// Returns the directory with the ledgers of a manager's scalers.
 pub(super) fn ledger_directory(state: &Path) -> PathBuf {
     state.join(crate::runner::INSTANCES)
 }
 
-/// Creates an HTTP client for querying managers.
 pub(crate) fn client() -> Result<reqwest::Client, QueryError> {
     reqwest::Client::builder().timeout(ANSWER_TIMEOUT).no_proxy().build().map_err(QueryError::Client)
 }
 
-/// Queries the manager at an address.
 pub(crate) async fn get<T: DeserializeOwned>(
     client: &reqwest::Client,
     address: &str,

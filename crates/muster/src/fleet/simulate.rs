@@ -16,16 +16,15 @@ use muster_taskscaler::time::Time;
 
 use crate::ci::{self, ui};
 
-/// Number of points in the chart's timeline.
 const TIMELINE_POINTS: u64 = 600;
 /// Time to simulate after the last job has finished.
 const SETTLE_TIME: Duration = Duration::from_secs(1800);
-/// Maximum number of idle instances. A simulation with more would take minutes.
+/// A simulation with more idle instances would take minutes.
 const MAX_IDLE_INSTANCES: u64 = 20_000;
 const DAY_S: u64 = 86_400;
-/// Maximum number of jobs. More would take gigabytes of memory.
+/// More jobs would take gigabytes of memory.
 const MAX_JOBS: usize = 5_000_000;
-/// Maximum size of a trace or policy file. A trace with [`MAX_JOBS`] jobs is smaller.
+/// A trace with [`MAX_JOBS`] jobs is smaller.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 
 /// Arguments of `muster fleet simulate`.
@@ -88,7 +87,6 @@ enum PatternName {
     Flat,
 }
 
-/// Errors of `muster fleet simulate`.
 #[derive(Debug, thiserror::Error)]
 enum SimulateError {
     #[error("failed to read {}", path.display())]
@@ -119,11 +117,9 @@ enum SimulateError {
     Engine(#[from] muster_taskscaler::engine::Violation),
 }
 
-/// A policy and its result.
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) report: Report,
-    /// Whether the policy's instances have a price. Without a price, the cost is unknown.
     has_price: bool,
 }
 
@@ -139,7 +135,7 @@ pub(super) fn run(args: &SimulateArgs) -> ExitCode {
 
 fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
     let jobs = jobs(args)?;
-    // A simulation may take minutes, so check first that the chart can be written.
+    // A simulation may take minutes, so fail first if the chart cannot be written.
     let svg = args.svg.as_deref().map(ChartFile::create).transpose()?;
     let cloud: CloudConfig = match &args.cloud {
         Some(path) => {
@@ -177,7 +173,7 @@ fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
 }
 
-/// Reads the policy in a file. A group without a name is called `main`.
+/// A group without a name is called `main`.
 fn policy(path: &Path) -> Result<Config, SimulateError> {
     let invalid = |problems| SimulateError::Invalid { path: path.to_owned(), problems };
     let scaling = muster_config::parse_scaling(&read(path)?)
@@ -185,7 +181,6 @@ fn policy(path: &Path) -> Result<Config, SimulateError> {
     scaling.named("main").map_err(|problems| invalid(problems.to_vec()))
 }
 
-/// The file of `--svg`.
 struct ChartFile {
     path: PathBuf,
     file: std::fs::File,
@@ -194,7 +189,7 @@ struct ChartFile {
 impl ChartFile {
     fn create(path: &Path) -> Result<Self, SimulateError> {
         let write_error = |source| SimulateError::Write { path: path.to_owned(), source };
-        // Keep the previous content until the new one is complete.
+        // The previous content is kept until the new content is complete.
         let mut options = std::fs::File::options();
         options.write(true).create(true).truncate(false);
         Ok(Self { path: path.to_owned(), file: options.open(path).map_err(write_error)? })
@@ -206,7 +201,7 @@ impl ChartFile {
     }
 }
 
-/// Returns the name of a policy in the results: its file name, or its path if another policy has the same file name.
+/// Returns the file name of the policy, or its path if another policy has the same file name.
 fn name_of(path: &Path, all: &[PathBuf]) -> String {
     let stem = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = stem(path);
@@ -226,9 +221,7 @@ fn max_running(jobs: &[Job]) -> u64 {
     max
 }
 
-/// Returns why the simulation of a policy would take too long. `None` means that it would not.
-///
-/// `max_running` is the maximum number of jobs that run at once if no job waits.
+/// Returns why a simulation would take too long, or `None`.
 fn too_large(config: &Config, cloud: &CloudConfig, max_running: u64) -> Option<String> {
     let idle = config.policies.max_idle(max_running).div_ceil(u64::from(config.capacity.get()));
     let max = config.groups.iter().map(|group| Some(u64::from(group.max_instances)).filter(|max| *max > 0));

@@ -11,7 +11,6 @@ use muster_taskscaler::fleet::{InstanceUsage, Report, ReportSource, Reports};
 use super::query::ManagerTarget;
 use crate::ci::{self, ui};
 
-/// Maximum number of waiting jobs to list.
 const MAX_WAITING: usize = 10;
 
 /// Arguments of `muster fleet status`.
@@ -56,7 +55,6 @@ fn text(reports: &Reports) -> String {
 fn fleet(report: &Report, source: ReportSource) -> String {
     let mut text = format!("runner {}\n", ui::plain(&report.runner));
     let mut line = |name: &str, value: &str| {
-        // Writing to a `String` does not fail.
         let _ = writeln!(text, "  {name:<10}{}", ui::plain(value));
     };
     if let Some(reason) = &report.unavailable_reason {
@@ -136,7 +134,7 @@ fn waiting(status: &ScalerStatus, line: &mut impl FnMut(&str, &str)) {
     }
 }
 
-/// Formats the resource usage of an instance, such as `12.3 s CPU, 120 of 512 MiB, 4 processes`.
+/// Formats the resource usage, such as `12.3 s CPU, 120 of 512 MiB, 4 processes`.
 fn usage_text(usage: &InstanceUsage) -> String {
     const MIB: u64 = 1024 * 1024;
     let limit = usage.memory_limit_bytes.map_or_else(String::new, |limit| format!(" of {}", limit / MIB));

@@ -1,4 +1,4 @@
-//! SVG chart of simulations: one panel per policy, with instances, running jobs and waiting jobs over time.
+//! SVG chart of simulations: instances, running jobs and waiting jobs over time, in one panel per policy.
 
 use std::fmt::Write as _;
 
@@ -6,13 +6,9 @@ use muster_taskscaler::sim::report::Point;
 
 use super::simulate::Outcome;
 
-/// Width of a panel in pixels.
 const PANEL_WIDTH: u32 = 900;
-/// Height of a panel in pixels.
 const PANEL_HEIGHT: u32 = 180;
-/// Space between two panels in pixels.
 const PANEL_GAP: u32 = 46;
-/// Space to the left of the panels in pixels.
 const LEFT_MARGIN: u32 = 56;
 
 const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1f2937}.name{font-weight:600}\
@@ -20,7 +16,6 @@ const STYLE: &str = "text{font:12px system-ui,sans-serif;fill:#1f2937}.name{font
     .waiting{fill:none;stroke:#dc2626;stroke-width:1.5}.axis{stroke:#9ca3af;fill:none}\
     @media(prefers-color-scheme:dark){text{fill:#e5e7eb}.instances{fill:#1e3a8a}.running{fill:#166534}}";
 
-/// Draws the chart.
 pub(super) fn svg(outcomes: &[Outcome]) -> String {
     let panels = u32::try_from(outcomes.len()).unwrap_or(u32::MAX);
     let (width, height) = (PANEL_WIDTH + LEFT_MARGIN + 20, panels.saturating_mul(PANEL_HEIGHT + PANEL_GAP) + 20);

@@ -1,11 +1,8 @@
-//! Errors of plugin commands.
-
 use std::path::PathBuf;
 
 use muster_fleeting::install::{InstallError, ResolveError};
 use muster_oci::{CredentialsError, ReferenceError, RegistryError};
 
-/// Error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PluginError {
     #[error(transparent)]

@@ -32,13 +32,13 @@ pub(super) struct InstallFlags {
 }
 
 impl InstallFlags {
-    /// Returns whether the registry must be queried even if a matching version is installed.
+    /// Returns whether to query the registry even if a matching version is installed.
     pub(super) fn must_query_registry(self) -> bool {
         self.upgrade || self.accept_new_digest
     }
 }
 
-/// Runs `muster plugin install`. Returns whether all plugins were installed.
+/// Returns whether all plugins were installed.
 pub(super) async fn run(args: &PluginInstallArgs) -> Result<bool, PluginError> {
     if args.plugins.is_empty() {
         let path = args.config.path();
@@ -64,14 +64,13 @@ pub(super) async fn run(args: &PluginInstallArgs) -> Result<bool, PluginError> {
     Ok(all_succeeded)
 }
 
-/// Installs one plugin.
 pub(super) async fn install_one(
     store: &Store,
     plugin: &str,
     flags: InstallFlags,
 ) -> Result<InstallResult, PluginError> {
     let reference = Reference::parse(plugin, &DEFAULTS)?;
-    // Without a home directory there are no stored credentials.
+    // Without a home directory, no credentials are stored.
     let docker = DockerConfig::from_environment().ok();
     let options = InstallOptions { upgrade: flags.upgrade, accept_new_digest: flags.accept_new_digest };
     Ok(store.install(&reference, options, docker.as_ref()).await?)

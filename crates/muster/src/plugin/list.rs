@@ -17,10 +17,9 @@ pub(crate) struct PluginListArgs {
     remote: bool,
 }
 
-/// Runs `muster plugin list`. Prints one line per version.
 pub(super) async fn run(args: &PluginListArgs) -> Result<bool, PluginError> {
     let reference = args.plugin.as_deref().map(|plugin| Reference::parse(plugin, &DEFAULTS)).transpose()?;
-    // Without a version in the reference, list all versions.
+    // Without a version in the argument, list all versions.
     let any_version =
         args.plugin.as_deref().is_none_or(|plugin| plugin.rsplit('/').next().is_none_or(|name| !name.contains(':')));
     if let Some(reference) = reference.as_ref().filter(|_| args.remote) {

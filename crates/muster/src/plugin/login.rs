@@ -8,7 +8,7 @@ use muster_oci::{Credentials, DockerConfig, Registry, Repository};
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// Maximum length of a password in bytes. Access tokens are much shorter.
+/// Access tokens are much shorter.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 
 /// Arguments of `muster plugin login`.
@@ -28,7 +28,7 @@ pub(crate) struct PluginLoginArgs {
     password_stdin: bool,
 }
 
-/// Runs `muster plugin login`. Checks the credentials at the registry before storing them.
+/// Checks the credentials at the registry before storing them.
 pub(super) async fn run(args: &PluginLoginArgs) -> Result<bool, PluginError> {
     let username = args.username.as_deref().filter(|name| !name.is_empty());
     let username = username.ok_or(PluginError::Usage("no user name; set --username"))?;
@@ -40,7 +40,7 @@ pub(super) async fn run(args: &PluginLoginArgs) -> Result<bool, PluginError> {
     if password.is_empty() {
         return Err(PluginError::Usage("the password is empty"));
     }
-    // Parsing needs a path, but only the host is checked here.
+    // The parser requires a path, but only the host matters here.
     let Repository { registry, .. } = Repository::parse(&format!("{}/login", args.server), &DEFAULTS)?;
     let credentials = Credentials::new(username, password);
     let repository = Repository { registry: args.server.clone(), path: "login".to_owned() };

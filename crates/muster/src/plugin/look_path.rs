@@ -1,4 +1,4 @@
-//! `look-path`: prints the executable of a plugin, with the arguments that start a built-in plugin.
+//! `look-path`: prints the command line that starts a plugin.
 
 use muster_fleeting::install::resolve;
 
@@ -14,7 +14,6 @@ pub(crate) struct LookPathArgs {
     plugin: String,
 }
 
-/// Runs `muster plugin look-path`.
 pub(super) fn run(args: &LookPathArgs) -> Result<bool, PluginError> {
     let found = resolve(&args.plugin, &lookup_context())?;
     let command_line = [found.executable().display().to_string()].into_iter().chain(found.arguments());

@@ -1,7 +1,7 @@
 //! `muster plugin`: manages plugins for instance groups. Also runs as `fleeting` and `gitlab-runner fleeting`.
 //!
-//! Each command is a module with its arguments and `run`. Exit codes: 0 for success, 1 if something failed, 2 if the arguments do not
-//! parse. The command `test` also returns 2 if the plugin could not be tested.
+//! Exit codes: 0 for success, 1 if something failed, 2 if the arguments do not parse, or if `test` could not test the
+//! plugin.
 
 mod error;
 mod install;
@@ -23,7 +23,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use error::PluginError;
 
-/// Default log filter. The commands print their results themselves.
+/// The commands print their results themselves.
 const LOG: &str = "error,muster_fleeting=warn";
 
 /// Command line of the program under the name `fleeting`.
@@ -69,21 +69,18 @@ pub(crate) enum RunnerCommand {
     Login(login::PluginLoginArgs),
 }
 
-/// Returns whether the program was started under the name of GitLab's plugin tool.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name == "fleeting" || name == "fleeting-artifact")
 }
 
-/// Parses the arguments of `fleeting`, program name first, and runs the command.
+/// Runs `fleeting`. The first argument is the program's name.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
-    // `fleeting` parses `-flag` as Go programs do.
     run(Cli::parse_from(crate::flags::rewrite_go_flags(&Cli::command(), arguments, 1)).command)
 }
 
-/// Runs a subcommand of `muster plugin`.
 pub(crate) fn run(command: Command) -> ExitCode {
-    // The host of a plugin parses the plugin's output, so Muster's own log must not be mixed into it.
+    // The host of a plugin parses its output, so Muster's own log must not be mixed into it.
     if !matches!(command, Command::Serve(_)) {
         crate::logging::init_command(LOG);
     }
@@ -102,7 +99,6 @@ pub(crate) fn run(command: Command) -> ExitCode {
     }
 }
 
-/// Runs a subcommand of `gitlab-runner fleeting`.
 pub(crate) fn run_for_runner(command: RunnerCommand) -> ExitCode {
     match command {
         RunnerCommand::Install(args) => exit_code(runners::install(&args)),
@@ -111,7 +107,6 @@ pub(crate) fn run_for_runner(command: RunnerCommand) -> ExitCode {
     }
 }
 
-/// Runs a command to completion, reports its error, and returns its exit code.
 fn exit_code(work: impl Future<Output = Result<bool, PluginError>>) -> ExitCode {
     crate::runtime::block_on_one_thread(async { crate::ci::exit_code(work.await) })
 }

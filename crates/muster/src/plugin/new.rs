@@ -8,12 +8,9 @@ use std::path::{Path, PathBuf};
 use super::error::PluginError;
 use crate::ci::ui;
 
-/// Name of the plugin in the templates. It is replaced by the real name.
 const PLACEHOLDER: &str = "toy";
 
-/// Error for a Rust project without `--sdk`.
-///
-/// The project cannot depend on the crate by its name: the crate is not published, so another author could publish a crate of that name.
+/// The crate is not published, and another author could publish a crate of that name, so the project needs a path.
 const NO_SDK: &str = "the crate muster-fleeting is not published yet; set --sdk to its directory in a clone of Muster, \
                       such as `--sdk ../muster/crates/fleeting`, or use --lang go, python or shell";
 
@@ -47,7 +44,6 @@ enum Language {
     Shell,
 }
 
-/// A file of a project.
 struct TemplateFile {
     name: &'static str,
     text: &'static str,
@@ -90,7 +86,6 @@ const SHELL: &[TemplateFile] = &[
     template!("README.md", "shell/README.md"),
 ];
 
-/// Runs `muster plugin new`.
 pub(super) fn run(args: &PluginNewArgs) -> Result<bool, PluginError> {
     let name = args.name.strip_prefix("fleeting-plugin-").unwrap_or(&args.name);
     let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -126,7 +121,6 @@ pub(super) fn run(args: &PluginNewArgs) -> Result<bool, PluginError> {
     Ok(true)
 }
 
-/// Returns the dependency on the SDK for `Cargo.toml`.
 fn sdk_dependency(directory: &Path) -> Result<String, PluginError> {
     if !directory.join("Cargo.toml").is_file() {
         return Err(PluginError::NoSdk(directory.to_owned()));

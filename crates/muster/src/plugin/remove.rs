@@ -17,7 +17,7 @@ pub(crate) struct PluginRemoveArgs {
     forget_digest: bool,
 }
 
-/// Runs `muster plugin remove`. Returns whether all plugins were removed.
+/// Returns whether all plugins were removed.
 pub(super) async fn run(args: &PluginRemoveArgs) -> Result<bool, PluginError> {
     let store = Store::from_environment()?;
     let mut all_succeeded = true;

@@ -1,4 +1,4 @@
-//! `gitlab-runner fleeting install` and `list`: the plugins that the runners of a configuration use.
+//! `gitlab-runner fleeting install` and `list`: for the plugins that the runners of a configuration use.
 
 use muster_fleeting::install::{InstallError, ResolveError, ResolvedPlugin, resolve};
 
@@ -24,13 +24,11 @@ pub(crate) struct ConfiguredListArgs {
     config: ConfigArg,
 }
 
-/// A plugin that a runner of the configuration uses.
 struct ConfiguredPlugin {
     runner: String,
     plugin: String,
 }
 
-/// Returns the plugins of all runners with an autoscaler.
 fn configured_plugins(config: &ConfigArg) -> Result<Vec<ConfiguredPlugin>, PluginError> {
     let config = config.load().map_err(|error| PluginError::Config(error.to_string()))?;
     let mut configured = Vec::new();
@@ -56,7 +54,7 @@ fn report(configured: &ConfiguredPlugin, path: &std::path::Path) {
     ui::outln(&format!("runner: {}, plugin: {}, path: {}", configured.runner, configured.plugin, path.display()));
 }
 
-/// Reports an error of one plugin, and returns false.
+/// Always returns false.
 fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
     ui::error(&format!(
         "runner: {}, plugin: {}: {}",
@@ -67,9 +65,10 @@ fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
     false
 }
 
-/// Installs each plugin that is not available, or that the flags apply to. Returns false if a plugin failed.
+/// Installs the plugins of a configuration. Returns false if a plugin failed.
 ///
-/// The flags do not apply to executables that are given by a path or found on `PATH`, nor to built-in plugins.
+/// Skips executables at a path or on `PATH`, built-in plugins, and installed plugins unless `flags` require a query of
+/// the registry.
 pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Result<bool, PluginError> {
     let context = lookup_context();
     let mut all_succeeded = true;
@@ -81,9 +80,8 @@ pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Resu
         match resolve(&plugin.plugin, &context) {
             Ok(ResolvedPlugin::Installed(path)) if !flags.must_query_registry() => report(&plugin, &path),
             Ok(ResolvedPlugin::Path(path) | ResolvedPlugin::OnPath(path)) => report(&plugin, &path),
-            // The plugin is part of this program, so there is nothing to install.
             Ok(ResolvedPlugin::BuiltIn { executable, .. }) => report(&plugin, &executable),
-            // A path or an executable's name does not refer to a registry.
+            // Neither a path nor an executable's name refers to a registry.
             Err(error @ (ResolveError::Path { .. } | ResolveError::NotOnPath { .. })) => {
                 all_succeeded = report_error(&plugin, &error.into());
             }
@@ -102,12 +100,10 @@ pub(super) async fn install_all(config: &ConfigArg, flags: InstallFlags) -> Resu
     Ok(all_succeeded)
 }
 
-/// Runs `gitlab-runner fleeting install`.
 pub(super) async fn install(args: &ConfiguredInstallArgs) -> Result<bool, PluginError> {
     install_all(&args.config, args.flags).await
 }
 
-/// Runs `gitlab-runner fleeting list`.
 pub(super) fn list(args: &ConfiguredListArgs) -> Result<bool, PluginError> {
     let context = lookup_context();
     let mut all_succeeded = true;

@@ -1,4 +1,5 @@
-//! `muster plugin serve NAME`: runs a built-in plugin. Managers start it if no executable of that name is installed or on PATH.
+//! `muster plugin serve NAME`: runs a built-in plugin. Managers use it if no executable of that name is installed or on
+//! PATH.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -7,10 +8,9 @@ use muster_fleeting::install::{BuiltIn, LookupContext};
 
 use crate::ci::ui;
 
-/// Names of the built-in plugins.
 const NAMES: &[&str] = &["docker-machine", "local", "script", "static"];
 
-/// Returns the places where plugins are looked up: the directory of installed plugins, PATH, and the built-in plugins.
+/// Returns where to look up plugins: the directory of installed plugins, PATH, and the built-in plugins.
 pub(crate) fn lookup_context() -> LookupContext {
     let built_in = std::env::current_exe().ok().map(|executable| BuiltIn { executable, names: NAMES });
     LookupContext { built_in, ..LookupContext::from_environment() }
@@ -28,12 +28,11 @@ pub(crate) struct PluginServeArgs {
     arguments: Vec<String>,
 }
 
-/// Returns whether the arguments start a plugin. The name of the program does not matter.
+/// Returns whether the arguments start a plugin, regardless of the program's name.
 pub(crate) fn is_serve_invocation(arguments: &[OsString]) -> bool {
     arguments.get(1).is_some_and(|word| word == "plugin") && arguments.get(2).is_some_and(|word| word == "serve")
 }
 
-/// Runs the plugin until its host stops it.
 pub(crate) fn run(args: &PluginServeArgs) -> ExitCode {
     match args.name.as_str() {
         "local" => fleeting_plugin_local::main(&["plugin", "serve", "local"], &args.arguments),

@@ -14,11 +14,9 @@ use super::test_config::{self, TestConfig};
 use crate::ci::ui;
 use crate::junit;
 
-/// Maximum width of the list of skipped tests, in characters.
 const SKIPPED_WIDTH: usize = 80;
-/// Flags of this command without a value.
+/// Flags of `test` without a value.
 const SWITCHES: [&str; 4] = ["--list", "--json", "--junit", "--strict"];
-/// Exit code if the plugin could not be tested.
 const UNTESTED: u8 = 2;
 
 /// Arguments of `muster plugin test`.
@@ -47,7 +45,7 @@ pub(crate) struct PluginTestArgs {
     list: bool,
 }
 
-/// Runs `muster plugin test`. Exit codes: 0 if the tests passed, 1 if not, 2 if the plugin could not be tested.
+/// Returns 0 if the tests passed, 1 if not, and 2 if the plugin could not be tested.
 pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     if args.list {
         for case in conformance::CASES {
@@ -64,17 +62,17 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     };
     let is_human = !args.json && !args.junit;
     let mut report_verdict = |verdict: &Verdict| {
-        // Lines for skipped tests would hide the failed tests.
+        // Lines of skipped tests would hide the failed tests.
         if is_human && !verdict.is_not_reached() {
             print_verdict(verdict);
         }
     };
     let run = conformance::run(&plan, &mut report_verdict);
     let canceled = async {
-        interrupted().await;
+        wait_for_interrupt().await;
         ui::error("canceled; deleting the instances. Interrupt again to leave them");
         plan.stop.cancel();
-        interrupted().await;
+        wait_for_interrupt().await;
     };
     let report = tokio::select! {
         report = run => report,
@@ -98,7 +96,7 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     if passed(&report, args.strict) && !plan.stop.is_cancelled() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Returns the report as JUnit XML: one test suite with one case for each test. The reason for a warning is the output of its case.
+/// Returns one test suite with one case for each test. The reason for a warning is the output of its case.
 fn junit(report: &Report) -> String {
     let case = |verdict: &Verdict| {
         let (outcome, output) = match &verdict.outcome {
@@ -120,8 +118,7 @@ fn passed(report: &Report, strict: bool) -> bool {
     report.passed() && !(strict && report.count("warn") > 0)
 }
 
-/// Waits for Ctrl-C or SIGTERM.
-async fn interrupted() {
+async fn wait_for_interrupt() {
     let terminated = async {
         match signal(SignalKind::terminate()) {
             Ok(mut terminate) => terminate.recv().await,
@@ -149,7 +146,7 @@ fn print_verdict(verdict: &Verdict) {
 }
 
 fn plan(args: &PluginTestArgs) -> Result<Plan, PluginError> {
-    // Arguments after the plugin belong to the plugin, so a flag of this command there is a mistake.
+    // Arguments after the plugin belong to the plugin, so a flag of `test` there is a mistake.
     if let Some(switch) = args.command.iter().skip(1).find_map(|word| SWITCHES.iter().find(|switch| word == **switch)) {
         return Err(PluginError::Config(format!(
             "{switch} after the plugin would be an argument of the plugin; put it before the plugin, or set `arguments` in the \
@@ -182,8 +179,8 @@ fn plan(args: &PluginTestArgs) -> Result<Plan, PluginError> {
     Ok(plan)
 }
 
-/// Finds the executable of a plugin, with the arguments that a built-in plugin needs. Also finds programs on `PATH`, because the plugin may
-/// need an interpreter.
+/// Finds the executable of a plugin, and the arguments of a built-in plugin. Also finds other programs on `PATH`, such
+/// as interpreters.
 fn executable(plugin: &str) -> Result<(PathBuf, Vec<OsString>), PluginError> {
     let error = match resolve(plugin, &lookup_context()) {
         Ok(found) => {

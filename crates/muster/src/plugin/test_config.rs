@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::error::PluginError;
 
-/// Content of the file: keys of `[runners.autoscaler]`, and settings of the tests.
+/// Keys of `[runners.autoscaler]`, and settings of the tests.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct TestConfig {
@@ -51,14 +51,12 @@ struct Test {
     exit_timeout: Option<String>,
 }
 
-/// Reads the file.
 pub(super) fn read(path: &Path) -> Result<TestConfig, PluginError> {
     let text = std::fs::read_to_string(path).map_err(|source| PluginError::File { path: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|error| PluginError::Config(format!("{}: {error}", path.display())))
 }
 
 impl TestConfig {
-    /// Applies the settings to a test plan.
     pub(super) fn apply(self, plan: &mut Plan) -> Result<(), PluginError> {
         plan.config = self.plugin_config.map_or(Value::Null, |table| json(toml::Value::Table(table)));
         let Connector { keepalive, timeout, key_path, use_external_addr, allow_unencrypted, .. } =
@@ -106,7 +104,7 @@ fn duration(key: &str, text: Option<&str>, default: Duration) -> Result<Duration
     }
 }
 
-/// Converts TOML to JSON as a host does for plugins. Dates become strings.
+/// Converts TOML to JSON as plugin hosts do. Dates become strings.
 fn json(value: toml::Value) -> Value {
     match value {
         toml::Value::String(text) => Value::String(text),

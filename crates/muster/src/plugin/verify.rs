@@ -14,7 +14,7 @@ pub(crate) struct PluginVerifyArgs {
     plugins: Vec<String>,
 }
 
-/// Runs `muster plugin verify`. Prints a line per version, and the changes of a modified one.
+/// Prints one line per version, and what changed in a modified version.
 pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     let store = Store::from_environment()?;
     let requested = args.plugins.iter().map(|plugin| Reference::parse(plugin, &DEFAULTS));
@@ -53,7 +53,7 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     Ok(all_succeeded)
 }
 
-/// Returns whether the reference names no version, so that it matches all installed versions.
+/// Such a reference matches all installed versions.
 fn has_no_version(requested: &Reference) -> bool {
     matches!(requested.constraint, Constraint::Latest | Constraint::Any)
 }

@@ -13,7 +13,7 @@ pub(crate) struct CacheInitArgs {
     paths: Vec<PathBuf>,
 }
 
-/// Runs `cache-init`. Logs an error for each directory that cannot be changed, but succeeds, because the job may not need that directory.
+/// Logs an error for each directory that cannot be changed, but succeeds: the job may not need that directory.
 pub(super) fn run(args: &CacheInitArgs) -> ExitCode {
     for path in &args.paths {
         if let Err(error) = std::fs::set_permissions(path, Permissions::from_mode(0o777)) {

@@ -1,4 +1,5 @@
-//! Changes the configuration file after requests to the server. The file is read again, because it may have changed during the requests.
+//! Changes the configuration file after requests to the server. Reads the file again, because others may have changed
+//! it meanwhile.
 
 use std::path::Path;
 
@@ -6,7 +7,7 @@ use muster_config::edit::{ConfigFile, EditError};
 use muster_config::{HostFacts, Runner};
 use muster_job::Secret;
 
-/// Removes runners from the file. Skips runners that are no longer in it.
+/// Skips runners that are no longer in the file.
 pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     if removed.is_empty() {
         return Ok(());
@@ -24,7 +25,8 @@ pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Returns the index of the entry with the runner's URL and name, and with `token`. Prefers the runner's previous index.
+/// Returns the index of the entry with the runner's URL and name, and with `token`. Prefers the runner's previous
+/// index.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
     let runners = file.read(&HostFacts::of(path)).config?.runners;
     let is_same = |other: &&Runner| {

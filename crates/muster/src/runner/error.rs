@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Returns the exit code for a result. Logs the error.
+/// Logs the error, if any.
 pub(super) fn exit_code<E: std::error::Error>(result: Result<(), E>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -13,7 +13,7 @@ pub(super) fn exit_code<E: std::error::Error>(result: Result<(), E>) -> ExitCode
     }
 }
 
-/// Logs the first line of a message, because a log record is one line. Prints the other lines, such as an excerpt of a file, below it.
+/// Logs the first line of a message, because a log record is one line. Prints the other lines below it.
 pub(super) fn log_first_line(text: &str, log: impl FnOnce(&str)) {
     let (first, rest) = text.split_once('\n').unwrap_or((text, ""));
     log(first);

@@ -29,13 +29,15 @@ pub(crate) struct Globals {
     version: Option<bool>,
 }
 
-/// Value of a flag. `None` if its environment variable is set but empty.
+/// `None` if the flag's environment variable is set but empty.
 ///
-/// This is an alias because clap gives the literal `Option<Option<T>>` another meaning: a flag whose value may be omitted.
+/// This is an alias because clap gives the literal `Option<Option<T>>` another meaning: a flag whose value may be
+/// omitted.
 type Optional<T> = Option<T>;
 
 impl Globals {
-    /// Initializes the log. If `syslog` is set, messages are also sent to the system log. Logs the platform, version and process ID.
+    /// Initializes the log, and logs the platform, version and process ID. `syslog` also sends messages to the system
+    /// log.
     pub(super) fn apply(&self, syslog: bool) {
         let level = if self.debug { Some(Level::Debug) } else { self.log_level.flatten() };
         let format = self.log_format.flatten();
@@ -54,10 +56,9 @@ impl Globals {
     }
 }
 
-/// Source revision of this build.
 const REVISION: &str = crate::observe::BUILD.revision;
 
-/// Returns the output of `--version`, which has the same lines as the output of gitlab-runner, because scripts parse it.
+/// The lines are those of gitlab-runner, because scripts parse them.
 pub(super) fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         format!(

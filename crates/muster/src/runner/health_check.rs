@@ -7,7 +7,6 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-/// Interval between two attempts to connect to one port.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 /// Timeout of one attempt, for hosts that drop packets.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,7 +23,6 @@ pub(crate) struct HealthCheckArgs {
     timeout: u64,
 }
 
-/// Errors of `health-check`.
 #[derive(Debug, thiserror::Error)]
 enum HealthError {
     #[error("no host or port found; set --port, or set a variable that ends in _TCP_ADDR and one in _TCP_PORT")]
@@ -33,14 +31,12 @@ enum HealthError {
     Timeout { targets: String, seconds: u64 },
 }
 
-/// Addresses to connect to.
 struct Targets {
     addresses: Vec<String>,
-    /// Whether all addresses must accept connections, and not just one.
+    /// False if one address suffices.
     all_required: bool,
 }
 
-/// Runs `health-check`.
 pub(super) fn run(args: &HealthCheckArgs) -> ExitCode {
     let variables = std::env::vars_os();
     let variables = variables.filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));

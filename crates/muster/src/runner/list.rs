@@ -13,7 +13,7 @@ pub(crate) struct ListRunnersArgs {
     config: ConfigArg,
 }
 
-/// Runs `list`. An invalid configuration is only a warning, as in gitlab-runner.
+/// As in gitlab-runner, an invalid configuration is only a warning.
 pub(super) fn run(args: &ListRunnersArgs) -> ExitCode {
     match args.config.load() {
         Ok(config) => {

@@ -1,7 +1,6 @@
-//! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler (requirement R026).
+//! `migrate-machine`: converts a configuration with Docker Machine to one with an autoscaler.
 //!
-//! Prints the whole new file to standard output, and remaining tasks to standard error. Writes no file. The exit code is 1 after an error,
-//! or if there is nothing to migrate.
+//! Prints the new file to standard output, and remaining tasks to standard error.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -34,7 +33,6 @@ enum MachineReplacement {
     Machines,
 }
 
-/// Runs `migrate-machine`.
 pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
     let path = args.config.path();
     let text = match config::read_text(&path) {
@@ -53,7 +51,7 @@ pub(crate) fn run(args: &MigrateMachineArgs) -> ExitCode {
             for (name, notes) in &migration.entries {
                 notes.iter().for_each(|note| anstream::eprintln!("{name}: {note}"));
             }
-            // On a write error, `println!` would panic. Report the error instead: the user must not use an incomplete configuration.
+            // `println!` would panic on a write error. The user must not use an incomplete configuration.
             match std::io::stdout().lock().write_all(migration.text.as_bytes()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {

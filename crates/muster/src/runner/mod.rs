@@ -1,7 +1,7 @@
-//! `muster runner`: the commands, flags and exit codes of gitlab-runner. Under the name `gitlab-runner`, the program has only these commands.
+//! `muster runner`: the commands, flags and exit codes of gitlab-runner. Under the name `gitlab-runner`, the program
+//! has only these commands.
 //!
-//! Each command is a module with its arguments and `run`. Global flags precede the command. Errors end with exit code 1, including invalid
-//! arguments. Exceptions are documented at their commands.
+//! Global flags precede the command. All errors exit with 1, unless a command documents another code.
 
 mod cache_init;
 mod change;
@@ -113,13 +113,12 @@ enum Command {
     Steps(crate::step_runner::HelperCommand),
 }
 
-/// Returns whether the program was started under the name `gitlab-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("gitlab-runner"))
 }
 
-/// Parses the arguments of `gitlab-runner`, program name first, and runs the command.
+/// Runs `gitlab-runner`. The first argument is the program's name.
 pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     match Cli::try_parse_from(go_style_arguments(arguments, 1)) {
         Ok(cli) => run(cli),
@@ -127,25 +126,23 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// Prints an error of the arguments, or the help. The exit code is 1 or 0, as in gitlab-runner, and never clap's 2.
+/// Prints an error of the arguments, or the help. As in gitlab-runner, the exit code is 1 or 0, never clap's 2.
 pub(crate) fn print_usage(error: &clap::Error) -> ExitCode {
     if error.kind() == clap::error::ErrorKind::DisplayVersion {
         anstream::println!("{}", globals::long_version());
         return ExitCode::SUCCESS;
     }
-    // If printing fails, the exit code still reports the error.
     let _ = error.print();
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Converts flags in the syntax of Go programs to the syntax of clap, in the arguments from index `first` on.
+/// Converts Go's flag syntax to clap's in the arguments from index `first` on.
 pub(crate) fn go_style_arguments(arguments: &[OsString], first: usize) -> Vec<OsString> {
     crate::flags::rewrite_go_flags(&Cli::command(), arguments, first)
 }
 
-/// Runs a command of gitlab-runner.
 pub(crate) fn run(cli: Cli) -> ExitCode {
-    // The log of the `steps` commands would become part of a job's log, so these commands initialize their log themselves.
+    // The log of the `steps` commands would become part of a job's log, so they initialize it differently.
     if !matches!(cli.command, Command::Steps(_)) {
         cli.globals.apply(matches!(&cli.command, Command::Run(args) if args.syslog));
     }

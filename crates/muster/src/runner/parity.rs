@@ -1,4 +1,4 @@
-//! Tests that Muster has every command and flag of gitlab-runner, or that the difference is intended.
+//! Tests that Muster has every command and flag of gitlab-runner, except for intended differences.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use super::Cli;
 
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
-/// Intended differences: command, flag (empty for the whole command), and reason.
+/// Command, flag (empty for the whole command), and reason.
 const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ("exec", "", "removed in 17.0; `muster ci` runs pipelines"),
     ("verify", "url", "no environment variable since 17.0, so that a variable for another purpose selects nothing"),
@@ -23,8 +23,7 @@ const INTENTIONAL_DIFFERENCES: [(&str, &str, &str); 7] = [
     ),
 ];
 
-/// Returns the index of the intended difference of a flag.
-fn intended(command: &str, flag: &str) -> Option<usize> {
+fn difference_index(command: &str, flag: &str) -> Option<usize> {
     let matches =
         |pattern: &str| pattern == flag || pattern.strip_suffix('*').is_some_and(|start| flag.starts_with(start));
     INTENTIONAL_DIFFERENCES.iter().position(|(name, pattern, _)| *name == command && matches(pattern))
@@ -38,7 +37,7 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     })
 }
 
-/// Returns how a line of the list differs from Muster's command line. `None` if it does not differ.
+/// Returns how Muster's command line differs from a line of the list, or `None`.
 fn check(root: &Command, line: &str) -> Option<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let name = words.first().copied().unwrap_or_default();
@@ -61,7 +60,7 @@ fn every_gitlab_runner_flag_exists_or_differs_intentionally() {
     for line in UPSTREAM_COMMANDS.lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.split(' ');
         let (command, flag) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        match (check(&root, line), intended(command, flag)) {
+        match (check(&root, line), difference_index(command, flag)) {
             (Some(_), Some(index)) => drop(used.insert(index)),
             (Some(problem), None) => mismatches.push(problem),
             (None, Some(index)) => {

@@ -1,4 +1,4 @@
-//! `read-logs`: follows a log file that a job's script writes. Each printed line begins with the offset of its end in the file.
+//! `read-logs`: follows a log file of a job. Each printed line begins with the offset of its end in the file.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
@@ -7,11 +7,11 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Exit code if the file was deleted, because the job's environment was cleaned up.
+/// Exit code if the file was deleted when the job's environment was cleaned up.
 const EXIT_FILE_DELETED: u8 = 100;
-/// Poll interval. File events would not report writes by another machine.
+/// File events do not report writes by another machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum length of a printed line in bytes. Longer lines are split.
+/// Longer lines are split.
 const MAX_LINE_BYTES: usize = 16 * 1024;
 
 /// Arguments of `gitlab-runner read-logs`.
@@ -28,14 +28,13 @@ pub(crate) struct ReadLogsArgs {
     wait_file_timeout: Duration,
 }
 
-/// Runs `read-logs` until the file is deleted, or until the process that reads the output closes it.
+/// Ends when the file is deleted, or when the reader closes the output.
 pub(super) fn run(args: &ReadLogsArgs) -> ExitCode {
     let mut output = io::stdout().lock();
     match follow(args, &mut output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::NotFound => ExitCode::from(EXIT_FILE_DELETED),
         Err(error) => {
-            // The caller reads standard output.
             let _ = writeln!(output, "error reading logs {error}");
             ExitCode::FAILURE
         }
@@ -50,7 +49,7 @@ fn follow(args: &ReadLogsArgs, output: &mut impl Write) -> io::Result<()> {
         let chunk = reader.fill_buf()?;
         if chunk.is_empty() {
             output.flush()?;
-            // Reading a deleted file that is still open causes no error, so check that the path exists.
+            // Reading a deleted file that is open causes no error.
             std::fs::metadata(&args.path)?;
             sleep(POLL_INTERVAL);
             continue;

@@ -28,7 +28,6 @@ pub(crate) struct ResetTokenArgs {
     all_runners: bool,
 }
 
-/// Errors of `reset-token`.
 #[derive(Debug, thiserror::Error)]
 enum ResetError {
     #[error(transparent)]
@@ -55,7 +54,6 @@ enum ResetError {
     TokenLost { name: String, source: EditError },
 }
 
-/// Runs `reset-token`.
 pub(super) fn run(args: &ResetTokenArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async { super::error::exit_code(reset(args).await) })
 }
@@ -67,7 +65,7 @@ async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
         tracing::warn!("Resetting all runner authentication tokens");
         for runner in &runners {
             match reset_one(args, runner).await {
-                // If the file cannot be written now, it cannot be written for the next runner either.
+                // The file cannot be written for the next runner either.
                 Err(error @ (ResetError::NotWritable(_) | ResetError::TokenLost { .. })) => return Err(error),
                 Err(error) => tracing::error!("{}", muster_job::error_chain(&error)),
                 Ok(()) => {}
@@ -78,13 +76,11 @@ async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
     reset_one(args, args.selected(&runners)?).await
 }
 
-/// Resets the token of one runner, and saves the new token immediately.
-///
-/// The server no longer accepts the old token.
+/// Saves the new token immediately, because the server no longer accepts the old token.
 async fn reset_one(args: &ResetTokenArgs, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();
-    // Lock the file and check that it can be saved before the old token is reset.
+    // If a new token cannot be saved, it is lost.
     let mut file = ConfigFile::open(&path)?;
     file.check_writable()?;
     let removed = || ResetError::RemovedMeanwhile { name: name() };
@@ -114,7 +110,6 @@ async fn request_reset(args: &ResetTokenArgs, runner: &Runner) -> Result<RunnerC
 }
 
 impl ResetTokenArgs {
-    /// Returns the runner that the flags select.
     fn selected<'a>(&self, runners: &'a [Runner]) -> Result<&'a Runner, ResetError> {
         let mut runners = runners.iter();
         match (self.select.name(), self.select.url(), self.id) {

@@ -25,12 +25,10 @@ impl SelectArgs {
     }
 }
 
-/// Returns the text, or `None` if it is empty.
 pub(super) fn non_empty(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Returns whether both URLs are the same, except for trailing slashes.
 pub(super) fn same_url(one: &str, other: &str) -> bool {
     one.trim_end_matches('/') == other.trim_end_matches('/')
 }

@@ -1,5 +1,3 @@
-//! Flags for TLS certificates, which several commands share.
-
 use std::path::PathBuf;
 
 use muster_config::Runner;
@@ -33,7 +31,6 @@ impl From<&TlsArgs> for TlsFiles {
 }
 
 impl TlsArgs {
-    /// Creates a client for an entry of the file, with the TLS files of the flags if any are set.
     pub(super) fn client_of(&self, runner: &Runner) -> Result<Client, ClientError> {
         let tls = TlsFiles::from(self);
         if tls.is_empty() {

@@ -1,5 +1,6 @@
-//! `unregister`: removes runners from the server and from the file. A runner that was created on the server is kept there: the server
-//! deletes only the entry of this manager.
+//! `unregister`: removes runners from the server and from the file.
+//!
+//! If a runner was created on the server, the server deletes only the entry of this manager.
 
 use std::process::ExitCode;
 
@@ -27,7 +28,6 @@ pub(crate) struct UnregisterArgs {
     all_runners: bool,
 }
 
-/// Errors of `unregister`.
 #[derive(Debug, thiserror::Error)]
 enum UnregisterError {
     #[error(transparent)]
@@ -44,7 +44,6 @@ enum UnregisterError {
     Save(#[from] EditError),
 }
 
-/// Runs `unregister`.
 pub(super) fn run(args: &UnregisterArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async { super::error::exit_code(unregister(args).await) })
 }
@@ -74,14 +73,13 @@ async fn unregister(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     Ok(super::change::remove(&args.select.config.path(), &unregistered)?)
 }
 
-/// Checks that the file can be saved. Otherwise, the file would keep runners that the server has deleted.
+/// If the file could not be saved, it would keep runners that the server has deleted.
 fn check_writable(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     ConfigFile::open(&args.select.config.path())
         .and_then(|file| file.check_writable())
         .map_err(UnregisterError::NotWritable)
 }
 
-/// Unregisters one runner from the server.
 async fn unregister_one(args: &UnregisterArgs, config: &Config, runner: &Runner) -> Result<(), ClientError> {
     let token = runner.token.expose();
     let client = args.tls.client_of(runner)?;
@@ -96,7 +94,6 @@ async fn unregister_one(args: &UnregisterArgs, config: &Config, runner: &Runner)
 }
 
 impl UnregisterArgs {
-    /// Returns the first runner that matches all flags.
     fn selected<'a>(&self, runners: &'a [Runner]) -> Result<&'a Runner, UnregisterError> {
         let (name, token, url) = (self.select.name(), non_empty(&self.token), self.select.url());
         if name.is_none() && token.is_none() {

@@ -13,7 +13,6 @@ use super::select::{SelectArgs, non_empty};
 use super::tls::TlsArgs;
 use crate::config_file::{ConfigError, is_created_at_server, log_mode, token_request, version_info};
 
-/// Number of runners to verify at the same time.
 const MAX_CONCURRENT: usize = 8;
 
 /// Arguments of `gitlab-runner verify`.
@@ -34,12 +33,10 @@ pub(crate) struct VerifyArgs {
     delete: bool,
 }
 
-/// Removes the environment variable of a TLS flag.
 fn without_variable(argument: clap::Arg) -> clap::Arg {
     if argument.get_id().as_str().starts_with("tls_") { argument.env(Resettable::Reset) } else { argument }
 }
 
-/// Errors of `verify`.
 #[derive(Debug, thiserror::Error)]
 enum VerifyError {
     #[error(transparent)]
@@ -54,7 +51,6 @@ enum VerifyError {
     Save(#[from] EditError),
 }
 
-/// Runs `verify`.
 pub(super) fn run(args: &VerifyArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async { super::error::exit_code(verify(args).await) })
 }
@@ -89,7 +85,8 @@ async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
     Ok(super::change::remove(&args.select.config.path(), &unknown)?)
 }
 
-/// Returns whether the server rejects the token, which means that the runner was deleted. Other errors, such as a lost connection, do not count.
+/// Returns whether the server rejects the token because the runner was deleted. Returns false for other errors, such as
+/// a lost connection.
 async fn is_unknown_to_server(args: &VerifyArgs, runner: &Runner, request: &TokenRequest) -> bool {
     let short = short_token(runner.token.expose());
     let answer = match args.tls.client_of(runner) {
@@ -116,7 +113,6 @@ async fn is_unknown_to_server(args: &VerifyArgs, runner: &Runner, request: &Toke
 }
 
 impl VerifyArgs {
-    /// Returns whether the flags select a runner: by its name, or by its token if its URL matches too.
     fn selects(&self, runner: &Runner) -> bool {
         let matches_url = |url: &str| url == "*" || url == runner.url;
         let by_token = non_empty(&self.token)

@@ -1,11 +1,10 @@
-//! `verify-config` and `lint`: check a configuration, and print its effective values.
+//! `verify-config` and `lint`: check a configuration, and print its effective values. They write nothing, and do not
+//! contact a server.
 //!
 //! Exit codes:
-//! - `verify-config` returns 1 if the file is missing, or has a fatal problem or an error. Muster cannot work with such a file.
-//! - `lint` returns 1 if the file is missing or has an error, or if a key or a feature flag is unknown, removed or in the wrong table. For
-//!   `lint`, a missing plugin is only a warning, and keys that this version does not support are not reported.
-//!
-//! Neither command writes anything or contacts a server.
+//! - `verify-config` returns 1 if the file is missing, or has a fatal problem or an error.
+//! - `lint` also returns 1 if a key or a feature flag is unknown, removed or in the wrong table. It reports no keys
+//!   that this version does not support, and a missing plugin is only a warning.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ use serde_json::{Value, json};
 use crate::ci::ui;
 use crate::config_file::ConfigArg;
 
-/// Codes of problems that violate the format, regardless of their severity.
+/// Codes of format problems, regardless of their severity.
 const FORMAT_CODES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];
 
 /// Arguments of `gitlab-runner verify-config` and `lint`.
@@ -31,7 +30,7 @@ pub(crate) struct VerifyConfigArgs {
 }
 
 impl VerifyConfigArgs {
-    /// Loads the configuration. With `for_any_machine`, missing plugins are not errors.
+    /// `for_any_machine` makes missing plugins warnings.
     fn load(&self, for_any_machine: bool) -> (PathBuf, HostFacts, Loaded) {
         let path = self.config.path();
         let find_plugin = Some(super::run::check_plugin as FindPlugin);
@@ -41,7 +40,7 @@ impl VerifyConfigArgs {
     }
 }
 
-/// Runs `verify-config`: prints the effective values with their origin, and all problems.
+/// Prints the effective values with their origin, and all problems.
 pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
     let (path, facts, loaded) = args.load(false);
     let values = loaded.config.as_ref().map(|config| config::effective(config, &facts)).unwrap_or_default();
@@ -57,7 +56,6 @@ pub(crate) fn verify_config(args: &VerifyConfigArgs) -> ExitCode {
     if is_usable { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs `lint`: prints the problems of the file's format.
 pub(crate) fn lint(args: &VerifyConfigArgs) -> ExitCode {
     let (path, _, mut loaded) = args.load(true);
     loaded.problems.retain(|problem| !problem.unsupported);
@@ -81,7 +79,7 @@ fn verdict(is_usable: bool, problems: &[Problem]) -> String {
     if is_usable { format!("usable ({found})") } else { format!("not usable ({found})") }
 }
 
-/// Formats the values as TOML, aligned and with their origin as comments.
+/// Returns the values as aligned TOML, with their origin as comments.
 fn values_text(path: &Path, loaded: &Loaded, values: &[Effective]) -> String {
     let mut text = format!("# {}\n", path.display());
     let width = values.iter().map(|value| value.key.len()).max().unwrap_or_default();
@@ -133,7 +131,7 @@ fn problem_json(problem: &Problem) -> Value {
     })
 }
 
-/// Prints to standard output. Errors are ignored, because the reader may close the pipe.
+/// Ignores errors, because the reader may close the pipe.
 fn print(text: &str) {
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
 }

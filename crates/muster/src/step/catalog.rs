@@ -45,16 +45,14 @@ pub(crate) struct StepInfoArgs {
     reference: String,
 }
 
-/// A row of the search results.
 struct FoundStep {
-    /// Reference of the step.
     step: String,
     description: String,
     /// The words `deprecated` and `defective`, each with the publisher's message. Empty if the step is neither.
     marks: String,
 }
 
-/// Runs `muster step search`. Returns whether a step was found.
+/// Returns whether a step was found.
 pub(super) async fn search(args: &StepSearchArgs) -> Result<bool, StepCommandError> {
     let term = args.term.to_lowercase();
     let all = match (&args.target.registry, &args.target.index) {
@@ -88,8 +86,7 @@ fn in_index(directory: &Path) -> Result<Vec<FoundStep>, StepCommandError> {
     Ok(index::read(directory)?.into_iter().map(found).collect())
 }
 
-/// Returns the newest version of each step whose repository is at or below the path in `name`, and whose name or description
-/// contains `term`.
+/// Returns the newest version of each step at or below `name` (HOST/PATH) whose name or description contains `term`.
 async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepCommandError> {
     let (host, path) = name.split_once('/').unwrap_or((name, ""));
     let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
@@ -132,13 +129,13 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
     Ok(found)
 }
 
-/// Returns whether a repository is at `path` or below it. An empty path contains all repositories.
+/// Returns whether a repository is at or below `path`. An empty path contains all repositories.
 fn is_within(repository: &str, path: &str) -> bool {
     let path = path.trim_end_matches('/');
     path.is_empty() || repository.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Returns the highest version, or else the last tag of an image. Tags that start with `sha256-` are lists of referrers, not images.
+/// Returns the tag with the highest version, or else the last tag that is not a list of referrers (`sha256-...`).
 fn newest(tags: &[String]) -> Option<&str> {
     let versions = tags.iter().filter_map(|tag| Some((tag.parse::<muster_oci::Version>().ok()?, tag)));
     let highest = versions.max().map(|(_, tag)| tag.as_str());
@@ -149,7 +146,6 @@ fn description(index: &Index) -> String {
     index.annotations.get(DESCRIPTION).cloned().unwrap_or_default()
 }
 
-/// Runs `muster step info`.
 pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> {
     let step = RemoteStep::parse(&args.reference, Dialect::Current)?;
     let fetcher = CommandFetcher::new()?;
@@ -175,7 +171,6 @@ pub(super) async fn info(args: &StepInfoArgs) -> Result<bool, StepCommandError> 
     Ok(true)
 }
 
-/// Shows the inputs and outputs of a step file.
 async fn show_file(dir: &Path, names: &[String]) -> Result<(), StepCommandError> {
     let Some(file) = step_file(dir, names).await? else {
         ui::warning(&format!(
@@ -203,8 +198,8 @@ fn parameter_text(name: &str, parameter: &Parameter) -> String {
     ui::plain(&format!("{name}: {}{default}", parameter.kind.name()))
 }
 
-/// Reads the first file of `names` that exists. Only regular files are read, as in a job, because the publisher of the step may
-/// have put any type of file there.
+/// Reads the first file of `names` that exists. Accepts only regular files: the publisher may have put any type of file
+/// there.
 async fn step_file(dir: &Path, names: &[String]) -> Result<Option<StepFile>, StepCommandError> {
     for name in names {
         let path = dir.join(name);

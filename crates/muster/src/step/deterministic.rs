@@ -18,9 +18,9 @@ const RUNS: [&str; 2] = ["first", "second"];
 
 /// Result of a run, compared with an earlier run.
 pub(super) struct Comparison {
-    /// Result of the later run, or of the run of [`run_twice`] that failed.
+    /// Result of the later run, or of the run that failed.
     pub(super) result: JobResult,
-    /// Differences between the runs. Files and outputs are not compared if a run of [`run_twice`] failed.
+    /// Differences between the runs. [`run_twice`] does not compare files and outputs if a run failed.
     pub(super) differences: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub(super) async fn run_twice(
     Ok(Comparison { result, differences })
 }
 
-/// Copies a directory with `cp`, which keeps times, modes and links, and shares the blocks of files if the file system can do that.
+/// Copies a directory with `cp`, which keeps times, modes and links.
 fn copy(source: &Path, target: &Path) -> io::Result<()> {
     fs::create_dir_all(target)?;
     let output = Command::new("cp").arg("-a").arg(source.join(".")).arg(target).output()?;
@@ -76,8 +76,8 @@ fn copy(source: &Path, target: &Path) -> io::Result<()> {
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
 }
 
-/// Returns the differences between two runs in the file or directory `path`. The result of the first run is now at `a`, the
-/// result of the second run at `b`. Fails if neither exists.
+/// Compares `a`, from the first run, with `b`, from the second run. `path` names them in the differences. Fails if
+/// neither exists.
 pub(super) fn compare(a: &Path, b: &Path, path: &Path) -> io::Result<Vec<String>> {
     let name = path.display();
     let (first, second) = match (fs::symlink_metadata(a), fs::symlink_metadata(b)) {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_compared_with_names_modes_and_links() {
+    fn comparison_includes_names_modes_and_links() {
         let dir = tempfile::tempdir().unwrap();
         let [a, b] = ["a", "b"].map(|name| dir.path().join(name));
         for (root, text, mode) in [(&a, "one", 0o644), (&b, "two", 0o600)] {

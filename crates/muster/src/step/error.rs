@@ -12,7 +12,6 @@ use muster_steps::remote::ReferenceError;
 
 use crate::ci::CiError;
 
-/// Error that ends a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StepCommandError {
     #[error(transparent)]

@@ -27,12 +27,10 @@ impl CommandFetcher {
     }
 }
 
-/// Returns the value of an environment variable.
 pub(super) fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Returns a client of a repository with the credentials of the user.
 pub(super) async fn registry(repository: Repository) -> Result<Registry, StepCommandError> {
     let text = environment("DOCKER_AUTH_CONFIG").unwrap_or_default();
     let problem = |problem| StepCommandError::Usage(format!("DOCKER_AUTH_CONFIG: {problem}; correct the variable"));

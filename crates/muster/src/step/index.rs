@@ -7,7 +7,6 @@ use walkdir::WalkDir;
 
 use super::error::StepCommandError;
 
-/// Entry of an index.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct IndexEntry {
@@ -23,7 +22,7 @@ pub(super) struct IndexEntry {
     pub(super) defective: Option<String>,
 }
 
-/// Reads all entries of an index, in the order of their files.
+/// Reads all entries of an index, sorted by file name.
 pub(super) fn read(directory: &Path) -> Result<Vec<IndexEntry>, StepCommandError> {
     let mut entries = Vec::new();
     for file in WalkDir::new(directory).sort_by_file_name() {

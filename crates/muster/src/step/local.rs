@@ -1,4 +1,4 @@
-//! Agent that runs only for one `muster step` command. The agent executes the command's steps as it would execute the steps of a job.
+//! Agent that runs only for one `muster step` command.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,6 @@ use tokio::signal::unix::{SignalKind, signal};
 /// Maximum time for the agent to exit after SIGTERM. The agent is then killed.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Error of the agent, or of a call to it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LocalError {
     #[error("failed to create a temporary directory; set TMPDIR to a directory with free space")]
@@ -37,14 +36,12 @@ pub(super) enum LocalError {
     Signals(#[source] io::Error),
 }
 
-/// A running agent, with its files in a temporary directory.
 pub(super) struct LocalAgent {
     dir: TempDir,
     pub(super) connection: AgentConnection,
 }
 
 impl LocalAgent {
-    /// Starts an agent.
     pub(super) async fn start() -> Result<Self, LocalError> {
         let dir = tempfile::Builder::new().prefix("muster-step-").tempdir().map_err(LocalError::TempDir)?;
         let path = dir.path().canonicalize().map_err(LocalError::TempDir)?;
@@ -71,7 +68,6 @@ impl LocalAgent {
         self.dir.path()
     }
 
-    /// Runs the steps of a request to their end. Passes their log to `log`.
     pub(super) async fn run(&self, request: RunRequest, mut log: impl FnMut(&[u8])) -> Result<JobResult, LocalError> {
         let id = request.id.clone();
         self.connection.run(request).await?;
@@ -82,7 +78,7 @@ impl LocalAgent {
         Ok(self.connection.wait(&id, MAX_FULL_RESULT_BYTES).await?)
     }
 
-    /// Ends the agent, with everything that it still runs, and removes its files.
+    /// Ends the agent, with everything that it still runs.
     pub(super) async fn stop(self) {
         let Some(pid) = i32::try_from(self.connection.identity().pid).ok().and_then(Pid::from_raw) else { return };
         let Ok(process) = Watched::open(pid.as_raw_nonzero().get()) else { return };

@@ -41,19 +41,17 @@ pub(crate) struct StepVerifyArgs {
     pipeline: StepListsArgs,
 }
 
-/// Runs `muster step lock`.
 pub(super) async fn lock(args: &StepLockArgs) -> Result<bool, StepCommandError> {
     let extra = args.references.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
     update_lock_file(&args.pipeline, &extra, &|_| false).await
 }
 
-/// Runs `muster step update`.
 pub(super) async fn update(args: &StepUpdateArgs) -> Result<bool, StepCommandError> {
     let named = args.references.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
     update_lock_file(&args.pipeline, &named, &|source| named.is_empty() || named.contains(source)).await
 }
 
-/// Runs `muster step verify`. Returns whether the lock file is complete.
+/// Returns whether the lock file pins every known remote step.
 pub(super) async fn verify(args: &StepVerifyArgs) -> Result<bool, StepCommandError> {
     let lists = StepLists::read(&args.pipeline).await?;
     let path = lists.worktree.join(LOCK_FILE);

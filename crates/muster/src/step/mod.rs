@@ -1,7 +1,6 @@
 //! `muster step`: tools for authors and users of steps.
 //!
-//! A module has the arguments of one command, or of several related commands, and the functions that run them. Steps run at an agent, as in
-//! a job ([`local`]).
+//! Steps run at an agent, as in a job ([`local`]).
 
 mod catalog;
 mod debug;
@@ -24,7 +23,7 @@ use std::process::ExitCode;
 
 use error::StepCommandError;
 
-/// Log filter of the commands that print their results themselves.
+/// Log filter of these commands, which print their results themselves.
 const LOG_FILTER: &str = "warn,muster_runner_api=off,muster_coordinator=off";
 
 /// Subcommands of `muster step`.
@@ -56,7 +55,6 @@ pub(crate) enum StepCommand {
     Info(catalog::StepInfoArgs),
 }
 
-/// Runs a subcommand of `muster step`.
 pub(crate) fn run(command: StepCommand) -> ExitCode {
     crate::logging::init_command(LOG_FILTER);
     match command {
@@ -75,13 +73,11 @@ pub(crate) fn run(command: StepCommand) -> ExitCode {
     }
 }
 
-/// Prints an error. Returns the exit code of a command that failed.
 fn fail(error: impl Display) -> ExitCode {
     anstream::eprintln!("error: {error}");
     ExitCode::FAILURE
 }
 
-/// Runs a command to completion, reports its error, and returns its exit code.
 fn exit_code(work: impl Future<Output = Result<bool, StepCommandError>>) -> ExitCode {
     crate::runtime::block_on(async { crate::ci::exit_code(Box::pin(work).await) })
 }

@@ -14,9 +14,7 @@ use super::fetcher::registry;
 use super::index::{self, IndexEntry};
 use crate::ci::ui;
 
-/// Key of the annotation with the description of a step.
 pub(super) const DESCRIPTION: &str = "org.opencontainers.image.description";
-/// Maximum size of one layer in bytes.
 const MAX_LAYER_BYTES: u64 = 1024 * 1024 * 1024;
 /// Operating system and architecture in the index entry of an image that runs on every platform.
 const GENERIC: &str = "generic";
@@ -86,7 +84,6 @@ fn parse_platform(text: &str) -> Result<(Platform, PathBuf), String> {
     Ok((platform, PathBuf::from(dir)))
 }
 
-/// Runs `muster step publish`.
 pub(super) async fn publish(args: &StepPublishArgs) -> Result<bool, StepCommandError> {
     let (source, repository, tag) = parse_image(&args.reference)?;
     check_step_file(&args.directory)?;
@@ -125,7 +122,6 @@ pub(super) async fn publish(args: &StepPublishArgs) -> Result<bool, StepCommandE
     Ok(true)
 }
 
-/// Runs `muster step mark`.
 pub(super) async fn mark(args: &StepMarkArgs) -> Result<bool, StepCommandError> {
     let (source, repository, tag) = parse_image(&args.reference)?;
     let client = registry(repository).await?;
@@ -161,7 +157,6 @@ async fn write_marks(
     Ok(digest)
 }
 
-/// Parses the reference of an image. Returns the source, its repository and its tag.
 fn parse_image(text: &str) -> Result<(Source, Repository, String), StepCommandError> {
     let source = RemoteStep::parse(text, Dialect::Current)?.source;
     let Source::Oci { registry, repository, tag } = &source else {

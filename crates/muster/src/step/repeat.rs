@@ -41,7 +41,6 @@ pub(crate) struct RepeatArgs {
     compare: Vec<Pair>,
 }
 
-/// Reason why a step of a result tree cannot be repeated.
 #[derive(Debug, thiserror::Error)]
 enum RepeatError {
     #[error(transparent)]
@@ -76,7 +75,6 @@ enum RepeatError {
     Compare { path: PathBuf, recorded: PathBuf, source: io::Error },
 }
 
-/// Runs `muster step repeat`.
 pub(super) fn run(args: &RepeatArgs) -> ExitCode {
     crate::runtime::block_on(async {
         match Box::pin(repeat(args)).await {
@@ -107,7 +105,7 @@ async fn repeat(args: &RepeatArgs) -> Result<ExitCode, RepeatError> {
         let found = compare(&recorded, &work_dir.join(&path), &path);
         differences.extend(found.map_err(|source| RepeatError::Compare { path, recorded, source })?);
     }
-    // With other parameters than the recorded ones, a difference does not show that the step is not deterministic.
+    // With replaced parameters, a difference does not mean that the step is nondeterministic.
     let message = match args.inputs.is_empty() && args.env.is_empty() && args.variables.is_empty() {
         true => NOT_DETERMINISTIC,
         false => "the result differs from the recorded one",
@@ -127,7 +125,7 @@ fn has_builtin(node: &StepNode, name: &str) -> bool {
     node.steps.iter().any(|step| is_builtin(step) || has_builtin(step, name))
 }
 
-/// Returns the steps on the path to the selected step, from the outermost step to the selected step.
+/// Returns the steps on the path, from the outermost step to the selected step.
 fn select<'t>(tree: &'t StepNode, path: Option<&str>) -> Result<Vec<&'t StepNode>, RepeatError> {
     let names = |steps: &[&StepNode]| steps.iter().map(|step| step.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut level = outermost_calls(tree);
@@ -183,7 +181,6 @@ fn step_call(steps: &[&StepNode], args: &RepeatArgs, work_dir: &Path) -> Result<
     Ok(StepCall { name: step.name.clone(), reference: reference(&records, work_dir)?, inputs, env })
 }
 
-/// Returns the name of a value that is masked.
 fn masked_name(values: &Map<String, Value>) -> Option<String> {
     values.iter().find(|(_, value)| value.to_string().contains(MASKED)).map(|(name, _)| name.clone())
 }
@@ -198,7 +195,7 @@ fn escaped(value: Value) -> Value {
     }
 }
 
-/// Returns the reference of the last step. A local reference is relative to the step that contains the reference, or to `work_dir` for the
+/// Returns the reference of the last step. Local references are relative to the calling step, or to `work_dir` for the
 /// first step.
 fn reference(records: &[&CallRecord], work_dir: &Path) -> Result<String, RepeatError> {
     let mut base = Some(work_dir.to_owned());

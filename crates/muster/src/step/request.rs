@@ -19,7 +19,6 @@ use url::Url;
 /// Names of the step file in a directory.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
 
-/// Reason why a request cannot be built from the arguments.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RequestError {
     #[error("{0:?} is not of the form NAME=VALUE")]
@@ -42,7 +41,6 @@ pub(super) enum RequestError {
     Json(#[from] serde_json::Error),
 }
 
-/// Text of the form `NAME=VALUE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pair {
     pub(super) name: String,
@@ -58,12 +56,11 @@ impl std::str::FromStr for Pair {
     }
 }
 
-/// Call of a single step.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StepCall {
     /// Name of the step in the log and in the result.
     pub(super) name: String,
-    /// Reference of the step, as text. Local paths are absolute.
+    /// Reference of the step. Local paths are absolute.
     pub(super) reference: String,
     pub(super) inputs: Map<String, Value>,
     pub(super) env: Map<String, Value>,
@@ -107,7 +104,6 @@ impl StepCall {
         })
     }
 
-    /// Returns the plan that runs the step in `work_dir`.
     pub(super) fn plan(&self, work_dir: &Path) -> JobPlan {
         let Self { name, reference, inputs, env } = self;
         let definition = json!({"run": [{"name": name, "step": reference, "inputs": inputs, "env": env}]});
@@ -160,7 +156,6 @@ pub(super) fn record_calls(plan: &mut JobPlan, is_recorded: bool) {
     plan.development.full_records = is_recorded;
 }
 
-/// Returns the request that runs a plan.
 pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Result<RunRequest, RequestError> {
     let variables = variables.iter().map(|variable| muster_agent_api::step_runner::Variable {
         key: variable.key.clone(),
@@ -177,10 +172,9 @@ pub(super) fn request(id: &str, plan: &JobPlan, variables: &[Variable]) -> Resul
     })
 }
 
-/// Returns the plan and the variables of a saved job.
+/// Returns the plan and variables of a saved answer to a job request.
 ///
-/// The file at `path` has the body of the server's answer to a job request. The scripts run in `work_dir`, on this machine. Sources,
-/// caches and artifacts are not transferred. The image, services and hooks of the job are ignored.
+/// The scripts run in `work_dir`. Sources, caches, artifacts, images, services and hooks are ignored.
 pub(super) fn saved_job(path: &Path, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), RequestError> {
     let body = std::fs::read(path).map_err(|source| RequestError::File { path: path.to_owned(), source })?;
     let invalid = |message| RequestError::Payload { path: path.to_owned(), message };

@@ -16,7 +16,6 @@ pub(crate) struct ResultsArgs {
     file: PathBuf,
 }
 
-/// Runs `muster step results`.
 pub(super) fn run(args: &ResultsArgs) -> ExitCode {
     match read_tree(&args.file) {
         Ok(tree) => {

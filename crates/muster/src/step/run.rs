@@ -52,7 +52,6 @@ pub(super) struct TargetArgs {
     job: Option<PathBuf>,
 }
 
-/// Error that ends a command before or after its steps.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     #[error(transparent)]
@@ -75,7 +74,6 @@ impl TargetArgs {
         self.plan_in(&std::env::current_dir().map_err(CommandError::WorkDir)?)
     }
 
-    /// Returns the plan and the variables of the job to run in `work_dir`.
     pub(super) fn plan_in(&self, work_dir: &Path) -> Result<(JobPlan, Vec<Variable>), CommandError> {
         let (plan, mut variables) = match (&self.job, &self.step) {
             (Some(path), _) => request::saved_job(path, work_dir)?,
@@ -89,7 +87,6 @@ impl TargetArgs {
     }
 }
 
-/// Runs `muster step run`.
 pub(super) fn run(args: RunArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match Box::pin(run_target(&args)).await {
@@ -113,12 +110,9 @@ async fn run_target(args: &RunArgs) -> Result<ExitCode, CommandError> {
     finish(&result?, args.results.as_deref())
 }
 
-/// Error message for a step that was run twice with the same parameters, and had different results.
 pub(super) const NOT_DETERMINISTIC: &str = "the step is not deterministic";
 
-/// Writes and prints the result of the later run, and then the differences from the earlier run. Fails if there is a difference.
-///
-/// `message` is the error message if there are differences, without their number.
+/// Reports the result and the differences. Fails with `message` if there are differences.
 pub(super) fn report(compared: &Comparison, results: Option<&Path>, message: &str) -> Result<ExitCode, CommandError> {
     let code = finish(&compared.result, results)?;
     for difference in &compared.differences {
@@ -131,8 +125,8 @@ pub(super) fn report(compared: &Comparison, results: Option<&Path>, message: &st
     })
 }
 
-/// Writes the results of a job, and prints the error of a failed job. Returns 0 if the job
-/// succeeded, otherwise the exit code of the failed process, or 1 if no process failed.
+/// Writes the results, and prints the error of a failed job. Returns the exit code of the failed process, or 1 if no
+/// process failed.
 pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     if let Some(path) = results {
         write_results(path, result).map_err(|source| CommandError::Results { path: path.to_owned(), source })?;
@@ -147,7 +141,7 @@ pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitC
     })
 }
 
-/// Runs a request to its end. An interrupt of this process cancels it.
+/// An interrupt of this process cancels the request.
 pub(super) async fn run_to_end(
     agent: &LocalAgent,
     request: RunRequest,
@@ -160,7 +154,6 @@ pub(super) async fn run_to_end(
     }
 }
 
-/// Prints a part of the log.
 pub(super) fn print_log(bytes: &[u8]) {
     let mut stdout = io::stdout().lock();
     // A reader that stops reading, such as `head`, does not end the steps.

@@ -6,7 +6,6 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Name of the copy.
 const NAME: &str = "step-runner";
 
 /// Arguments of `muster step-runner bootstrap`.
@@ -17,12 +16,10 @@ pub(super) struct BootstrapArgs {
     destination: PathBuf,
 }
 
-/// Runs `muster step-runner bootstrap`.
 pub(super) fn run(args: &BootstrapArgs) -> ExitCode {
     copy_or_report(&args.destination.join(NAME))
 }
 
-/// Copies this executable to `target`, and prints the error if that fails.
 pub(super) fn copy_or_report(target: &Path) -> ExitCode {
     match copy(target) {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,7 +1,4 @@
 //! `muster step-runner ci`: runs the list of steps in the environment variable `STEPS`.
-//!
-//! The variables of the job are the environment variables with the prefixes `CI_`, `GITLAB_` and `DOCKER_`. The processes of the steps
-//! inherit only the variables in [`INHERITED`].
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -43,7 +40,6 @@ pub(super) struct CiArgs {
     results: ResultsArgs,
 }
 
-/// Reason why the steps cannot be started.
 #[derive(Debug, thiserror::Error)]
 enum CiError {
     #[error("the environment variable STEPS is not set; set it to a list of steps, in YAML or JSON")]
@@ -56,7 +52,6 @@ enum CiError {
     WorkDir(std::io::Error),
 }
 
-/// Runs `muster step-runner ci`.
 pub(super) fn run(args: &CiArgs) -> ExitCode {
     super::print_version();
     let results = args.results.is_requested().then(ResultsFile::default);

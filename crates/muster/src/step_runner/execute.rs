@@ -25,12 +25,9 @@ use super::results::ResultsFile;
 /// Name of the job in the tag of its processes.
 const JOB_NAME: &str = "step-runner";
 
-/// Steps to run, and their job.
 pub(super) struct Execution {
     pub(super) file: StepFile,
-    /// Directory of the job.
     pub(super) work_dir: PathBuf,
-    /// Variables of the job.
     pub(super) variables: Vec<(String, String)>,
     /// Whether the processes of the steps inherit an environment variable of this process.
     pub(super) is_inherited: fn(&OsStr) -> bool,
@@ -111,7 +108,6 @@ async fn run(execution: Execution, result: Arc<Mutex<Option<Value>>>) -> io::Res
     Ok(ended.await)
 }
 
-/// Sink that prints the log of the steps.
 struct StandardOutput;
 
 impl Sink for StandardOutput {

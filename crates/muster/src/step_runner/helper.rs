@@ -39,7 +39,6 @@ pub(crate) enum HelperCommand {
     },
 }
 
-/// Runs a subcommand of `gitlab-runner steps`.
 pub(crate) fn run(command: HelperCommand) -> ExitCode {
     match command {
         HelperCommand::Bootstrap { destination } => bootstrap::copy_or_report(&destination),

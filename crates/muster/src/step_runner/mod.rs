@@ -1,8 +1,6 @@
 //! `muster step-runner`: GitLab's step-runner, with its commands, flags and exit codes.
 //!
-//! If the program is started under the name `step-runner`, it has only these commands.
-//!
-//! Each command is a module with its arguments and `run`. Errors end with exit code 1, including invalid arguments.
+//! If the program is started under a name that begins with `step-runner`, it has only these commands.
 
 mod bootstrap;
 mod ci;
@@ -23,7 +21,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 pub(crate) use helper::{HelperCommand, recovered_arguments, run as run_helper};
 
-/// Name of the socket in its directory.
 const SOCKET_NAME: &str = "step-runner.sock";
 
 /// Run steps as GitLab's step-runner does, and serve its API.
@@ -49,7 +46,7 @@ enum Command {
     Bootstrap(bootstrap::BootstrapArgs),
 }
 
-/// Returns whether the program was started under the name `step-runner`.
+/// Returns whether the program was started under a name that begins with `step-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("step-runner"))
@@ -63,14 +60,13 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// Prints an error of the arguments, or the help. The exit code is 1 or 0, as in step-runner, and never clap's 2.
+/// Prints an error of the arguments, or the help. The exit code of an error is 1, as in step-runner, not clap's 2.
 pub(crate) fn usage(error: &clap::Error) -> ExitCode {
     // If printing fails, the exit code still reports the error.
     let _ = error.print();
     if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs a command of step-runner.
 pub(crate) fn run(cli: Cli) -> ExitCode {
     match cli.command {
         Command::Ci(args) => ci::run(&args),
@@ -92,7 +88,7 @@ fn fail(error: impl Display) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the path of the socket that is used if the user gives no path.
+/// Returns the path of the socket if the user gives none.
 fn default_socket() -> PathBuf {
     std::env::temp_dir().join(SOCKET_NAME)
 }

@@ -14,7 +14,6 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName};
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError};
 
-/// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Arguments of `muster step-runner proxy`.
@@ -34,7 +33,6 @@ pub(super) struct ProxyArgs {
     tls_ca: Option<PathBuf>,
 }
 
-/// Runs `muster step-runner proxy`.
 pub(super) fn run(args: ProxyArgs) -> ExitCode {
     let ProxyArgs { connect: Some(address), tls_cert: Some(certificate), tls_key: Some(key), tls_ca: Some(authority) } =
         args
@@ -50,7 +48,6 @@ pub(super) fn run(args: ProxyArgs) -> ExitCode {
     })
 }
 
-/// Connects standard input and output to a socket until either end is closed.
 pub(super) fn connect(socket: &Path) -> ExitCode {
     match UnixStream::connect(socket) {
         Ok(stream) => crate::agent::bridge(stream),
@@ -61,7 +58,6 @@ pub(super) fn connect(socket: &Path) -> ExitCode {
     }
 }
 
-/// Reason why the proxy cannot connect to an address.
 #[derive(Debug, thiserror::Error)]
 enum DialError {
     #[error("the address has no port")]
@@ -74,13 +70,11 @@ enum DialError {
     Connect(io::Error),
     #[error("no answer within {} s", CONNECT_TIMEOUT.as_secs())]
     Timeout,
-    /// The TLS handshake failed.
     #[error("{0}")]
     Handshake(io::Error),
 }
 
 impl DialError {
-    /// Returns what the user can do.
     fn remedy(&self) -> &'static str {
         match self {
             Self::NoPort | Self::Name(_) => "name the address as HOST:PORT",
@@ -102,7 +96,6 @@ fn remedy(error: &io::Error) -> &'static str {
     tls.map_or("check that `serve` listens on this address", tls_remedy)
 }
 
-/// Returns what the user can do about an error of TLS.
 fn tls_remedy(error: &rustls::Error) -> &'static str {
     use rustls::Error::{AlertReceived, InvalidCertificate};
     match error {
@@ -143,7 +136,6 @@ fn rejects_certificate(alert: AlertDescription) -> bool {
     )
 }
 
-/// Connects to an address with mutual TLS.
 async fn dial(address: &str, files: &TlsFiles) -> Result<TlsStream<TcpStream>, DialError> {
     let (host, _) = address.rsplit_once(':').ok_or(DialError::NoPort)?;
     // An IPv6 address has brackets in front of a port, and none in a certificate.

@@ -18,15 +18,12 @@ pub(super) struct ResultsArgs {
 }
 
 impl ResultsArgs {
-    /// Returns whether the results are written.
     pub(super) fn is_requested(&self) -> bool {
         self.write_steps_results
     }
 }
 
-/// Parses a value of the flag or of its environment variable. Never fails.
-///
-/// A value that step-runner does not accept as true is false, as in step-runner's environment variable.
+/// Parses the flag or its environment variable. Any value that step-runner does not accept as true is false.
 #[expect(clippy::unnecessary_wraps, reason = "clap requires a result")]
 fn parse_bool(text: &str) -> Result<bool, std::convert::Infallible> {
     Ok(matches!(text, "1" | "t" | "T" | "true" | "TRUE" | "True"))
@@ -42,7 +39,6 @@ pub(super) enum ResultsFormat {
     Prototext,
 }
 
-/// File with results.
 #[derive(Debug, Default)]
 pub(super) struct ResultsFile {
     /// Path of the file. `None` means the default name of the format, in the working directory of this process.
@@ -50,7 +46,6 @@ pub(super) struct ResultsFile {
     pub(super) format: ResultsFormat,
 }
 
-/// Reason why the results cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ResultsError {
     #[error("failed to write the results of the steps to {}", path.display())]

@@ -67,7 +67,6 @@ pub(super) struct RunArgs {
     step_results_format: ResultsFormat,
 }
 
-/// Reason why the step cannot be started.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error("no step specified; name a reference such as `./dir`, or use --git-url or --oci-registry")]
@@ -80,7 +79,6 @@ enum RunError {
     TextProto(#[from] TextProtoError),
 }
 
-/// Runs `muster step-runner run`.
 pub(super) fn run(args: &RunArgs) -> ExitCode {
     super::print_version();
     let file = || ResultsFile { path: args.step_results_file.clone(), format: args.step_results_format };
@@ -131,17 +129,17 @@ fn flatten(pairs: &[Pairs]) -> impl Iterator<Item = (String, String)> {
 
 /// Returns the list with the step to run, without inputs and environment.
 fn referenced_step(args: &RunArgs) -> Result<Vec<StepEntry>, RunError> {
-    let given = |fields: &[(&str, &String)]| {
-        let given = fields.iter().filter(|(_, value)| !value.is_empty());
-        Value::Object(given.map(|(key, value)| ((*key).to_owned(), json!(value))).collect::<Map<_, _>>())
+    let non_empty = |fields: &[(&str, &String)]| {
+        let set = fields.iter().filter(|(_, value)| !value.is_empty());
+        Value::Object(set.map(|(key, value)| ((*key).to_owned(), json!(value))).collect::<Map<_, _>>())
     };
     let reference = match args.step.as_deref().filter(|step| !step.is_empty()) {
         Some(step) if step.starts_with("step:") => return Ok(parse_list(&format!("- {step}"))?),
         Some(step) => json!(step),
         None if !args.git_url.is_empty() => {
-            json!({"git": given(&[("url", &args.git_url), ("rev", &args.git_rev), ("dir", &args.git_dir)])})
+            json!({"git": non_empty(&[("url", &args.git_url), ("rev", &args.git_rev), ("dir", &args.git_dir)])})
         }
-        None if !args.oci_registry.is_empty() => json!({"oci": given(&[
+        None if !args.oci_registry.is_empty() => json!({"oci": non_empty(&[
             ("registry", &args.oci_registry),
             ("repository", &args.oci_repository),
             ("tag", &args.oci_tag),

@@ -31,7 +31,6 @@ pub(super) struct ServeArgs {
     listen: ListenArgs,
 }
 
-/// Reason why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServeError {
     #[error("initializing step-runner: invalid empty socket dir; name a directory, or omit the argument")]
@@ -48,7 +47,6 @@ pub(super) enum ServeError {
     Input(io::Error),
 }
 
-/// Runs `muster step-runner serve`.
 pub(super) fn run(args: ServeArgs) -> ExitCode {
     super::print_version();
     crate::logging::init_service();
@@ -65,10 +63,7 @@ fn socket(dir: Option<PathBuf>) -> Result<PathBuf, ServeError> {
     }
 }
 
-/// Serves the API on a socket, and on the TCP address if it is set, until a signal or the end of the command.
-///
-/// Jobs end with this process, so their files are temporary.
-/// Returns the exit code of the command if the command ended before a signal stopped the server. Otherwise returns success.
+/// Serves the API until a signal or the end of the command. Returns the exit code of an ended command, or else success.
 pub(super) fn serve(
     socket: PathBuf,
     tcp: Option<TcpOptions>,
@@ -129,14 +124,15 @@ pub(super) struct JobCommand {
 }
 
 impl JobCommand {
-    /// Returns the command with these words. `None` means that there are no words.
+    /// Returns `None` if there are no words.
     pub(super) fn new(words: Vec<OsString>, socket: &Path) -> Option<Self> {
         let mut words = words.into_iter();
         let program = words.next()?;
         Some(Self { program, arguments: words.collect(), socket: socket.to_owned() })
     }
 
-    /// Waits for data on standard input, runs the command with it, and returns its exit code. Does not run the command if the input is empty.
+    /// Runs the command at the first byte of standard input, and returns its exit code. Does not run the command if the
+    /// input is empty.
     async fn run(self) -> Result<ExitCode, ServeError> {
         let program = self.program.clone();
         let (sender, started) = oneshot::channel();
@@ -150,9 +146,9 @@ impl JobCommand {
         Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
     }
 
-    /// Starts the command at the first byte of the input, sends its process to `started`, and copies the input to the process.
+    /// Starts the command at the first byte of the input, and copies the input to the command.
     ///
-    /// Sends `None` if the input is empty.
+    /// Sends the process to `started`, or `None` if the input is empty.
     fn run_with_input(&self, input: &mut impl Read, started: oneshot::Sender<Result<Option<Child>, ServeError>>) {
         let mut first = [0];
         let mut child = match input.read(&mut first) {
@@ -184,7 +180,6 @@ impl JobCommand {
 mod tests {
     use super::*;
 
-    /// Input that cannot be read.
     struct Broken;
 
     impl Read for Broken {

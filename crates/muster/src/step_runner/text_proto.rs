@@ -8,7 +8,6 @@ use muster_steps::definition::{Body, StepFile, StepFileError, parse_run_list};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
-/// Reason why a definition or a result cannot be converted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TextProtoError {
     #[error("failed to read {}: {source}; check --text-proto-step-file", path.display())]

@@ -7,7 +7,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::until;
 
-/// Creates the command with a temporary directory, and without the developer's settings.
 fn demo(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("/usr/bin/env");
     command.args(["--default-signal=INT,TERM", env!("CARGO_BIN_EXE_muster"), "demo", "--headless"]);
@@ -17,7 +16,6 @@ fn demo(directory: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Checks that neither files nor processes are left.
 fn check_nothing_is_left(directory: &Path) {
     let files: Vec<_> = std::fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path()).collect();
     assert!(files.is_empty(), "{files:?}");
@@ -63,7 +61,7 @@ fn demo_timeout_is_reported() {
     assert_eq!(demo(directory.path(), &["--timeout", "0"]).output().unwrap().status.code(), Some(2));
 }
 
-/// Runs the demo with a hard limit of open files. The demo cannot raise this limit.
+/// Runs the demo with a hard limit of open files.
 fn demo_with_files(directory: &Path, limit: u32, arguments: &[&str]) -> std::process::Output {
     let inner = demo(directory, arguments);
     let mut command = Command::new("sh");
@@ -98,7 +96,6 @@ fn demo_reports_a_sufficient_open_files_limit() {
 async fn interrupted_demo_exits_cleanly() {
     let directory = tempfile::tempdir().unwrap();
     let mut running = demo(directory.path(), &["--jobs", "400", "--boot-time-ms", "100"]).spawn().unwrap();
-    // Once an instance exists, the demo is in the middle of its work.
     let has_instance = || {
         let directories = std::fs::read_dir(directory.path()).unwrap().flatten();
         // The plugin creates its own directory for instances before the first instance.

@@ -35,7 +35,6 @@ impl Example {
         assert!(git.current_dir(self.project()).status().unwrap().success(), "git {arguments:?}");
     }
 
-    /// Returns the lines of `muster ci ARGUMENTS --output json`, and whether it succeeded.
     fn run(&self, arguments: &[&str]) -> (Vec<serde_json::Value>, bool) {
         let home = self.directory.path().join("home");
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))
@@ -57,8 +56,7 @@ impl Example {
         (lines, output.status.success())
     }
 
-    /// Returns the sorted names of the jobs that succeeded.
-    fn passed(&self, arguments: &[&str]) -> Vec<String> {
+    fn passed_jobs(&self, arguments: &[&str]) -> Vec<String> {
         let (lines, passed) = self.run(arguments);
         assert!(passed);
         let mut names: Vec<String> = lines
@@ -76,7 +74,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// Returns whether `command` is installed. Prints a message if it is not.
 #[track_caller]
 fn has(command: &str) -> bool {
     muster_test_prerequisites::program(command, "--version", command)
@@ -85,7 +82,7 @@ fn has(command: &str) -> bool {
 #[test]
 fn node_example_passes() {
     if has("node") {
-        assert_eq!(Example::new("node").passed(&[]), ["bundle", "smoke", "unit"]);
+        assert_eq!(Example::new("node").passed_jobs(&[]), ["bundle", "smoke", "unit"]);
     }
 }
 
@@ -107,7 +104,7 @@ fn python_example_has_matrix_dotenv_and_coverage() {
 
 #[test]
 fn child_pipelines_example_passes() {
-    let names = Example::new("children").passed(&[]);
+    let names = Example::new("children").passed_jobs(&[]);
     assert_eq!(names, ["build-search", "build-shop", "builds", "checks", "done", "generate", "source"]);
 }
 
@@ -116,7 +113,7 @@ fn monorepo_example_runs_only_changed_parts() {
     let example = Example::new("monorepo");
     std::fs::write(example.project().join("api/openapi.json"), r#"{"openapi":"3.1.1"}"#).unwrap();
     example.git(&["commit", "-q", "-a", "-m", "a newer interface"]);
-    let names = example.passed(&["--changed-since", "HEAD~1"]);
+    let names = example.passed_jobs(&["--changed-since", "HEAD~1"]);
     assert_eq!(names, ["overview", "package-api", "test-api"]);
 }
 

@@ -76,7 +76,7 @@ fn simulate_counts_waits_of_jobs_that_never_run() {
     assert!(metric("/wait_s/p50") > 80_000.0, "jobs that never run must count as waiting for about a day: {result}");
 }
 
-/// The quota also holds for jobs that still wait when the last one arrives.
+/// The quota also applies to jobs that still wait when the last job arrives.
 #[test]
 fn simulate_applies_a_quota_until_the_last_job() {
     let directory = policies();
@@ -150,7 +150,7 @@ fn simulate_reports_invalid_input() {
     }
 }
 
-/// Requirement R036: enough capacity, without excess.
+/// Requirement R036.
 #[test]
 fn simulated_day_meets_its_start_objective_with_bounded_idle() {
     let directory = policies();

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::process::CommandResult;
 
-/// Runs `scripts/muster` with a Cargo that prints the messages `output`, and reports `executable` (JSON) as the path of the executable.
+/// Runs `scripts/muster` with a fake Cargo that prints `output` and reports `executable` (JSON).
 fn run(output: &str, executable: &str) -> CommandResult {
     let directory = tempfile::tempdir().unwrap();
     let cargo = directory.path().join("cargo");

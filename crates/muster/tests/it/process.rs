@@ -3,12 +3,10 @@
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait for a condition.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval for checking a condition. The tests get no events when another process writes a file, answers or exits.
+/// Interval for checking a condition, because writes and exits of other processes cause no events here.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Result of a command.
 #[derive(Debug)]
 pub(crate) struct CommandResult {
     pub(crate) code: i32,
@@ -31,7 +29,6 @@ impl CommandResult {
         Self { checks_stdout: true, ..Self::of(output) }
     }
 
-    /// Checks the exit code, and that the messages contain these texts.
     #[track_caller]
     pub(crate) fn check(self, code: i32, texts: &[&str]) -> Self {
         assert_eq!(self.code, code, "{self:#?}");

@@ -23,7 +23,6 @@ impl Fixture {
         Some(fixture)
     }
 
-    /// Writes the step, whose program prints `text`.
     fn write_echo(&self, text: &str) {
         self.project.write("echo/step.yml", ECHO);
         self.project.write("echo/bin/say", &format!("#!/bin/sh\necho \"<{text} $1>\"\n"));
@@ -35,8 +34,7 @@ impl Fixture {
         format!("{}/g/echo:{tag}", self.registry.host())
     }
 
-    /// Sets the pipeline: one job that runs the step.
-    fn pipeline(&self, step: &str) {
+    fn set_pipeline(&self, step: &str) {
         self.project.write(".gitlab-ci.yml", &format!("say:\n  run:\n    - {{name: say, step: '{step}'}}\n"));
         self.project.commit("pipeline");
     }
@@ -80,7 +78,7 @@ fn published_step_runs_in_a_local_pipeline_and_is_shown() {
     ] {
         assert!(info.contains(part), "{part}: {info}");
     }
-    fixture.pipeline(&image);
+    fixture.set_pipeline(&image);
     let log = fixture.pass(&["ci", "run"]);
     assert!(log.contains("<first hello>") && log.contains(&format!("Fetched the step {image} (sha256:")), "{log}");
 }
@@ -92,7 +90,7 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
     fixture.pass(&["step", "publish", "echo", &one]);
     // A step that only a local step calls must be pinned as well.
     fixture.project.write("local/step.yml", &format!("{{}}\n---\nrun: [{{name: inner, step: '{one}'}}]\n"));
-    fixture.pipeline("./local");
+    fixture.set_pipeline("./local");
     let printed = fixture.pass(&["step", "lock"]);
     assert!(printed.contains(&format!("pinned {one}: sha256:")) && printed.contains("pins 1 remote step"), "{printed}");
     let locked = fixture.lock();
@@ -103,7 +101,7 @@ fn lock_file_pins_steps_and_is_obeyed_by_local_pipelines() {
 
     fixture.write_echo("second");
     fixture.pass(&["step", "publish", "echo", &two]);
-    fixture.pipeline(&two);
+    fixture.set_pipeline(&two);
     let log = fixture.fail(&["ci", "run"]);
     assert!(
         log.contains(&format!("{two}: muster-steps.lock does not name this step; run `muster step lock`")),
@@ -144,7 +142,7 @@ fn steps_of_child_pipelines_are_pinned() {
     assert!(printed.contains("pins 2 remote steps") && !printed.contains("warning"), "{printed}");
     let log = fixture.pass(&["ci", "run"]);
     assert_eq!(log.matches(", as locked)").count(), 2, "{log}");
-    // The configuration of this child pipeline is known only when a job has created it. Pins that it may need are kept.
+    // A job creates this child pipeline, so pins that it may need are kept.
     fixture
         .project
         .write(".gitlab-ci.yml", &bridge("[{artifact: child.yml, job: make}]").replace("start:", "generated:"));
@@ -160,7 +158,7 @@ fn lock_keeps_pins_and_update_replaces_them() {
     let Some(fixture) = Fixture::new() else { return };
     let (tag, other) = (fixture.image("main"), fixture.image("other"));
     fixture.pass(&["step", "publish", "echo", &tag]);
-    fixture.pipeline(&tag);
+    fixture.set_pipeline(&tag);
     fixture.pass(&["step", "lock"]);
     let first = fixture.lock();
     fixture.write_echo("second");
@@ -186,7 +184,7 @@ fn reference_with_an_expression_is_pinned_only_if_named() {
     let Some(fixture) = Fixture::new() else { return };
     let image = fixture.image("1.0.0");
     fixture.pass(&["step", "publish", "echo", &image]);
-    fixture.pipeline(&format!("{}${{{{vars.TAG}}}}", fixture.image("")));
+    fixture.set_pipeline(&format!("{}${{{{vars.TAG}}}}", fixture.image("")));
     let printed = fixture.pass(&["step", "lock"]);
     assert!(printed.contains("is known only when a job runs; pin it with `muster step lock REFERENCE`"), "{printed}");
     assert!(fixture.fail(&["ci", "run", "--var", "TAG=1.0.0"]).contains("does not name this step"));
@@ -199,7 +197,7 @@ fn marks_are_printed_by_the_next_job_that_uses_the_step() {
     let Some(fixture) = Fixture::new() else { return };
     let image = fixture.image("1.0.0");
     fixture.pass(&["step", "publish", "echo", &image]);
-    fixture.pipeline(&image);
+    fixture.set_pipeline(&image);
     fixture.pass(&["step", "lock"]);
     assert!(!fixture.pass(&["ci", "run"]).contains("deprecated"));
     fixture.pass(&["step", "mark", &image, "--deprecated", "use 2.0.0", "--defective", "loses words"]);
@@ -239,7 +237,7 @@ fn search_finds_steps_in_a_registry_and_in_an_index() {
 #[test]
 fn invalid_arguments_are_explained() {
     let Some(fixture) = Fixture::new() else { return };
-    fixture.pipeline("./echo");
+    fixture.set_pipeline("./echo");
     for (arguments, part) in [
         (&["step", "publish", "echo/bin", &fixture.image("1")][..], "has neither func.yml nor step.yml"),
         (&["step", "publish", "echo", "gitlab.com/g/p@v1"], "is a Git repository; name an image"),

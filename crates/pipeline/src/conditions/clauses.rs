@@ -23,32 +23,27 @@ const MAX_COMPARISONS: usize = 50_000;
 /// Paths that differ from a ref. `None` means that the ref does not exist.
 type Compared = Option<Rc<context::Changes>>;
 
-/// Evaluates clauses for an event and caches the results.
 pub(crate) struct Clauses<'a> {
     context: &'a Context,
     sources: &'a dyn Sources,
-    /// Tree that contains the rules. `exists` without `project` searches this tree.
+    /// `exists` without `project` searches this tree.
     origin: &'a Origin,
     globs: RefCell<HashMap<String, Option<Rc<Glob>>>>,
-    /// Paths that differ from each ref of `compare_to`.
-    compared: RefCell<HashMap<String, Compared>>,
-    /// Results of `changes`, by ref of `compare_to` and pattern.
-    changed: RefCell<HashMap<(Option<String>, String), bool>>,
-    /// Results of `exists` for patterns in the tree of the project.
-    existing: RefCell<HashMap<String, bool>>,
+    changes_by_ref: RefCell<HashMap<String, Compared>>,
+    changes_results: RefCell<HashMap<(Option<String>, String), bool>>,
+    exists_results: RefCell<HashMap<String, bool>>,
 }
 
 impl<'a> Clauses<'a> {
-    /// Creates an evaluator for an event and for rules in a file of `origin`.
     pub(crate) fn new(context: &'a Context, sources: &'a dyn Sources, origin: &'a Origin) -> Self {
         Self {
             context,
             sources,
             origin,
             globs: RefCell::default(),
-            compared: RefCell::default(),
-            changed: RefCell::default(),
-            existing: RefCell::default(),
+            changes_by_ref: RefCell::default(),
+            changes_results: RefCell::default(),
+            exists_results: RefCell::default(),
         }
     }
 
@@ -56,14 +51,13 @@ impl<'a> Clauses<'a> {
         self.context
     }
 
-    /// Returns true if all clauses of a rule are true.
     pub(crate) fn matches(&self, rule: &Rule, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         rule.condition.as_ref().is_none_or(|condition| self.condition(condition, scope, problems))
             && rule.changes.as_ref().is_none_or(|changes| self.changes(changes, scope, problems))
             && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
     }
 
-    /// Evaluates `if`. An invalid pattern in a variable makes the clause false, as on GitLab, and adds a warning.
+    /// An invalid pattern in a variable makes the clause false, as on GitLab, and adds a warning.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         match condition.expression.evaluate_within(
             &|name| scope.unexpanded_value(name),
@@ -79,9 +73,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `changes`.
-    ///
-    /// Without `compare_to`, the clause is true if the event has no commit to compare with.
+    /// Without `compare_to`, `changes` is true if the event has no commit to compare with.
     pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
         let compared;
@@ -91,7 +83,7 @@ impl<'a> Clauses<'a> {
                 None => return true,
             },
             Some((git_ref, span)) => {
-                compared = self.compared(git_ref, *span, problems);
+                compared = self.changes_since(git_ref, *span, problems);
                 compared.as_deref().map(|changes| changes.paths.as_slice()).unwrap_or_default()
             }
         };
@@ -101,23 +93,23 @@ impl<'a> Clauses<'a> {
             PathTest::Globs(patterns) => patterns.iter().any(|pattern| {
                 let key =
                     (compare_to.as_ref().map(|(git_ref, _)| git_ref.clone()), scope.expand(pattern, Unknown::Keep));
-                if let Some(&cached) = self.changed.borrow().get(&key) {
+                if let Some(&cached) = self.changes_results.borrow().get(&key) {
                     return cached;
                 }
                 let glob = self.glob(&key.1);
                 let matches = glob.is_some_and(|glob| paths.iter().any(|path| glob.is_match(path)));
-                self.changed.borrow_mut().insert(key, matches);
+                self.changes_results.borrow_mut().insert(key, matches);
                 matches
             }),
         }
     }
 
-    /// Returns the paths that differ from a ref. Reports an error and returns `None` if the ref does not exist.
-    pub(crate) fn compared(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
-        let cached = self.compared.borrow().get(git_ref).cloned();
+    /// Reports an error and returns `None` if the ref does not exist.
+    pub(crate) fn changes_since(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
+        let cached = self.changes_by_ref.borrow().get(git_ref).cloned();
         let compared = cached.unwrap_or_else(|| {
             let compared = self.sources.changed_since(git_ref).map(Rc::new);
-            self.compared.borrow_mut().insert(git_ref.to_owned(), compared.clone());
+            self.changes_by_ref.borrow_mut().insert(git_ref.to_owned(), compared.clone());
             compared
         });
         if compared.is_none() {
@@ -127,7 +119,6 @@ impl<'a> Clauses<'a> {
         compared
     }
 
-    /// Evaluates `exists`.
     pub(crate) fn exists(&self, exists: &Exists, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let origin = match &exists.project {
             None => self.origin.clone(),
@@ -150,7 +141,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Evaluates `exists` for a tree. Results for other trees than that of the project are not cached.
+    /// Only results for the tree of the project are cached.
     fn exists_in(
         &self,
         test: &PathTest,
@@ -172,18 +163,18 @@ impl<'a> Clauses<'a> {
             return true;
         }
         patterned.iter().any(|glob| {
-            let cached = is_project_tree.then(|| self.existing.borrow().get(glob.as_str()).copied()).flatten();
+            let cached = is_project_tree.then(|| self.exists_results.borrow().get(glob.as_str()).copied()).flatten();
             cached.unwrap_or_else(|| {
                 let found = glob.exists_in(tracked);
                 if is_project_tree {
-                    self.existing.borrow_mut().insert(glob.as_str().to_owned(), found);
+                    self.exists_results.borrow_mut().insert(glob.as_str().to_owned(), found);
                 }
                 found
             })
         })
     }
 
-    /// Returns the compiled pattern. `None` means that the pattern is too large, so that it matches nothing.
+    /// `None` means that the pattern is too large, so that it matches nothing.
     fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
         if let Some(cached) = self.globs.borrow().get(pattern) {
             return cached.clone();
@@ -193,10 +184,8 @@ impl<'a> Clauses<'a> {
         glob
     }
 
-    /// Returns the tracked paths that a pattern matches.
-    ///
     /// A pattern without wildcards or a pattern that is too large is returned unchanged.
-    pub(crate) fn tracked(&self, pattern: &str) -> Vec<String> {
+    pub(crate) fn matching_paths(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {
                 self.context.tracked_paths.iter().filter(|path| glob.is_match(path)).cloned().collect()

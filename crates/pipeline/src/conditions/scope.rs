@@ -9,7 +9,6 @@ use crate::context::Context;
 use crate::expand::{Unknown, expand_all, expand_text};
 use crate::layers::{self, JobFacts, USER_PREFIX};
 
-/// Variables that all jobs share, by name.
 #[derive(Debug)]
 pub(crate) struct Base<'a> {
     context: &'a Context,
@@ -19,12 +18,10 @@ pub(crate) struct Base<'a> {
     /// Instance, group and project variables of a job without an environment.
     project: Vec<Variable>,
     pipeline: HashMap<&'a str, &'a Variable>,
-    /// Whether the visibility of a project variable depends on the environment.
-    scoped: bool,
+    has_scoped_variables: bool,
 }
 
 impl<'a> Base<'a> {
-    /// Creates the layers of variables for an event.
     pub(crate) fn new(context: &'a Context) -> Self {
         let index = |variable: &'a Variable| (variable.key.as_str(), variable);
         let (user, predefined): (HashMap<_, _>, HashMap<_, _>) =
@@ -35,24 +32,22 @@ impl<'a> Base<'a> {
             user,
             project: layers::project_variables(&context.project_variables, context.ref_protected, None),
             pipeline: context.pipeline_variables.iter().map(index).collect(),
-            scoped: context.project_variables.iter().any(|variable| variable.environment_scope != "*"),
+            has_scoped_variables: context.project_variables.iter().any(|variable| variable.environment_scope != "*"),
         }
     }
 
-    /// Returns the project variables of a job with this environment. `None` means the same variables as without an
-    /// environment.
+    /// `None` means the same variables as without an environment.
     fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
-        let environment = environment.filter(|_| self.scoped)?;
+        let environment = environment.filter(|_| self.has_scoped_variables)?;
         let context = self.context;
         Some(layers::project_variables(&context.project_variables, context.ref_protected, Some(environment)))
     }
 }
 
-/// Variables that are visible to a job, or to the pipeline if the scope was created without a job.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
-    /// YAML variables. If a name occurs more than once, the last variable wins.
+    /// The last variable of a name wins.
     yaml: HashMap<&'a str, &'a Variable>,
     /// Project variables for the environment of the job. `None` means the project variables of `base`.
     project: Option<Vec<Variable>>,
@@ -70,7 +65,6 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Selects the project variables that are visible to a job with this environment.
     pub(crate) fn in_environment(mut self, environment: Option<&str>) -> Self {
         self.project = self.base.project_of(environment);
         self
@@ -89,30 +83,29 @@ impl<'a> Scope<'a> {
             .or_else(|| self.job.iter().rev().find(|variable| variable.key == name))
     }
 
-    /// Returns the unexpanded value of a variable. `rules:if` compares unexpanded values.
+    /// `rules:if` compares unexpanded values.
     pub(crate) fn unexpanded_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Returns the same value as [`Scope::unexpanded_value`], but `[MASKED]` for a masked variable.
+    /// Returns `[MASKED]` for a masked variable.
     pub(crate) fn masked_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 
-    /// Replaces the references to variables in a text with their expanded values.
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
         if !text.contains(['$', '%']) {
             return text.to_owned();
         }
-        let mut needed = self.referenced(text);
+        let mut needed = self.referenced_variables(text);
         expand_all(&mut needed);
         let values: HashMap<&str, &str> =
             needed.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
         expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
     }
 
-    /// Returns the variables that a text refers to, directly or through other variables.
-    fn referenced(&self, text: &str) -> Vec<Variable> {
+    /// Includes references through other variables.
+    fn referenced_variables(&self, text: &str) -> Vec<Variable> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();
         let mut texts = vec![text.to_owned()];
@@ -133,7 +126,6 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// Returns the names of the variables that a text refers to.
 fn names(text: &str) -> Vec<String> {
     let names = std::cell::RefCell::new(Vec::new());
     let _ = expand_text(

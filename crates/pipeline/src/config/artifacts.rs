@@ -5,7 +5,6 @@ use crate::config::parsing::{Fields, Path, Problems, boolean, duration_or_never,
 use crate::model::Artifacts;
 use crate::node::Node;
 
-/// Parses `artifacts`.
 pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Artifacts> {
     let fields = Fields::parse(node, at, keywords::ARTIFACTS, problems)?;
     let paths = fields.texts("paths", problems);
@@ -61,7 +60,7 @@ fn check_expose_as(fields: &Fields<'_>, node: &Node, paths: &[String], problems:
     }
 }
 
-/// Parses `artifacts:reports`. Returns the types and paths of the reports. `coverage_report` becomes `cobertura` or `jacoco`.
+/// Returns types and paths. `coverage_report` becomes `cobertura` or `jacoco`.
 fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, Vec<String>)> {
     let Some(fields) = Fields::parse(node, at, keywords::REPORTS, problems) else { return Vec::new() };
     let mut all = Vec::new();

@@ -9,17 +9,15 @@ use crate::config::parsing::{Fields, Path, Problems, choice, duration, integer, 
 use crate::model::{AllowFailure, Retry, When};
 use crate::node::{Node, Value};
 
-/// Maximum `start_in`.
 const MAX_START_IN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Number of tags that a job must stay below.
 const TAG_LIMIT: usize = 50;
 
-/// Parses `when` of a job.
 pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     parse_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// Parses `when` of a bridge. `delayed` is invalid, because a bridge has no key `start_in`.
+/// `delayed` is invalid, because a bridge has no key `start_in`.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     parse_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }
@@ -35,7 +33,7 @@ fn parse_when(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Proble
     choice(node, at, allowed, problems).and_then(|word| parse_when_value(&word))
 }
 
-/// Converts the text of `when`. Returns `None` for `never` and for invalid texts.
+/// Returns `None` for `never` and for invalid texts.
 pub(crate) fn parse_when_value(word: &str) -> Option<When> {
     match word {
         "on_success" => Some(When::OnSuccess),
@@ -47,7 +45,7 @@ pub(crate) fn parse_when_value(word: &str) -> Option<When> {
     }
 }
 
-/// Parses `start_in` of a job or rule. `delayed` is true for `when: delayed`, which requires `start_in`.
+/// `delayed` is true for `when: delayed`, which requires `start_in`.
 pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Problems) -> Option<Duration> {
     let at = fields.at();
     match (fields.get("start_in"), delayed) {
@@ -72,7 +70,6 @@ pub(crate) fn start_in(fields: &Fields<'_>, delayed: bool, problems: &mut Proble
     }
 }
 
-/// Parses `allow_failure`: a boolean, or exit codes.
 pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<AllowFailure> {
     match &node.value {
         Value::Bool(true) => Some(AllowFailure::Yes),
@@ -93,7 +90,7 @@ pub(crate) fn allow_failure(node: &Node, at: Path<'_>, problems: &mut Problems) 
     }
 }
 
-/// Parses exit codes: an integer, or a non-empty list of unique integers.
+/// Accepts an integer, or a non-empty list of unique integers.
 fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<i32>> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
@@ -115,7 +112,6 @@ fn exit_codes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<
     is_valid.then_some(codes)
 }
 
-/// Parses `retry`: a number, or `{max, when, exit_codes}`.
 pub(crate) fn retry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Retry> {
     if node.as_map().is_none() {
         return Some(Retry { max: retry_max(node, at, problems)?, always: true, ..Retry::default() });
@@ -145,7 +141,6 @@ fn retry_reasons(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Stri
     items.iter().filter_map(|item| choice(item, at, keywords::RETRY_WHEN, problems)).collect()
 }
 
-/// Parses `tags`: a list of fewer than 50 strings.
 pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let tags = text_list(node, at, problems)?;
     if tags.len() >= TAG_LIMIT {
@@ -156,7 +151,7 @@ pub(crate) fn tags(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     Some(tags)
 }
 
-/// Parses `coverage`: a pattern between slashes. Returns the pattern without the slashes.
+/// Returns the pattern without its slashes.
 pub(crate) fn coverage(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     let pattern = text.strip_prefix('/').and_then(|rest| rest.strip_suffix('/')).filter(|inner| !inner.is_empty());

@@ -4,14 +4,10 @@ use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems, flat_list, text, text_list};
 use crate::node::{Node, Span, Value};
 
-/// Maximum number of caches of a job.
 const MAX_CACHES: usize = 4;
-/// Maximum number of paths in `key:files` and `key:files_commits`.
 const MAX_KEY_FILES: usize = 2;
-/// Maximum number of `fallback_keys`.
 const MAX_FALLBACK_KEYS: usize = 5;
 
-/// A cache as written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CacheEntry {
     pub(crate) key: CacheKey,
@@ -23,18 +19,18 @@ pub(crate) struct CacheEntry {
     pub(crate) fallback_keys: Vec<String>,
 }
 
-/// `cache:key`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CacheKey {
-    /// The key as written.
     Text(String),
-    /// A key derived from files: from their last commits if `by_commit` is true, otherwise from their content.
-    Files { files: Vec<String>, by_commit: bool, prefix: Option<String> },
+    /// The key depends on the last commits of the files if `by_commit` is true, and otherwise on their content.
+    Files {
+        files: Vec<String>,
+        by_commit: bool,
+        prefix: Option<String>,
+    },
 }
 
-/// Parses `cache`: a map, or a list of at most four maps. Nested lists are flattened, and nulls are ignored.
-///
-/// A cache with neither `paths` nor `untracked` is ignored.
+/// Nested lists are flattened, and nulls are ignored. A cache with neither `paths` nor `untracked` is ignored.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
         Value::List(_) => {

@@ -11,7 +11,6 @@ use crate::config::parsing::{Fields, Path, Problems, choice};
 use crate::config::{artifacts, behavior, cache, extras, image, parsing, scripts, size_budget};
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// Default values by keyword.
 #[derive(Debug, Default)]
 pub(crate) struct Defaults {
     values: Map,
@@ -19,29 +18,21 @@ pub(crate) struct Defaults {
     bytes: HashMap<Arc<str>, usize>,
 }
 
-/// `inherit` of a job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Inherit {
-    /// Defaults that the job inherits.
     pub(crate) default: Filter,
-    /// Global variables that the job inherits.
     pub(crate) variables: Filter,
 }
 
-/// Selection by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum Filter {
-    /// Selects all names.
     #[default]
     All,
-    /// Selects no name.
     None,
-    /// Selects these names.
     Only(Vec<String>),
 }
 
 impl Filter {
-    /// Returns true if `name` is selected.
     pub(crate) fn selects(&self, name: &str) -> bool {
         match self {
             Self::All => true,
@@ -52,7 +43,6 @@ impl Filter {
 }
 
 impl Defaults {
-    /// Parses `default` and the deprecated global keywords.
     pub(crate) fn read(root: &Map, problems: &mut Problems) -> Self {
         let mut values = Map::default();
         let path = Path::root("default");
@@ -90,13 +80,12 @@ impl Defaults {
         Self { values, bytes }
     }
 
-    /// Returns the total size in bytes of the defaults that a job inherited.
     pub(crate) fn bytes(&self, inherited: &[(String, Span)]) -> usize {
         inherited.iter().filter_map(|(key, _)| self.bytes.get(key.as_str())).sum()
     }
 
-    /// Returns the job's map including inherited defaults, and the keys and positions of these defaults. The map is
-    /// `None` if the job inherits nothing. `bridge` means that the job starts or mirrors a pipeline.
+    /// Returns the job's map with defaults, and the keys and positions of these defaults. The map is `None` if the job
+    /// inherits nothing.
     pub(crate) fn apply(&self, job: &Map, bridge: bool, inherit: &Inherit) -> (Option<Map>, Vec<(String, Span)>) {
         let is_set = |key: &str| job.get(key).is_some_and(|node| !node.is_null());
         let mut inherited = Vec::new();
@@ -146,7 +135,6 @@ fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems)
     problems.errors() == before
 }
 
-/// Parses `inherit` of a job.
 pub(crate) fn inherit(node: &Node, at: Path<'_>, problems: &mut Problems) -> Inherit {
     let Some(fields) = Fields::parse(node, at, &["default", "variables"], problems) else { return Inherit::default() };
     let default = fields.get("default").map(|node| filter(node, at.key("default"), problems)).unwrap_or_default();

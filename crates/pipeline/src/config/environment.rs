@@ -8,7 +8,6 @@ use crate::node::{Node, Span};
 const ACTIONS: &[&str] = &["start", "prepare", "stop", "verify", "access"];
 const TIERS: &[&str] = &["production", "staging", "testing", "development", "other"];
 
-/// An environment as written, with the positions that later errors refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EnvironmentEntry {
     /// The environment. Variables in its name are not expanded yet.
@@ -17,7 +16,6 @@ pub(crate) struct EnvironmentEntry {
     pub(crate) on_stop_span: Span,
 }
 
-/// Parses `environment`: a name, or a map.
 pub(crate) fn environment(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<EnvironmentEntry> {
     if let Some(name) = node.as_str() {
         check_name(name, node.span, at, problems)?;
@@ -63,7 +61,6 @@ fn auto_stop_in(node: &Node, action: &str, fields: &Fields<'_>, problems: &mut P
     duration_or_never(node, at, problems)
 }
 
-/// Checks the name of an environment or resource group.
 fn check_name(name: &str, span: Span, at: Path<'_>, problems: &mut Problems) -> Option<()> {
     if name.trim().is_empty() {
         problems.report(span, at, "can't be blank");
@@ -83,7 +80,6 @@ fn is_url(url: &str) -> bool {
     url.contains('$') || url.starts_with("http://") || url.starts_with("https://")
 }
 
-/// Parses `resource_group`.
 pub(crate) fn resource_group(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let name = text(node, at, problems)?;
     check_name(&name, node.span, at, problems)?;

@@ -6,10 +6,8 @@ use crate::config::keywords;
 use crate::config::parsing::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
 use crate::node::{Map, Node, Span, Value};
 
-/// Maximum number of `inputs` of a job.
 const MAX_INPUTS: usize = 50;
 
-/// Parses `id_tokens`: names with their audiences.
 pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Vec<String>)>> {
     let map = map_of_any_keys(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
@@ -31,7 +29,6 @@ pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     Some(all)
 }
 
-/// Parses `secrets`: names with one provider each.
 pub(crate) fn secrets(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = map_of_any_keys(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
@@ -108,7 +105,7 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Parses `release`. Returns the JSON that the runner gets.
+/// Returns the JSON that the runner gets.
 pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Json> {
     let fields = Fields::parse(node, at, keywords::RELEASE, problems)?;
     let before = problems.errors();
@@ -134,10 +131,8 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     (problems.errors() == before).then(|| json(node))
 }
 
-/// `pages` of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PagesEntry {
-    /// `pages: false`
     Disabled,
     /// The job publishes this directory.
     ///
@@ -145,7 +140,6 @@ pub(crate) enum PagesEntry {
     Publish(Option<String>),
 }
 
-/// Parses `pages`: a boolean, or a map.
 pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<PagesEntry> {
     match node.value {
         Value::Bool(true) => Some(PagesEntry::Publish(None)),
@@ -161,7 +155,7 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Parses `inputs` of a job: names with their declarations. Each declaration needs a default.
+/// Each declaration needs a default.
 pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = map_of_any_keys(node, at, problems)?;
     if map.len() > MAX_INPUTS {
@@ -216,7 +210,6 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Checks `identity` and `dast_configuration`, which have no effect without a GitLab server.
 pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
     let at = fields.at();
     if let Some(node) = fields.get("identity") {
@@ -227,7 +220,7 @@ pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
     }
 }
 
-/// Parses the deprecated `publish` of a job. Returns the directory and its position.
+/// Returns the directory and its position.
 pub(crate) fn publish(fields: &Fields<'_>, problems: &mut Problems) -> Option<(String, Span)> {
     let node = fields.get("publish")?;
     let at = fields.at();

@@ -10,12 +10,10 @@ const PULL_POLICIES: &[&str] = &["always", "if-not-present", "never"];
 /// Maximum length of the user name in `docker:user` and `kubernetes:user`, in characters.
 const MAX_USER_LENGTH: usize = 255;
 
-/// Parses `image`: a name, or a map.
 pub(crate) fn image(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Image> {
     image_or_service(node, at, keywords::IMAGE, problems)
 }
 
-/// Parses `services`: a list of names and maps.
 pub(crate) fn services(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Image>> {
     let items = flat_list(node, at, problems)?;
     Some(

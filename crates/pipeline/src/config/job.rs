@@ -10,7 +10,7 @@ use crate::config::defaults::{self, Defaults, Filter};
 use crate::config::environment::{self, EnvironmentEntry};
 use crate::config::extras::{self, PagesEntry};
 use crate::config::keywords;
-use crate::config::needs::{self, Named, NeedEntry, NeedTarget, Needs, NeedsParent};
+use crate::config::needs::{self, NameEntry, NeedEntry, NeedTarget, Needs, NeedsParent};
 use crate::config::only::{self, RefPolicy};
 use crate::config::parallel::{self, Parallel};
 use crate::config::parsing::{self, Fields, Path, Problems};
@@ -29,12 +29,11 @@ const DEFAULT_STAGE: &str = "test";
 /// Directory that a pages job publishes if it sets none.
 const DEFAULT_PAGES: &str = "public";
 
-/// A job as written, with the defaults that it inherits.
 #[derive(Debug, Clone)]
 pub(crate) struct JobEntry {
     pub(crate) name: Arc<str>,
     pub(crate) span: Span,
-    pub(crate) stage: Named,
+    pub(crate) stage: NameEntry,
     pub(crate) work: WorkEntry,
     pub(crate) when: Option<When>,
     pub(crate) start_in: Option<Duration>,
@@ -43,7 +42,7 @@ pub(crate) struct JobEntry {
     pub(crate) timeout: Option<Duration>,
     pub(crate) interruptible: bool,
     pub(crate) needs: Option<Needs>,
-    pub(crate) dependencies: Option<Vec<Named>>,
+    pub(crate) dependencies: Option<Vec<NameEntry>>,
     pub(crate) rules: Option<Vec<Rule>>,
     pub(crate) only: Option<RefPolicy>,
     pub(crate) except: Option<RefPolicy>,
@@ -64,16 +63,16 @@ pub(crate) struct JobEntry {
     pub(crate) bytes: usize,
 }
 
-/// Work of a job, as written.
 #[derive(Debug, Clone)]
 pub(crate) enum WorkEntry {
-    /// The job runs on a runner. The keys of the caches are computed later.
-    Script { work: Box<ScriptWork>, caches: Vec<CacheEntry> },
-    /// The job starts or mirrors another pipeline.
+    /// The keys of the caches are computed later.
+    Script {
+        work: Box<ScriptWork>,
+        caches: Vec<CacheEntry>,
+    },
     Bridge(Box<BridgeEntry>),
 }
 
-/// Type of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Script,
@@ -81,19 +80,17 @@ enum Kind {
     Mirror,
 }
 
-/// Input and caches that the parsers of all jobs share.
 #[derive(Debug)]
 pub(crate) struct JobParserContext<'a> {
     pub(crate) defaults: Defaults,
     /// True if the configuration was loaded without errors ([`super::config`]).
     pub(crate) complete: bool,
-    /// Parts of the configuration that are missing.
     pub(crate) gaps: &'a Gaps,
     pub(crate) expressions: Expressions,
     pub(crate) size_budget: SizeBudget,
 }
 
-/// Parses a job. Returns the entry without its invalid parts, and the node including defaults.
+/// Returns the entry without its invalid parts, and the node including defaults.
 pub(crate) fn job(
     name: &Arc<str>,
     entry: &Entry,
@@ -148,7 +145,6 @@ pub(crate) fn job(
     Some((job, node))
 }
 
-/// Returns help for a key that is valid for ordinary jobs but not for bridges.
 fn help_for_bridge_key(key: &str) -> Option<String> {
     let is_job_key = keywords::JOB.contains(&key);
     is_job_key.then(|| format!("remove `{key}`: a job that starts or mirrors a pipeline does not run on a runner"))
@@ -181,7 +177,6 @@ fn report_missing_work(map: &Map, node: &Node, at: Path<'_>, problems: &mut Prob
     unknown_keys(map, at, problems);
 }
 
-/// Reports keys that are not valid for any type of job.
 fn unknown_keys(map: &Map, at: Path<'_>, problems: &mut Problems) {
     let is_known = |key: &str| keywords::JOB.contains(&key) || keywords::TRIGGER_JOB.contains(&key);
     for (key, entry) in map.iter().filter(|(key, _)| !is_known(key)) {
@@ -210,7 +205,6 @@ fn check_exclusions(fields: &Fields<'_>, problems: &mut Problems) {
     }
 }
 
-/// Parses the keywords of a job.
 struct JobParser<'a, 'c> {
     name: &'a Arc<str>,
     span: Span,
@@ -221,7 +215,7 @@ struct JobParser<'a, 'c> {
 }
 
 impl JobParser<'_, '_> {
-    /// Parses the value of a key with `parser`. Returns `None` if the key is not set or its value is invalid.
+    /// Returns `None` if the key is not set or its value is invalid.
     fn parse_key<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
         let at = self.fields.at();
         self.fields.get(key).and_then(|node| parser(node, at.key(key), self.problems))
@@ -276,13 +270,13 @@ impl JobParser<'_, '_> {
         }
     }
 
-    fn stage(&mut self) -> Named {
+    fn stage(&mut self) -> NameEntry {
         let Some(node) = self.fields.get("stage") else {
-            return Named { name: DEFAULT_STAGE.to_owned(), span: self.span };
+            return NameEntry { name: DEFAULT_STAGE.to_owned(), span: self.span };
         };
         // The last stage causes no further errors: it always exists, and no job that this job needs can be in a later stage.
         let name = self.parse_key("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
-        Named { name, span: node.span }
+        NameEntry { name, span: node.span }
     }
 
     fn needs(&mut self) -> Option<Needs> {
@@ -354,7 +348,7 @@ impl JobParser<'_, '_> {
         work
     }
 
-    /// Returns the directory to publish if this is a pages job: a job with the name `pages` or with the keyword `pages`.
+    /// Returns the directory to publish. `None` unless the job has the name `pages` or the keyword `pages`.
     fn pages(&mut self) -> Option<String> {
         let pages = self.parse_key("pages", extras::pages);
         let publish = extras::publish(&self.fields, self.problems);
@@ -377,7 +371,6 @@ impl JobParser<'_, '_> {
     }
 }
 
-/// Removes needs that mirror the pipeline of another project, because they refer to no job.
 fn without_mirrors(mut needs: Needs) -> Needs {
     needs.entries.retain(|entry| !matches!(entry.target, NeedTarget::Mirror { .. }));
     needs

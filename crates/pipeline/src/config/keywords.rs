@@ -24,7 +24,7 @@ pub(crate) const GLOBAL_DEFAULTS: &[&str] = &["image", "services", "cache", "bef
 /// Names that are reserved in addition to the top-level keys.
 pub(crate) const FORBIDDEN_JOB_NAMES: &[&str] = &["true", "false", "nil", "pages:deploy"];
 
-/// Keys of `default`. Also the values of `inherit:default`.
+/// Also the values of `inherit:default`.
 pub(crate) const DEFAULT: &[&str] = &[
     "after_script",
     "artifacts",
@@ -44,7 +44,6 @@ pub(crate) const DEFAULT: &[&str] = &[
 /// Keys of `default` that are inherited by jobs that start or mirror a pipeline.
 pub(crate) const DEFAULT_OF_TRIGGER_JOBS: &[&str] = &["interruptible"];
 
-/// Keys of an ordinary job.
 pub(crate) const JOB: &[&str] = &[
     "after_script",
     "allow_failure",
@@ -107,7 +106,6 @@ pub(crate) const TRIGGER_JOB: &[&str] = &[
     "when",
 ];
 
-/// Keys of an entry of a job's `rules`.
 pub(crate) const JOB_RULE: &[&str] =
     &["if", "changes", "exists", "when", "start_in", "allow_failure", "variables", "needs", "interruptible"];
 
@@ -115,13 +113,10 @@ pub(crate) const JOB_RULE: &[&str] =
 pub(crate) const WORKFLOW_RULE: &[&str] =
     &["if", "changes", "exists", "when", "variables", "auto_cancel", "start_in", "allow_failure", "needs"];
 
-/// Keys of an entry of `include:rules`.
 pub(crate) const INCLUDE_RULE: &[&str] = &["if", "changes", "exists", "when"];
 
-/// Keys of `workflow`.
 pub(crate) const WORKFLOW: &[&str] = &["name", "rules", "auto_cancel"];
 
-/// Keys of `artifacts`.
 pub(crate) const ARTIFACTS: &[&str] =
     &["paths", "exclude", "name", "untracked", "when", "expire_in", "expose_as", "public", "access", "reports"];
 
@@ -153,32 +148,24 @@ pub(crate) const REPORTS: &[&str] = &[
     "terraform",
 ];
 
-/// Keys of an entry of `cache`.
 pub(crate) const CACHE: &[&str] = &["key", "paths", "untracked", "when", "policy", "unprotect", "fallback_keys"];
 
-/// Keys of `image`.
 pub(crate) const IMAGE: &[&str] = &["name", "entrypoint", "pull_policy", "docker", "kubernetes"];
 
-/// Keys of an entry of `services`.
 pub(crate) const SERVICE: &[&str] =
     &["name", "alias", "entrypoint", "command", "variables", "pull_policy", "docker", "kubernetes"];
 
-/// Keys of `environment`.
 pub(crate) const ENVIRONMENT: &[&str] =
     &["name", "url", "on_stop", "action", "auto_stop_in", "deployment_tier", "kubernetes"];
 
-/// Keys of `trigger`.
 pub(crate) const TRIGGER: &[&str] = &["project", "branch", "strategy", "forward", "inputs", "include"];
 
-/// Keys of an entry of `trigger:include`.
 pub(crate) const TRIGGER_INCLUDE: &[&str] =
     &["local", "project", "file", "ref", "template", "component", "remote", "artifact", "job", "inputs"];
 
-/// Keys of `release`.
 pub(crate) const RELEASE: &[&str] =
     &["tag_name", "description", "name", "tag_message", "ref", "milestones", "released_at", "assets"];
 
-/// Keys of an entry of `secrets`.
 pub(crate) const SECRET: &[&str] = &[
     "vault",
     "gcp_secret_manager",

@@ -4,53 +4,54 @@ use crate::config::parallel::{self, MatrixEntry};
 use crate::config::parsing::{Fields, Path, Problems, text, text_list};
 use crate::node::{Node, Span, Value};
 
-/// Maximum number of entries in `needs`.
 const MAX_NEEDS: usize = 50;
-/// Maximum number of `needs:project` entries.
 const MAX_PROJECT_NEEDS: usize = 5;
 
-/// An entry of `needs`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NeedEntry {
-    /// Position of the entry.
     pub(crate) span: Span,
-    /// Job or pipeline that the entry refers to.
     pub(crate) target: NeedTarget,
     /// Whether to download the artifacts of the job.
     pub(crate) artifacts: bool,
 }
 
-/// Job or pipeline that an entry of `needs` refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NeedTarget {
-    /// A job of the same pipeline.
-    Job { name: String, optional: bool, matrix: Option<Vec<MatrixEntry>> },
-    /// A job of another project.
-    Project { project: String, job: String, git_ref: String },
+    Job {
+        name: String,
+        optional: bool,
+        matrix: Option<Vec<MatrixEntry>>,
+    },
+    Project {
+        project: String,
+        job: String,
+        git_ref: String,
+    },
     /// A job of another pipeline in the same hierarchy.
-    Pipeline { pipeline: String, job: String },
+    Pipeline {
+        pipeline: String,
+        job: String,
+    },
     /// The status of the latest pipeline of another project.
-    Mirror { project: String },
+    Mirror {
+        project: String,
+    },
 }
 
-/// The entries of `needs`, and the position of the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Needs {
     pub(crate) span: Span,
     pub(crate) entries: Vec<NeedEntry>,
 }
 
-/// The name of a job or stage, with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Named {
+pub(crate) struct NameEntry {
     pub(crate) name: String,
     pub(crate) span: Span,
 }
 
-/// The part of the configuration that contains `needs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NeedsParent {
-    /// An ordinary job.
     Job,
     /// A trigger job. Jobs of other pipelines are errors, because a trigger job cannot download artifacts.
     Trigger,
@@ -60,7 +61,7 @@ pub(crate) enum NeedsParent {
     Rule,
 }
 
-/// Parses `needs`: a map or a list. Nested lists are flattened, and nulls are ignored.
+/// Nested lists are flattened, and nulls are ignored.
 pub(crate) fn needs(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,
@@ -160,9 +161,8 @@ fn pipeline(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Probl
     Some(NeedEntry { span: node.span, target, artifacts })
 }
 
-/// Parses `dependencies`: a list of names.
-pub(crate) fn dependencies(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Named>> {
+pub(crate) fn dependencies(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<NameEntry>> {
     let names = text_list(node, at, problems)?;
     let spans = node.as_list().unwrap_or_default().iter().map(|item| item.span);
-    Some(names.into_iter().zip(spans).map(|(name, span)| Named { name, span }).collect())
+    Some(names.into_iter().zip(spans).map(|(name, span)| NameEntry { name, span }).collect())
 }

@@ -5,7 +5,6 @@ use crate::config::rules::{self, Changes, Condition, Expressions, PathTest};
 use crate::node::{Node, Span, Value};
 use crate::ref_match::RefPattern;
 
-/// `only` or `except` as written.
 #[derive(Debug, Clone)]
 pub(crate) struct RefPolicy {
     /// Position of the value. `None` means that the policy is the implicit `only`.
@@ -14,22 +13,18 @@ pub(crate) struct RefPolicy {
     pub(crate) refs: Option<Vec<RefPattern>>,
     /// `variables`: this part of the policy is met if any of these expressions is true.
     pub(crate) variables: Option<Vec<Condition>>,
-    /// `changes`
     pub(crate) changes: Option<Changes>,
-    /// `kubernetes: active`
     pub(crate) kubernetes: bool,
 }
 
 /// Value of `only` for a job with neither `only` nor `rules`. Also the default of `only:refs`.
 const DEFAULT_ONLY: [&str; 2] = ["branches", "tags"];
 
-/// Returns the implicit `only: [branches, tags]`.
 pub(crate) fn default_only() -> RefPolicy {
     let refs = DEFAULT_ONLY.iter().filter_map(|word| RefPattern::parse(word).ok()).collect();
     RefPolicy { span: None, refs: Some(refs), variables: None, changes: None, kubernetes: false }
 }
 
-/// Parses `only`: a list of refs, or a map.
 pub(crate) fn only(
     node: &Node,
     at: Path<'_>,
@@ -41,7 +36,6 @@ pub(crate) fn only(
     Some(policy)
 }
 
-/// Parses `except`: a list of refs, or a map.
 pub(crate) fn except(
     node: &Node,
     at: Path<'_>,

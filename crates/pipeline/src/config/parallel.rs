@@ -4,10 +4,8 @@ use crate::config::parsing::{Fields, Path, Problems, integer};
 use crate::config::variables::is_name;
 use crate::node::{Node, Value};
 
-/// Maximum number of instances of a job.
 pub(crate) const MAX_INSTANCES: usize = 200;
 
-/// `parallel`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Parallel {
     /// This number of equal instances.
@@ -22,7 +20,6 @@ pub(crate) type MatrixEntry = Vec<(String, Vec<String>)>;
 /// A cell of a matrix: identifiers with one value each.
 pub(crate) type Cell = Vec<(String, String)>;
 
-/// Parses `parallel`: a number, or `{matrix: [..]}`.
 pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Parallel> {
     if let Value::Int(_) = node.value {
         let count = integer(node, at, 1..=200, problems)?;
@@ -41,7 +38,6 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     matrix(list, at.key("matrix"), problems).map(Parallel::Matrix)
 }
 
-/// Parses the maps of a matrix, also for `needs:parallel`.
 pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
     let Some(list) = node.as_list().filter(|list| list.iter().all(|item| item.as_map().is_some())) else {
         problems.report(node.span, at, "config should be an array of hashes");

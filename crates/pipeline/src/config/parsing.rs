@@ -1,7 +1,7 @@
-//! Code that all keyword parsers share: the path of a value for messages, the collector of problems, and typed readers of
-//! nodes.
+//! Code that all keyword parsers share.
 //!
-//! A reader reports an invalid node and returns `None`. The parser continues, so that all problems of a file are reported at once.
+//! A function that reads a node reports an invalid node and returns `None`. The parser continues, so that all problems
+//! of a file are reported at once.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -16,7 +16,6 @@ use crate::suggest::closest;
 /// (docs/spec/pipeline-yaml.md, section 1.0).
 pub(crate) const MAX_LIST_NESTING: usize = 10;
 
-/// Maximum number of errors to store, and of warnings.
 const MAX_DIAGNOSTICS: usize = 1000;
 /// Number of errors after which unknown keys and names get no suggestions.
 const MAX_SUGGESTIONS: usize = 20;
@@ -29,12 +28,10 @@ pub(crate) struct Path<'a> {
 }
 
 impl<'a> Path<'a> {
-    /// Creates a path of one component.
     pub(crate) fn root(name: &'a str) -> Self {
         Self { parent: None, name }
     }
 
-    /// Returns the path of a key of this value.
     pub(crate) fn key(&'a self, name: &'a str) -> Self {
         Self { parent: Some(self), name }
     }
@@ -49,46 +46,40 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Collects diagnostics. A message is stored only once per position, because `default` values are parsed again for every
-/// job that inherits them.
+/// Stores a message only once per position, because `default` values are parsed again for every job that inherits them.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Diagnostic>,
-    /// Number of errors in the list.
     stored_errors: usize,
     errors: usize,
     seen: HashSet<(Option<Span>, String)>,
-    /// Positions of the errors of loading. Further diagnostics at these positions are dropped.
-    unloaded: HashSet<Span>,
-    /// Cache of regular expressions.
+    /// Positions of the errors of loading. Later diagnostics at these positions are dropped.
+    load_error_spans: HashSet<Span>,
     pub(crate) patterns: Patterns,
 }
 
 impl Problems {
-    /// Creates a collector that contains the diagnostics of loading the configuration.
     pub(crate) fn after_load(diagnostics: &[Diagnostic]) -> Self {
         let mut problems = Self::default();
         for diagnostic in diagnostics {
             problems.push(diagnostic.clone());
         }
         let errors = diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
-        problems.unloaded = errors.filter_map(|diagnostic| diagnostic.span).collect();
+        problems.load_error_spans = errors.filter_map(|diagnostic| diagnostic.span).collect();
         problems
     }
 
-    /// Adds an error if the regular expressions exceed their budget.
     pub(crate) fn check_patterns(&mut self, span: Span) {
         if let Some(problem) = self.patterns.problem(span) {
             self.push(problem);
         }
     }
 
-    /// Adds a diagnostic.
     pub(crate) fn push(&mut self, diagnostic: Diagnostic) {
         // Errors that are not stored are counted like others, because callers compare counts to find out whether their value is invalid.
         let is_error = diagnostic.severity == Severity::Error;
         self.errors += usize::from(is_error);
-        if diagnostic.span.is_some_and(|span| self.unloaded.contains(&span)) {
+        if diagnostic.span.is_some_and(|span| self.load_error_spans.contains(&span)) {
             return;
         }
         // Warnings must not displace errors: without a pipeline, there is always an error.
@@ -104,7 +95,6 @@ impl Problems {
         self.push(Diagnostic::error(span, format!("{at} {message}")));
     }
 
-    /// Same as [`Problems::report`], with a hint on how to fix the problem.
     pub(crate) fn report_with_help(
         &mut self,
         span: Span,
@@ -115,12 +105,10 @@ impl Problems {
         self.push(Diagnostic::error(span, format!("{at} {message}")).help(help));
     }
 
-    /// Returns the current state for [`Problems::roll_back`].
     pub(crate) fn mark(&self) -> (usize, usize) {
         (self.list.len(), self.errors)
     }
 
-    /// Removes the diagnostics that were added after a mark.
     pub(crate) fn roll_back(&mut self, (found, errors): (usize, usize)) {
         for removed in self.list.drain(found..) {
             self.stored_errors -= usize::from(removed.severity == Severity::Error);
@@ -130,25 +118,23 @@ impl Problems {
         self.errors = errors;
     }
 
-    /// Returns the number of errors so far.
     pub(crate) fn errors(&self) -> usize {
         self.errors
     }
 
-    /// Returns all diagnostics: first the errors of loading that have a position, because they can cause the others.
+    /// Errors of loading that have a position come first, because they can cause the others.
     ///
-    /// The first group is ordered by position. In the second group, diagnostics without a position come first, and the
-    /// others are ordered by position.
+    /// Both groups are ordered by position. Diagnostics without a position come first in the second group.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
         let mut list = self.list;
         let is_cause = |found: &Diagnostic| {
-            found.severity == Severity::Error && found.span.is_some_and(|span| self.unloaded.contains(&span))
+            found.severity == Severity::Error && found.span.is_some_and(|span| self.load_error_spans.contains(&span))
         };
         list.sort_by_key(|found| (!is_cause(found), found.span.map(|span| (span.source, span.start))));
         list
     }
 
-    /// Returns true if fewer than [`MAX_SUGGESTIONS`] errors were reported. Each suggestion takes time.
+    /// Returns false after [`MAX_SUGGESTIONS`] errors, because each suggestion takes time.
     pub(crate) fn may_suggest(&self) -> bool {
         self.errors < MAX_SUGGESTIONS
     }
@@ -163,12 +149,12 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Checks that a node is a map. Reports each unknown key.
+    /// Reports each unknown key.
     pub(crate) fn parse(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
 
-    /// Same as [`Fields::parse`], but a hint that `help` returns for an unknown key replaces the suggestion of a similar key.
+    /// Like [`Fields::parse`], but a hint from `help` replaces the suggestion of a similar key.
     pub(crate) fn parse_with(
         node: &'a Node,
         at: Path<'a>,
@@ -193,32 +179,28 @@ impl<'a> Fields<'a> {
         Some(fields)
     }
 
-    /// Returns the value of a key, unless it is null.
+    /// Returns `None` if the value is null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Node> {
         self.map.get(key).filter(|node| !node.is_null())
     }
 
-    /// Returns the position of the map.
     pub(crate) fn span(&self) -> Span {
         self.span
     }
 
-    /// Returns the position of a key, or of the map if the key is not set.
+    /// Returns the position of the map if the key is not set.
     pub(crate) fn key_span(&self, key: &str) -> Span {
         self.map.entry(key).map_or(self.span, |entry| entry.key_span)
     }
 
-    /// Returns the path of the map.
     pub(crate) fn at(&self) -> Path<'a> {
         self.at
     }
 
-    /// Returns the string value of an optional key.
     pub(crate) fn text(&self, key: &str, problems: &mut Problems) -> Option<String> {
         self.get(key).and_then(|node| text(node, self.at.key(key), problems))
     }
 
-    /// Returns the string value of a required key.
     pub(crate) fn required_text(&self, key: &str, problems: &mut Problems) -> Option<String> {
         if self.get(key).is_none() {
             problems.report(self.span, self.at, format_args!("config should have the key `{key}`"));
@@ -226,23 +208,21 @@ impl<'a> Fields<'a> {
         self.text(key, problems)
     }
 
-    /// Returns the boolean value of a key, or `default`.
     pub(crate) fn flag(&self, key: &str, default: bool, problems: &mut Problems) -> bool {
         self.get(key).and_then(|node| boolean(node, self.at.key(key), problems)).unwrap_or(default)
     }
 
-    /// Returns the list of strings of an optional key. As on GitLab, a single string is not accepted.
+    /// As on GitLab, a single string is not accepted.
     pub(crate) fn texts(&self, key: &str, problems: &mut Problems) -> Vec<String> {
         self.get(key).and_then(|node| text_list(node, self.at.key(key), problems)).unwrap_or_default()
     }
 
-    /// Returns the string value of a key, which must be one of `allowed`.
+    /// The value must be one of `allowed`.
     pub(crate) fn choice(&self, key: &str, allowed: &[&str], problems: &mut Problems) -> Option<String> {
         self.get(key).and_then(|node| choice(node, self.at.key(key), allowed, problems))
     }
 }
 
-/// End of the message for an unknown key.
 struct UnknownKeyMessage<'a>(&'a str);
 
 impl fmt::Display for UnknownKeyMessage<'_> {
@@ -251,7 +231,6 @@ impl fmt::Display for UnknownKeyMessage<'_> {
     }
 }
 
-/// Reports an unknown key.
 pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str], problems: &mut Problems) {
     let help = match problems.may_suggest().then(|| suggest(key, allowed)).flatten() {
         Some(known) => format!("did you mean `{known}`?"),
@@ -260,12 +239,10 @@ pub(crate) fn unknown_key(key: &str, span: Span, at: Path<'_>, allowed: &[&str],
     problems.report_with_help(span, at, UnknownKeyMessage(key), help);
 }
 
-/// Returns the known word that is closest to an unknown word.
 pub(crate) fn suggest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     closest(word, known.iter().copied())
 }
 
-/// Reads a string.
 pub(crate) fn text(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     if let Some(text) = node.as_str() {
         return Some(text.to_owned());
@@ -274,7 +251,6 @@ pub(crate) fn text(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     None
 }
 
-/// Reads a boolean.
 pub(crate) fn boolean(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<bool> {
     if let Value::Bool(value) = node.value {
         return Some(value);
@@ -283,7 +259,6 @@ pub(crate) fn boolean(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     None
 }
 
-/// Reads an integer in a range.
 pub(crate) fn integer(
     node: &Node,
     at: Path<'_>,
@@ -308,7 +283,7 @@ pub(crate) fn integer(
     }
 }
 
-/// Reads a list of strings, or one string as a list with one element.
+/// One string counts as a list with one element.
 pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),
@@ -321,7 +296,7 @@ pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Reads a list of strings. As in most keywords of GitLab, nested lists are errors.
+/// As in most keywords of GitLab, nested lists are errors.
 pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items: Vec<&Node> = match node.as_list() {
         Some(list) => list.iter().collect(),
@@ -330,7 +305,7 @@ pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     only_texts(items, at, problems)
 }
 
-/// Reads a list of strings. Nested lists, which result from `!reference` and anchors, are flattened.
+/// Nested lists, which result from `!reference` and anchors, are flattened.
 pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items = flat_list(node, at, problems)?;
     only_texts(items, at, problems)
@@ -351,7 +326,7 @@ fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Optio
     is_valid.then_some(all)
 }
 
-/// Returns the items of a list. Nested lists are flattened, up to [`MAX_LIST_NESTING`] levels.
+/// Nested lists are flattened, up to [`MAX_LIST_NESTING`] levels.
 pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<&'a Node>> {
     let Some(list) = node.as_list() else {
         problems.report(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
@@ -366,7 +341,7 @@ pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problem
     Some(all)
 }
 
-/// Flattens a list. Returns the position of the first list that is nested too deep.
+/// Returns the position of the first list that is nested too deep.
 fn flatten<'a>(list: &'a [Node], level: usize, all: &mut Vec<&'a Node>) -> Option<Span> {
     for item in list {
         match item.as_list() {
@@ -382,7 +357,6 @@ fn flatten<'a>(list: &'a [Node], level: usize, all: &mut Vec<&'a Node>) -> Optio
     None
 }
 
-/// Reads a string that must be one of `allowed`.
 pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut Problems) -> Option<String> {
     if let Some(text) = node.as_str().filter(|text| allowed.contains(text)) {
         return Some(text.to_owned());
@@ -395,7 +369,6 @@ pub(crate) fn choice(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut
     None
 }
 
-/// Reads a duration such as `3h 30m`.
 pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Duration> {
     let text = match &node.value {
         Value::String(text) => &**text,
@@ -420,7 +393,7 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     }
 }
 
-/// Reads a duration or `never`. Returns the text as written.
+/// Returns the text as written.
 pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     if let Err(error) = crate::duration::parse_or_never(&text) {
@@ -430,7 +403,7 @@ pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Proble
     Some(text)
 }
 
-/// Converts a value to JSON. An unresolved reference becomes null.
+/// An unresolved reference becomes null.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     use serde_json::Value as Json;
     match &node.value {

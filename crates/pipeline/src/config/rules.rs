@@ -19,38 +19,26 @@ use crate::limits::MAX_RULE_PATHS;
 use crate::model::When;
 use crate::node::{Node, Span, Value};
 
-/// Maximum length of `regexp`, in characters.
 const MAX_REGEXP: usize = 255;
 
-/// A rule as written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rule {
-    /// Position of the rule.
     pub(crate) span: Option<Span>,
-    /// `if`
     pub(crate) condition: Option<Condition>,
-    /// `changes`
     pub(crate) changes: Option<Changes>,
-    /// `exists`
     pub(crate) exists: Option<Exists>,
-    /// `when`
     pub(crate) when: Option<RuleWhen>,
-    /// `start_in`
     pub(crate) start_in: Option<Duration>,
-    /// `allow_failure`
     pub(crate) allow_failure: Option<bool>,
-    /// `variables`
     pub(crate) variables: Vec<Variable>,
-    /// `needs`
     pub(crate) needs: Option<Needs>,
-    /// `interruptible`
     pub(crate) interruptible: Option<bool>,
     /// `auto_cancel` of an entry of `workflow:rules`.
     pub(crate) auto_cancel: AutoCancelEntry,
 }
 
 impl Rule {
-    /// Returns true if a rule of a job contains only `when`.
+    /// Returns true if the rule contains only `when`.
     pub(crate) fn is_bare(&self) -> bool {
         let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
         let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
@@ -58,7 +46,6 @@ impl Rule {
     }
 }
 
-/// An expression with its text.
 #[derive(Debug, Clone)]
 pub(crate) struct Condition {
     pub(crate) text: Arc<str>,
@@ -66,14 +53,12 @@ pub(crate) struct Condition {
     pub(crate) span: Span,
 }
 
-/// `changes`
 #[derive(Debug, Clone)]
 pub(crate) struct Changes {
     pub(crate) paths: PathTest,
     pub(crate) compare_to: Option<(String, Span)>,
 }
 
-/// `exists`
 #[derive(Debug, Clone)]
 pub(crate) struct Exists {
     pub(crate) paths: PathTest,
@@ -82,12 +67,9 @@ pub(crate) struct Exists {
     pub(crate) span: Span,
 }
 
-/// How a clause selects paths.
 #[derive(Debug, Clone)]
 pub(crate) enum PathTest {
-    /// Paths that match any of these patterns.
     Globs(Vec<String>),
-    /// Paths that match this regular expression.
     Regexp(Regex),
 }
 
@@ -110,7 +92,6 @@ pub(crate) struct Expressions {
 }
 
 impl Expressions {
-    /// Parses the expression in a node. Reports an invalid expression.
     pub(crate) fn read(&mut self, node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Condition> {
         let Value::String(text) = &node.value else {
             problems.report(node.span, at, "invalid expression syntax: the expression must be a string");
@@ -137,18 +118,14 @@ impl Expressions {
     }
 }
 
-/// The keyword that contains the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RulesParent {
-    /// A job.
     Job,
-    /// `workflow`
     Workflow,
-    /// An entry of `include`.
     Include,
 }
 
-/// Parses `rules`: a list of maps. Nested lists, which result from `!reference`, are flattened.
+/// Nested lists, which result from `!reference`, are flattened.
 pub(crate) fn rules(
     node: &Node,
     at: Path<'_>,
@@ -223,7 +200,7 @@ fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems)
     Some(behavior::parse_when_value(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
-/// Parses `changes` of a rule. The parsers of `only` and `except` call this function only for a value that is not a map.
+/// The parsers of `only` and `except` call this function only for a value that is not a map.
 pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
     if node.as_map().is_none() {
         let paths = PathTest::Globs(patterns(node, at, problems)?);
@@ -252,9 +229,8 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
-/// Parses `paths` or `regexp`. `before` is the number of errors before the keys were checked.
-///
-/// If an unknown key was reported, missing keys are not reported, because the unknown key is probably a misspelling.
+/// `before` is the number of errors before the keys were checked. If an unknown key was reported, missing keys are not
+/// reported, because the unknown key is probably a misspelling.
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {

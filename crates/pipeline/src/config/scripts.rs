@@ -3,8 +3,7 @@
 use crate::config::parsing::{Fields, MAX_LIST_NESTING, Path, Problems, flat_list, text};
 use crate::node::{Node, Value};
 
-/// Parses a script: a string, or a list of strings. Nested lists are flattened. As on GitLab, numbers and booleans are
-/// errors.
+/// Nested lists are flattened. As on GitLab, numbers and booleans are errors.
 pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(line) => Some(vec![line.to_string()]),
@@ -16,7 +15,7 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
     }
 }
 
-/// Returns the message for a script that is not text or a list of texts. `actual` describes what the script is or contains.
+/// `actual` describes what the script is or contains.
 fn expected_strings_message(actual: &str) -> String {
     format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {actual}")
 }
@@ -46,7 +45,7 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
     is_valid.then_some(all)
 }
 
-/// Parses `script` of a job. The script cannot be blank.
+/// The script cannot be blank.
 pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let lines = script(node, at, problems)?;
     if lines.iter().all(|line| line.trim().is_empty()) {
@@ -56,14 +55,13 @@ pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) ->
     Some(lines)
 }
 
-/// Parses `hooks`: the script that runs before the sources are fetched.
 pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let fields = Fields::parse(node, at, &["pre_get_sources_script"], problems)?;
     let hook = fields.get("pre_get_sources_script")?;
     script(hook, at.key("pre_get_sources_script"), problems)
 }
 
-/// Parses `run`: the steps, each with a name and exactly one of `script`, `step` and `func`.
+/// Each step has a name and exactly one of `script`, `step` and `func`.
 pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<serde_json::Value> {
     const WORK: &[&str] = &["script", "step", "func"];
     let Some(steps) = node.as_list() else {
@@ -118,7 +116,7 @@ fn is_step_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Checks a reference to a step definition: a string, or a map with `git` or `oci`.
+/// Accepts a string, or a map with `git` or `oci`.
 fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if node.as_str().is_some() {
         return;

@@ -1,18 +1,15 @@
 //! Limits the total size of all jobs.
 //!
 //! Nodes are shared by aliases, `extends`, `!reference`, `default` and `parallel`, but each job owns copies of its
-//! texts. A small file can therefore expand to more than the available memory, so the size is checked before jobs
-//! are created.
+//! texts. A small file can therefore expand to more than the available memory.
 
 use crate::config::parsing::Problems;
 use crate::diagnostic::Diagnostic;
 use crate::limits::MAX_JOBS_BYTES;
 use crate::node::{Node, Span, Value};
 
-/// Size of a value in addition to its text, in bytes.
 pub(crate) const VALUE_BYTES: usize = 32;
 
-/// Returns the size of a value including its contents, in bytes.
 pub(crate) fn bytes(node: &Node) -> usize {
     let inner = match &node.value {
         Value::String(text) => text.len(),
@@ -23,15 +20,13 @@ pub(crate) fn bytes(node: &Node) -> usize {
     inner.saturating_add(VALUE_BYTES)
 }
 
-/// Size of all jobs so far.
 #[derive(Debug, Default)]
 pub(crate) struct SizeBudget {
     bytes: usize,
 }
 
 impl SizeBudget {
-    /// Adds the size of a value at `span`. Returns true if the total is within the limit. Reports an error when the total
-    /// first exceeds it.
+    /// Returns true if the total is within the limit. Reports an error only the first time that the total exceeds it.
     pub(crate) fn add(&mut self, bytes: usize, span: Span, problems: &mut Problems) -> bool {
         let was_within = self.bytes <= MAX_JOBS_BYTES;
         self.bytes = self.bytes.saturating_add(bytes);

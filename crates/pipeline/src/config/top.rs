@@ -15,27 +15,19 @@ use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::node::{Entry, Map, Node, Span, Value};
 
-/// Maximum length of the name of a job or stage, in characters.
 const MAX_NAME: usize = 255;
-/// Stages of a configuration without `stages`.
 const DEFAULT_STAGES: [&str; 3] = ["build", "test", "deploy"];
-/// Stage that runs before all others.
 pub(crate) const FIRST_STAGE: &str = ".pre";
-/// Stage that runs after all others.
 pub(crate) const LAST_STAGE: &str = ".post";
 
-/// A checked configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// Stages in order, from `.pre` to `.post`, without duplicates.
     pub(crate) stages: Vec<String>,
     /// True if `stages` has errors, which have been reported. Some stages may be missing.
     pub(crate) lacks_stages: bool,
-    /// Global variables.
     pub(crate) variables: Vec<VariableEntry>,
-    /// `workflow`
     pub(crate) workflow: Workflow,
-    /// The visible jobs in written order.
     pub(crate) jobs: Vec<JobEntry>,
     /// Names of visible jobs that could not be parsed completely. Other jobs may refer to them. Errors that result only
     /// from missing parts must not be reported.
@@ -116,7 +108,7 @@ fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     stages.extend(last);
 }
 
-/// Returns true if a top-level entry can be a job. Otherwise reports the reason.
+/// Reports the reason if the entry cannot be a job.
 fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
     let reject = |message: String, help: &str, problems: &mut Problems| {
         problems.push(Diagnostic::error(entry.key_span, message).help(help));
@@ -162,7 +154,7 @@ fn default_hint(name: &str) -> &'static str {
     if keywords::DEFAULT.contains(&name) { " or under `default`" } else { "" }
 }
 
-/// Parses `stages`. Nested lists are flattened, duplicates are removed, and `.pre` and `.post` are added.
+/// Nested lists are flattened, duplicates are removed, and `.pre` and `.post` are added.
 fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
     let at = Path::root("stages");
     let mut names: Vec<String> = Vec::new();

@@ -1,7 +1,7 @@
 //! `trigger`.
 
 use crate::config::keywords;
-use crate::config::needs::Named;
+use crate::config::needs::NameEntry;
 use crate::config::parsing::{Fields, Path, Problems, json, text};
 use crate::limits::MAX_CHILD_INCLUDES;
 use crate::model::{Bridge, BridgeTarget, ChildInclude, Strategy};
@@ -10,14 +10,12 @@ use crate::node::{Node, Span, Value};
 /// Keys for the origin of an include entry. Each entry needs exactly one of them.
 const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remote", "artifact"];
 
-/// A bridge as written, with the jobs that produce the files of the child pipeline.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BridgeEntry {
     pub(crate) bridge: Bridge,
-    pub(crate) producers: Vec<Named>,
+    pub(crate) producers: Vec<NameEntry>,
 }
 
-/// Parses `trigger`: `group/project`, or a map for another project or a child pipeline.
 pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<BridgeEntry> {
     if let Some(project) = node.as_str() {
         if project.trim().is_empty() {
@@ -95,7 +93,7 @@ fn inputs(fields: &Fields<'_>, problems: &mut Problems) -> Vec<(String, serde_js
     map.iter().map(|(name, entry)| (name.to_string(), json(&entry.node))).collect()
 }
 
-fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut Problems) -> Vec<ChildInclude> {
+fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<NameEntry>, problems: &mut Problems) -> Vec<ChildInclude> {
     let single = std::slice::from_ref(node);
     let items = node.as_list().unwrap_or(single);
     if items.is_empty() {
@@ -108,7 +106,7 @@ fn includes(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mu
     items.iter().filter_map(|item| include(item, at, producers, problems)).collect()
 }
 
-fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut Problems) -> Option<ChildInclude> {
+fn include(node: &Node, at: Path<'_>, producers: &mut Vec<NameEntry>, problems: &mut Problems) -> Option<ChildInclude> {
     if let Some(path) = node.as_str() {
         let kind = if path.starts_with("http://") || path.starts_with("https://") { "remote" } else { "local" };
         return Some(ChildInclude::Entry(serde_json::json!({ kind: path })));
@@ -138,7 +136,7 @@ fn include(node: &Node, at: Path<'_>, producers: &mut Vec<Named>, problems: &mut
 fn artifact(
     span: Span,
     fields: &Fields<'_>,
-    producers: &mut Vec<Named>,
+    producers: &mut Vec<NameEntry>,
     problems: &mut Problems,
 ) -> Option<ChildInclude> {
     let at = fields.at();
@@ -148,7 +146,7 @@ fn artifact(
         return None;
     };
     let job = text(node, at.key("job"), problems)?;
-    producers.push(Named { name: job.clone(), span: node.span });
+    producers.push(NameEntry { name: job.clone(), span: node.span });
     Some(ChildInclude::Artifact { path: path?, job, inputs: inputs(fields, problems) })
 }
 

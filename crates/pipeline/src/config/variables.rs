@@ -5,14 +5,12 @@ use muster_job::Variable;
 use crate::config::parsing::{Fields, Path, Problems, boolean, text};
 use crate::node::{Node, Span};
 
-/// A variable with its position in the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct VariableEntry {
     pub(crate) variable: Variable,
     pub(crate) span: Span,
 }
 
-/// Part of the configuration that defines variables.
 #[derive(Clone, Copy)]
 enum VariablesParent {
     Global,
@@ -20,17 +18,14 @@ enum VariablesParent {
     Rule,
 }
 
-/// Parses global `variables`.
 pub(crate) fn global(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<VariableEntry> {
     read(node, at, VariablesParent::Global, problems)
 }
 
-/// Parses `variables` of a job or service: values, or `{value, expand}`.
 pub(crate) fn of_job(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
     read(node, at, VariablesParent::Job, problems).into_iter().map(|entry| entry.variable).collect()
 }
 
-/// Parses `variables` of a rule: plain values only.
 pub(crate) fn of_rule(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<Variable> {
     read(node, at, VariablesParent::Rule, problems).into_iter().map(|entry| entry.variable).collect()
 }
@@ -54,7 +49,6 @@ fn read(node: &Node, at: Path<'_>, parent: VariablesParent, problems: &mut Probl
     all
 }
 
-/// Returns true if the text can be the name of a variable or of a key of a matrix.
 pub(crate) fn is_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
 }

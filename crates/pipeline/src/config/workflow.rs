@@ -6,17 +6,14 @@ use crate::config::rules::{self, Expressions, Rule, RulesParent};
 use crate::model::{AutoCancel, OnNewCommit};
 use crate::node::Node;
 
-/// Maximum length of `workflow:name`, in characters.
 const MAX_NAME: usize = 255;
 
-/// `workflow` as written.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Workflow {
     /// `name`. Its variables are not expanded yet.
     pub(crate) name: Option<String>,
     /// `rules`. `None` means that no event is excluded.
     pub(crate) rules: Option<Vec<Rule>>,
-    /// `auto_cancel`
     pub(crate) auto_cancel: AutoCancelEntry,
 }
 
@@ -38,7 +35,6 @@ impl AutoCancelEntry {
     }
 }
 
-/// Parses `workflow`.
 pub(crate) fn workflow(
     node: &Node,
     at: Path<'_>,
@@ -61,7 +57,6 @@ pub(crate) fn workflow(
     Some(Workflow { name, rules, auto_cancel })
 }
 
-/// Parses `auto_cancel` of `workflow` or of a rule.
 pub(crate) fn auto_cancel(node: &Node, at: Path<'_>, problems: &mut Problems) -> AutoCancelEntry {
     let Some(fields) = Fields::parse(node, at, &["on_new_commit", "on_job_failure"], problems) else {
         return AutoCancelEntry::default();

@@ -37,7 +37,6 @@ impl Value {
         !matches!(self, Self::Null | Self::Bool(false))
     }
 
-    /// Returns the value as text, or `None` for null.
     fn text(&self) -> Option<&str> {
         match self {
             Self::Null => None,
@@ -48,15 +47,13 @@ impl Value {
     }
 }
 
-/// Source of the values of variables and inputs.
 pub(super) struct Lookup<'a> {
     pub(super) variable: &'a dyn Fn(&str) -> Option<String>,
     pub(super) input: &'a dyn Fn(&str) -> Value,
-    /// Cache for patterns in values of variables.
     pub(super) patterns: RefCell<&'a mut Patterns>,
 }
 
-/// Evaluates `node`. `&&` and `||` return the value of the last operand that was evaluated.
+/// `&&` and `||` return the value of the last operand that was evaluated.
 pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),

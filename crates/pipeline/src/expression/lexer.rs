@@ -16,12 +16,10 @@ pub(super) enum Mode {
     Inputs,
 }
 
-/// A token with its position.
 #[derive(Debug, Clone)]
 pub(super) struct Token {
     pub(super) kind: TokenKind,
     pub(super) offset: usize,
-    /// The token as written.
     pub(super) text: String,
 }
 
@@ -46,7 +44,6 @@ pub(super) enum TokenKind {
 /// Maximum length in characters of the excerpt that an error shows.
 const EXCERPT_CHARS: usize = 20;
 
-/// Splits `text` into at most [`MAX_TOKENS`] tokens.
 pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<Vec<Token>, ExpressionError> {
     let mut tokens = Vec::new();
     let mut offset = 0;
@@ -69,7 +66,6 @@ pub(super) fn tokens(text: &str, mode: Mode, patterns: &mut Patterns) -> Result<
     }
 }
 
-/// Returns the token at the start of `text` and its length in bytes, or `None` if no token starts there.
 fn token(
     text: &str,
     mode: Mode,
@@ -119,7 +115,6 @@ fn is_name_char(char: char) -> bool {
     char.is_ascii_alphanumeric() || char == '_'
 }
 
-/// Parses `$[[ inputs.id ]]`.
 fn input(text: &str) -> Option<(TokenKind, usize)> {
     let end = text.find("]]")?;
     let id = text.get(3..end)?.trim().strip_prefix("inputs.")?;
@@ -127,7 +122,7 @@ fn input(text: &str) -> Option<(TokenKind, usize)> {
     valid.then(|| (TokenKind::Input(id.to_owned()), end + 2))
 }
 
-/// Parses `/body/flags`. The body has at least two characters, and `\/` does not end it.
+/// The body has at least two characters, and `\/` does not end it.
 fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
     let Some(body) = pattern_body(text) else { return Ok(None) };
     if body.chars().nth(1).is_none() {
@@ -142,14 +137,12 @@ fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<
     Ok(Some((TokenKind::Pattern(Box::new(regex)), body.len() + 2 + flags.len())))
 }
 
-/// Returns the text between the first slash and the next one without a backslash before it.
 fn pattern_body(text: &str) -> Option<&str> {
     let inner = text.strip_prefix('/')?;
     let end = inner.match_indices('/').map(|(at, _)| at).find(|at| !inner[..*at].ends_with('\\'))?;
     Some(&inner[..end])
 }
 
-/// Returns the error for text that starts no token, with help for common mistakes.
 fn unknown_lexeme(text: &str, mode: Mode, offset: usize) -> ExpressionError {
     let end = text.find(|char: char| char.is_ascii_whitespace()).unwrap_or(text.len());
     let excerpt: String = text[..end].chars().take(EXCERPT_CHARS).collect();

@@ -6,9 +6,8 @@
 //! cmp     := prim { ("==" | "!=" | "=~" | "!~") prim }
 //! prim    := "(" expr ")" | $NAME | "text" | 'text' | /pattern/flags | null | true | false | $[[ inputs.id ]]
 //! ```
-//! An expression is parsed once ([`parse`]) and evaluated against any set of variables ([`Expression::evaluate`]).
-//!
-//! An expression has at most [`MAX_TOKENS`] tokens. Values are compared unexpanded: a `$NAME` inside a value has no special meaning.
+//! An expression has at most [`MAX_TOKENS`] tokens. Values are compared unexpanded: a `$NAME` inside a value has no
+//! special meaning.
 
 mod error;
 mod evaluate;
@@ -50,12 +49,10 @@ pub fn parse_input_rule(text: &str) -> Result<Expression, ExpressionError> {
     parse_input_rule_within(text, &mut Patterns::default())
 }
 
-/// Same as [`parse`], within a budget for patterns.
 pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Variables, patterns)
 }
 
-/// Same as [`parse_input_rule`], within a budget for patterns.
 pub(crate) fn parse_input_rule_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Inputs, patterns)
 }
@@ -89,7 +86,6 @@ impl Expression {
         self.evaluate_within(variable, input, &mut Patterns::default())
     }
 
-    /// Same as [`Expression::evaluate_with_inputs`], within a budget for patterns.
     pub(crate) fn evaluate_within(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,

@@ -1,11 +1,10 @@
-//! Parses tokens into a tree by recursive descent. The limit on tokens also limits the depth.
+//! A recursive descent parser. The limit on tokens also limits the depth.
 
 use regex::Regex;
 
 use super::error::{ExpressionError, ExpressionErrorKind};
 use super::lexer::{Token, TokenKind};
 
-/// A part of an expression.
 #[derive(Debug, Clone)]
 pub(super) enum Node {
     Null,
@@ -40,7 +39,7 @@ impl Operator {
         })
     }
 
-    /// Returns the precedence. An operator with a higher value binds tighter.
+    /// An operator with a higher value binds tighter.
     fn precedence(self) -> u8 {
         match self {
             Self::Or => 0,
@@ -51,7 +50,7 @@ impl Operator {
 }
 
 impl Node {
-    /// Calls `visit` for every node, operands from left to right.
+    /// Visits operands from left to right.
     pub(super) fn walk<'a>(&'a self, visit: &mut dyn FnMut(&'a Node)) {
         visit(self);
         if let Self::Binary { left, right, .. } = self {
@@ -61,7 +60,7 @@ impl Node {
     }
 }
 
-/// Parses all `tokens`. `end` is the length of the text, for errors at the end.
+/// `end` is the length of the text, for errors at the end.
 pub(super) fn parse(tokens: &[Token], end: usize) -> Result<Node, ExpressionError> {
     if tokens.is_empty() {
         return Err(ExpressionError::new(ExpressionErrorKind::Empty, 0));

@@ -1,5 +1,3 @@
-//! Tests errors with their position and help, lists of names, and rules of inputs.
-//!
 //! The language itself is tested in `crates/pipeline/tests/it/conformance_expression.rs`.
 
 use super::*;

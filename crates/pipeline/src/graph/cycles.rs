@@ -3,7 +3,6 @@
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
 
-/// State of a node in the search.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mark {
     Unvisited,
@@ -51,7 +50,6 @@ fn set(marks: &mut [Mark], node: usize, mark: Mark) {
     }
 }
 
-/// Creates the error for a cycle of `needs`.
 pub(crate) fn cycle_error(span: Option<Span>, names: &[&str]) -> Diagnostic {
     let mut cycle = names.to_vec();
     cycle.extend(names.first());

@@ -8,7 +8,6 @@ use crate::diagnostic::Diagnostic;
 
 use super::Problems;
 
-/// Checks that each `on_stop` refers to a job that stops the same environment.
 pub(crate) fn check(config: &Config, problems: &mut Problems) {
     let jobs: HashMap<&str, &JobEntry> = config.jobs.iter().map(|job| (&*job.name, job)).collect();
     for job in &config.jobs {

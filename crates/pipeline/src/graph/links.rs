@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::config::job::{JobEntry, WorkEntry};
-use crate::config::needs::{Named, NeedEntry, NeedTarget, Needs};
+use crate::config::needs::{NameEntry, NeedEntry, NeedTarget, Needs};
 use crate::config::parallel::{self, Cell, MatrixEntry};
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
@@ -47,7 +47,6 @@ pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names
     true
 }
 
-/// The resolved links of an instance.
 #[derive(Debug, Default, Clone)]
 struct Links {
     needs: Option<Arc<[Link]>>,
@@ -62,18 +61,15 @@ impl Links {
     }
 }
 
-/// Resolves the links of a job.
 struct Linker<'a> {
     config: &'a Config,
     instances: &'a [ExpandedJob],
     names: &'a Names<'a>,
     job: &'a JobEntry,
-    /// The instances of the job.
     group: Range<usize>,
 }
 
 impl Linker<'_> {
-    /// Returns the links of each instance of the job, in the order of the instances.
     fn links_of_job(&self, problems: &mut Problems) -> Vec<Links> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
@@ -101,7 +97,6 @@ impl Linker<'_> {
         Links { needs, rule_needs: all.collect(), dependencies: dependencies.clone() }
     }
 
-    /// Resolves a list of `needs`.
     fn needs(&self, needs: &Needs, cell: Option<&Cell>, problems: &mut Problems) -> Arc<[Link]> {
         let mut links = Vec::new();
         let mut seen = HashSet::new();
@@ -123,7 +118,6 @@ impl Linker<'_> {
         links.into()
     }
 
-    /// Returns the instances that an entry of `needs` refers to. Reports errors in the entry.
     fn need(
         &self,
         entry: &NeedEntry,
@@ -161,7 +155,6 @@ impl Linker<'_> {
         }
     }
 
-    /// Returns the instances of the cells that `needs:parallel:matrix` selects.
     fn instances_of_cells(
         &self,
         entry: &NeedEntry,
@@ -198,7 +191,7 @@ impl Linker<'_> {
         Diagnostic::error(span, message).help(help)
     }
 
-    /// Resolves `dependencies`: jobs of the same or an earlier stage. If `needs` is not empty, each dependency must be a need.
+    /// A dependency is in the same or an earlier stage. If `needs` is not empty, each dependency must be a need.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();
@@ -225,7 +218,6 @@ impl Linker<'_> {
         Some(all.into())
     }
 
-    /// Reports invalid names in `trigger:include:job`.
     fn check_producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
@@ -234,27 +226,26 @@ impl Linker<'_> {
         }
     }
 
-    fn dependency(&self, named: &Named, problems: &mut Problems) -> Option<Range<usize>> {
-        let name = &named.name;
+    fn dependency(&self, entry: &NameEntry, problems: &mut Problems) -> Option<Range<usize>> {
+        let name = &entry.name;
         if self.config.broken.contains(name.as_str()) {
             return None;
         }
         let Some(range) = self.names.find(name) else {
             let message = format!("{} job: undefined dependency: {name}", self.job.name);
-            self.report_undefined(message, name, named.span, problems);
+            self.report_undefined(message, name, entry.span, problems);
             return None;
         };
         if !self.is_early_enough(&range) {
             let message = format!("{} job: dependency {name} is not defined in current or prior stages", self.job.name);
-            problems.push(self.later_stage_error(message, &range, named.span));
+            problems.push(self.later_stage_error(message, &range, entry.span));
             return None;
         }
         Some(range)
     }
 
-    /// Returns true if the job with the instances `range` is in the same stage as this job or in an earlier one.
-    ///
-    /// If one of the two stages does not exist, returns true, because an error has already been reported.
+    /// Returns true if the job with the instances `range` is in the same stage as this job or in an earlier one. Also
+    /// true if one of the stages does not exist, because that error has been reported.
     fn is_early_enough(&self, range: &Range<usize>) -> bool {
         let stage = |index: usize| {
             let instance = self.instances.get(index)?;
@@ -292,7 +283,7 @@ fn uses_matrix(needs: &Needs) -> bool {
     needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
 }
 
-/// Returns the matrix with each `$[[ matrix.X ]]` replaced by the value of `X` in `cell`, the cell of the job that has the need.
+/// `cell` is the cell of the job that has the need.
 fn replace_matrix_blocks(matrix: &[MatrixEntry], cell: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
     let value = |value: &String| replace_blocks(value, cell);
     let list = |(name, values): &(String, Vec<String>)| {
@@ -301,7 +292,6 @@ fn replace_matrix_blocks(matrix: &[MatrixEntry], cell: Option<&Cell>) -> Result<
     matrix.iter().map(|entry| entry.iter().map(list).collect()).collect()
 }
 
-/// Returns a value with each `$[[ matrix.X ]]` replaced.
 fn replace_blocks(text: &str, cell: Option<&Cell>) -> Result<String, String> {
     let mut out = String::new();
     let mut rest = text;

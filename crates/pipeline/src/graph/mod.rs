@@ -21,30 +21,25 @@ use crate::node::Span;
 
 pub(crate) use cycles::{cycle_error, find as find_cycle};
 
-/// Maximum number of instances in a pipeline.
 const MAX_JOBS: usize = 50_000;
 /// Maximum number of resolved `needs` (of jobs and of rules) and `dependencies` in a pipeline.
 const MAX_LINKS: usize = 1_000_000;
 
-/// All instances in creation order, with their links.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     pub(crate) instances: Vec<ExpandedJob>,
 }
 
-/// An instance: a job that the pipeline may contain.
 #[derive(Debug)]
 pub(crate) struct ExpandedJob {
     /// Index in [`Config::jobs`].
     pub(crate) job: usize,
     /// Index in [`Config::stages`]. 0 if the stage of the job does not exist.
     pub(crate) stage: usize,
-    /// Full name.
     pub(crate) name: String,
     /// Identifiers and values of the matrix cell. Empty for a job without `parallel:matrix`.
     pub(crate) cell: Cell,
-    /// Index among the instances of a parallel job, starting at 1, and the number of these instances. `None` for an
-    /// ordinary job.
+    /// Index among the instances of a parallel job, from 1, and their number. `None` for an ordinary job.
     pub(crate) node: Option<(u32, u32)>,
     /// `needs` of the job. `None` if the job does not set the key.
     pub(crate) needs: Option<Arc<[Link]>>,
@@ -54,38 +49,31 @@ pub(crate) struct ExpandedJob {
     pub(crate) dependencies: Option<Arc<[usize]>>,
 }
 
-/// A link to a needed instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Link {
     /// Index in [`Graph::instances`].
     pub(crate) to: usize,
-    /// Whether to download the artifacts.
     pub(crate) artifacts: bool,
-    /// Whether the needed instance may be missing from the pipeline.
     pub(crate) optional: bool,
-    /// Position of the entry of `needs`.
     pub(crate) span: Span,
 }
 
-/// Resolves names of jobs and stages.
 #[derive(Debug)]
 struct Names<'c> {
     /// Instances of each job, by the name of the job as written.
     by_job_name: HashMap<&'c str, Range<usize>>,
-    /// Instances by full name.
     by_full_name: HashMap<String, usize>,
-    /// Names of existing stages.
     stages: HashSet<&'c str>,
 }
 
 impl Names<'_> {
-    /// Returns the instances that a name refers to: all instances of a job, or one by its full name.
+    /// A name refers to all instances of a job, or to one instance by its full name.
     fn find(&self, name: &str) -> Option<Range<usize>> {
         self.by_job_name.get(name).cloned().or_else(|| self.by_full_name.get(name).map(|&index| index..index + 1))
     }
 }
 
-/// Builds the graph and reports errors in it. After too many jobs, links or errors, the graph is empty or incomplete.
+/// After too many jobs, links or errors, the graph is empty or incomplete.
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = parallel_jobs::expand_all(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);
@@ -122,7 +110,6 @@ fn names<'c>(config: &'c Config, instances: &[ExpandedJob], problems: &mut Probl
 }
 
 impl Graph {
-    /// Reports a cycle of `needs`, if there is one.
     fn check_cycles(&self, config: &Config, problems: &mut Problems) {
         let links = |index: usize| {
             let needs = self.instances.get(index).and_then(|instance| instance.needs.as_deref());
@@ -136,7 +123,6 @@ impl Graph {
         problems.push(cycle_error(span, &names));
     }
 
-    /// Returns the job that an instance was created from.
     pub(crate) fn entry<'c>(&self, config: &'c Config, index: usize) -> Option<&'c JobEntry> {
         config.jobs.get(self.instances.get(index)?.job)
     }

@@ -10,14 +10,11 @@ use crate::diagnostic::Diagnostic;
 
 use super::{ExpandedJob, MAX_JOBS, Problems};
 
-/// Maximum length of the name of an instance, in characters.
 const MAX_NAME: usize = 255;
-/// Maximum number of stages in an error message.
 const MAX_STAGES_LISTED: usize = 50;
 
-/// Returns all instances, ordered by stage, then as written.
-///
-/// Reports an error and returns `None` if there are too many instances, or if their total size is too large.
+/// Orders instances by stage, then as written. Reports an error and returns `None` if there are too many, or if their
+/// total size is too large.
 pub(crate) fn expand_all(config: &Config, problems: &mut Problems) -> Option<Vec<ExpandedJob>> {
     let stages: HashMap<&str, usize> =
         config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();
@@ -104,7 +101,6 @@ fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<ExpandedJob>
     }
 }
 
-/// Returns the name of an instance of a matrix.
 pub(super) fn cell_name(job: &str, cell: &Cell) -> String {
     let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
     format!("{job}: [{}]", values.join(", "))

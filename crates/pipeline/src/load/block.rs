@@ -3,20 +3,17 @@
 use crate::limits::{MAX_INTERPOLATION_BLOCK_BYTES, MAX_INTERPOLATION_FUNCTIONS};
 use crate::suggest::did_you_mean;
 
-/// Start of a block.
 pub(super) const OPEN: &str = "$[[";
 const CLOSE: &str = "]]";
 const FUNCTIONS: &[&str] = &["expand_vars", "truncate", "posix_escape"];
 
-/// A part of a text: literal text, or a block to replace.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
     Text(&'a str),
-    /// The text between the brackets.
     Block(&'a str),
 }
 
-/// Splits `text` at its blocks. A `$[[` without `]]` is literal text.
+/// A `$[[` without `]]` is literal text.
 pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;
@@ -35,14 +32,12 @@ pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     pieces
 }
 
-/// A parsed block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Block<'a> {
     pub(super) access: Access<'a>,
     pub(super) functions: Vec<Function>,
 }
 
-/// The value that a block refers to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Access<'a> {
     Input(&'a str),
@@ -51,7 +46,6 @@ pub(super) enum Access<'a> {
     Matrix,
 }
 
-/// A function of a block.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Function {
     ExpandVars,
@@ -63,7 +57,6 @@ pub(super) enum Function {
     PosixEscape,
 }
 
-/// Error in a block, with a hint on how to fix it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockError {
     pub(super) message: String,
@@ -76,7 +69,6 @@ impl BlockError {
     }
 }
 
-/// Parses the text between the brackets.
 pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
     if inner.len() > MAX_INTERPOLATION_BLOCK_BYTES {
         let message = format!(

@@ -16,10 +16,13 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns the body of a file with its `$[[ ... ]]` blocks replaced. Reports errors.
-    ///
     /// Returns `None` if the header or the inputs have errors, or if an input makes the body too deep.
-    pub(super) fn interpolated(&mut self, file: &File, given: &[GivenInput], at: Option<Span>) -> Option<Arc<Map>> {
+    pub(super) fn interpolated_body(
+        &mut self,
+        file: &File,
+        given: &[GivenInput],
+        at: Option<Span>,
+    ) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
         if let Some(map) = &file.header {
@@ -66,10 +69,8 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// Returns the given inputs, overridden by the inputs of the run request ([`crate::context::Context::inputs`]).
-    ///
-    /// If the root file declares an input of the run request, the input applies only to the root file. Otherwise, it
-    /// applies to every file that declares it.
+    /// An input of the run request overrides a given input. It applies only to the root file if the root file declares
+    /// it, and otherwise to every file that declares it.
     fn with_run_inputs(&mut self, declared: &[Declaration], given: &[GivenInput], is_root: bool) -> Vec<GivenInput> {
         let mut all = given.to_vec();
         for (name, value) in &self.context.inputs {
@@ -86,7 +87,7 @@ impl Loader<'_> {
         all
     }
 
-    /// Reports the first `component` block (an error) or `inputs` block (a warning) in a file without a header.
+    /// A `component` block is an error, an `inputs` block a warning.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();
@@ -106,7 +107,6 @@ impl Loader<'_> {
         }
     }
 
-    /// Returns the declarations of the files that an entry of `spec:include` refers to.
     fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
         let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
         if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
@@ -136,7 +136,6 @@ fn is_free_of_errors(problems: &[Diagnostic]) -> bool {
     problems.iter().all(|problem| problem.severity != Severity::Error)
 }
 
-/// Adds declarations with new names and reports duplicates.
 fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {
     for declaration in more {
         match inputs.iter().find(|known| known.name == declaration.name) {

@@ -8,22 +8,16 @@ use crate::suggest::did_you_mean;
 
 /// Keys for the location of a file. An entry needs exactly one.
 const ACCESSORS: &[&str] = &["local", "project", "remote", "template", "component"];
-/// Other keys of an entry.
 const OTHER_KEYS: &[&str] = &["file", "ref", "integrity", "inputs", "rules", "cache"];
 
-/// An include entry as written, with unexpanded variables.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) location: Location,
-    /// Position of the entry.
     pub(super) span: Span,
-    /// `inputs`, and the position of this key.
     pub(super) inputs: Option<(Arc<Map>, Span)>,
-    /// `rules`
     pub(super) rules: Option<Node>,
 }
 
-/// Location of a file.
 #[derive(Debug)]
 pub(super) enum Location {
     Local(Text),
@@ -33,14 +27,12 @@ pub(super) enum Location {
     Component(Text),
 }
 
-/// A string with its position.
 #[derive(Debug, Clone)]
 pub(super) struct Text {
     pub(super) text: String,
     pub(super) span: Span,
 }
 
-/// Parses the entries of `include`. Reports invalid entries.
 pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
     let nodes = match &include.value {
         Value::Null => &[],
@@ -50,7 +42,6 @@ pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<
     nodes.iter().filter_map(|node| entry(node).map_err(|problem| diagnostics.push(*problem)).ok()).collect()
 }
 
-/// Parses an entry.
 pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {
     let span = node.span;
     let map = match &node.value {

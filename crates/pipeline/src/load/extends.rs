@@ -13,12 +13,10 @@ use crate::limits::MAX_EXTENDS_LEVELS;
 use crate::node::{Entry, Map, Node, Value};
 use crate::suggest::did_you_mean;
 
-/// Maximum number of cycles to report. Each report lists all keys of its cycle.
 const MAX_CYCLES: usize = 100;
 /// Maximum number of keys that the error for a cycle lists.
 const MAX_CYCLE_KEYS: usize = 20;
 
-/// State of a key with `extends`.
 struct Child {
     parents: Vec<Parent>,
     /// Number of parents that have `extends` themselves and have not been merged yet.
@@ -27,7 +25,7 @@ struct Child {
     levels: usize,
 }
 
-/// Merges every `extends`. Returns the tree and the parents of each key. Keys that depend on a cycle have no parents.
+/// Also returns the parents of each key. Keys that depend on a cycle have no parents.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,
@@ -73,7 +71,7 @@ pub(super) fn resolve(
     (merged, parents)
 }
 
-/// Returns every key with `extends`, in written order, with its existing parents.
+/// Keys are in written order.
 fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
     let mut found = Vec::new();
     for (name, entry) in root.iter() {
@@ -160,7 +158,7 @@ fn too_deep(name: &str, child: &Child) -> Diagnostic {
     .help("extend several parents at once instead of a chain: `extends: [.a, .b]`")
 }
 
-/// Reports cycles, none of them twice: one for each `extends` entry that leads back to a key on the path to its own key.
+/// Reports each cycle once.
 ///
 /// Every key in `unresolved` is part of a cycle or depends on a cycle.
 fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics: &mut Vec<Diagnostic>) {
@@ -205,7 +203,7 @@ fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics:
     }
 }
 
-/// Creates the error for a cycle. `path` contains the `extends` entries along the cycle. The middle of a long cycle is left out.
+/// `path` contains the `extends` entries along the cycle. The middle of a long cycle is left out.
 fn cycle(path: &[&Parent]) -> Diagnostic {
     let closing = path.last().map_or("", |parent| parent.name.as_str());
     let mut names: Vec<&str> = vec![closing];

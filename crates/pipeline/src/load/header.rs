@@ -20,7 +20,6 @@ const RULE_KEYS: &[&str] = &["if", "options", "default"];
 /// Fields of `$[[ component.* ]]`.
 pub(super) const COMPONENT_FIELDS: &[&str] = &["name", "sha", "version", "reference"];
 
-/// The header of a file.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     pub(super) inputs: Vec<Declaration>,
@@ -30,11 +29,9 @@ pub(super) struct Header {
     pub(super) includes: Vec<Entry>,
 }
 
-/// Declaration of an input.
 #[derive(Debug)]
 pub(super) struct Declaration {
     pub(super) name: Arc<str>,
-    /// Position of the name.
     pub(super) span: Span,
     pub(super) kind: Kind,
     /// Default value. `None` means that a value is required, unless a rule has a default.
@@ -44,7 +41,6 @@ pub(super) struct Declaration {
     pub(super) rules: Vec<Rule>,
 }
 
-/// Type of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     String,
@@ -53,10 +49,9 @@ pub(super) enum Kind {
     Array,
 }
 
-/// An entry of `spec:inputs:<name>:rules`.
 #[derive(Debug)]
 pub(super) struct Rule {
-    /// Condition of the rule. `None` means that the rule always applies.
+    /// `None` means that the rule always applies.
     pub(super) condition: Option<Expression>,
     pub(super) span: Span,
     pub(super) options: Option<Vec<Node>>,
@@ -71,8 +66,8 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
     }
 
-    /// Converts a scalar to this type if GitLab does so: numbers and booleans to text, `"true"` and `"false"` to
-    /// booleans. Returns any other value unchanged.
+    /// As on GitLab, numbers and booleans become text, and `"true"` and `"false"` booleans. Returns any other value
+    /// unchanged.
     pub(super) fn convert(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
@@ -87,7 +82,7 @@ impl Kind {
         }
     }
 
-    /// Converts a default. For a string, `default: null` means the empty string.
+    /// For a string, `default: null` means the empty string.
     fn convert_default(self, node: &Node) -> Node {
         match (self, &node.value) {
             (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
@@ -95,7 +90,6 @@ impl Kind {
         }
     }
 
-    /// Returns true if a value has this type.
     pub(super) fn matches(self, value: &Node) -> bool {
         matches!(
             (self, &value.value),
@@ -107,7 +101,6 @@ impl Kind {
     }
 }
 
-/// Parses a header: the first document of a file, if it contains `spec`.
 pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Header {
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
@@ -131,7 +124,6 @@ pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<
     header
 }
 
-/// Parses the map of `inputs`.
 pub(super) fn declarations(
     inputs: &Node,
     patterns: &mut Patterns,
@@ -296,7 +288,6 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
     rules
 }
 
-/// Parses `if` of a rule.
 fn condition(name: &str, node: &Node, patterns: &mut Patterns) -> Result<Expression, Box<Diagnostic>> {
     let Value::String(text) = &node.value else {
         let message = format!("`{name}` input: `if` must be an expression, not {}", node.kind());
@@ -328,7 +319,7 @@ fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
     fields
 }
 
-/// Returns the map. Returns `None` for null, which counts as an empty map, and for other values, which are reported.
+/// Returns `None` for null, which counts as an empty map, and for other values, which are reported.
 fn map_or_null<'a>(node: &'a Node, path: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
     if node.as_map().is_none() && !node.is_null() {
         diagnostics.push(Diagnostic::error(node.span, format!("`{path}` should be a map, not {}", node.kind())));
@@ -345,15 +336,14 @@ fn report_unknown_keys(map: &Map, known: &[&str], path: &str, diagnostics: &mut 
     }
 }
 
-/// Returns a list as JSON. Returns `None` if the JSON is too long.
+/// Returns `None` if the JSON is too long.
 fn list_as_json(node: &Node) -> Option<String> {
     let mut text = String::new();
     push_json(&mut text, &node.value);
     (text.len() <= MAX_INTERPOLATED_TEXT_BYTES).then_some(text)
 }
 
-/// Returns true if an option is equal to the value. `1.0` equals `1`. Lists are compared as JSON. Nulls and maps are
-/// never equal.
+/// `1.0` equals `1`. Lists are compared as JSON. Nulls and maps are never equal.
 fn values_equal(option: &Node, value: &Node) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "real options are far below 2^53")]
     let number = |node: &Node| match node.value {

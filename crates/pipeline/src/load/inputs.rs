@@ -13,12 +13,10 @@ use crate::expression;
 use crate::limits::MAX_INPUT_RULES_CHAIN;
 use crate::node::{Map, Node, Span, Value};
 use crate::patterns::Patterns;
-use crate::suggest::{did_you_mean, listed};
+use crate::suggest::{did_you_mean, name_list};
 
-/// Maximum number of unknown inputs that get a suggestion.
 const MAX_SUGGESTIONS: usize = 20;
 
-/// A value that is given for an input: by an include entry, the run request, or `trigger:include:inputs`.
 #[derive(Debug, Clone)]
 pub(super) struct GivenInput {
     pub(super) name: String,
@@ -29,19 +27,15 @@ pub(super) struct GivenInput {
     pub(super) value: GivenValue,
 }
 
-/// A value as it was given.
 #[derive(Debug, Clone)]
 pub(super) enum GivenValue {
-    /// From `inputs` of an include entry.
     Node(Node),
-    /// From the run request, or from `trigger:include:inputs` of a file in artifacts.
     Input(InputValue),
 }
 
 /// Values of the declared inputs. `None` for inputs without a valid value. Their errors have been reported.
 pub(super) type Values = HashMap<Arc<str>, Option<Node>>;
 
-/// State of the resolution for a file.
 struct Resolution<'a> {
     file: &'a str,
     declarations: &'a [Declaration],
@@ -55,7 +49,7 @@ struct Resolution<'a> {
     diagnostics: &'a mut Vec<Diagnostic>,
 }
 
-/// Returns the value of every declared input of `file`. Reports given inputs that are not declared.
+/// Reports given inputs that are not declared.
 pub(super) fn resolve(
     file: &str,
     declarations: &[Declaration],
@@ -77,7 +71,7 @@ pub(super) fn resolve(
             Some(if declarations.is_empty() {
                 "the file declares no inputs: add a header with `spec:inputs`, followed by a line with `---`".to_owned()
             } else {
-                format!("the file has the inputs {}", listed(names()))
+                format!("the file has the inputs {}", name_list(names()))
             })
         });
         diagnostics.push(problem);
@@ -152,9 +146,8 @@ impl Resolution<'_> {
         });
     }
 
-    /// Returns the options and the default of the first matching rule, or of the input itself if no rule matches.
-    ///
-    /// Reports an error and returns `None` if the rules depend on the input itself or on too long a chain of inputs.
+    /// Returns those of the first matching rule, or otherwise of the input. Reports an error and returns `None` if the
+    /// rules depend on the input itself or on too long a chain of inputs.
     fn options_and_default<'d>(
         &mut self,
         declaration: &'d Declaration,
@@ -213,7 +206,7 @@ fn as_expression_value(value: Option<Node>) -> expression::Value {
     }
 }
 
-/// Converts a given value to a node, and to the declared type if possible.
+/// Converts to the declared type if possible.
 fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     let node = match &given.value {
         GivenValue::Node(node) => node.clone(),
@@ -226,7 +219,7 @@ fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     }
 }
 
-/// Parses a text, such as a value from the command line or a form, as the declared type. An array must be in JSON.
+/// An array must be in JSON.
 fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     let value = match kind {
         Kind::String => Some(Value::String(text.into())),
@@ -243,7 +236,7 @@ fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     value.map(|value| Node::new(value, span)).ok_or_else(|| format!("is not a {}: `{text}`", kind.name()))
 }
 
-/// Converts a JSON value to a tree in which all nodes have the same position.
+/// All nodes have the same position.
 pub(super) fn from_json(json: &Json, span: Span) -> Node {
     let value = match json {
         Json::Null => Value::Null,

@@ -16,16 +16,12 @@ use crate::limits::{Limits, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// Maximum number of blocks per scalar whose own position is shown in errors. Errors of later blocks show the position of
-/// the scalar.
+/// Errors of later blocks in a scalar show the position of the scalar.
 const MAX_BLOCKS_WITH_SPAN: usize = 50;
-/// Maximum number of inputs to compare with an unknown name.
 const MAX_COMPARED_INPUTS: usize = 100;
 
-/// Values for the blocks of a file, and the remaining budget.
 pub(super) struct Interpolator<'a> {
     pub(super) inputs: &'a Values,
-    /// Fields that `spec:component` declares.
     pub(super) declared_fields: &'a [String],
     /// Fields of the component. `None` if the file is not a component.
     pub(super) component: Option<&'a ComponentFields>,
@@ -33,19 +29,17 @@ pub(super) struct Interpolator<'a> {
     /// Text of the file, to locate single blocks.
     pub(super) text: &'a str,
     pub(super) limits: &'a Limits,
-    /// Nesting depth of the current value.
     pub(super) depth: usize,
     /// True if a value was nested too deeply, so that the file cannot be used. The error has been reported.
     pub(super) is_too_deep: bool,
     /// Bytes that interpolation may still produce in this compilation. 0 means that no further blocks are replaced.
     pub(super) remaining_bytes: &'a mut usize,
-    /// Number of values that loading may still copy or visit.
     pub(super) budget: &'a mut Budget,
     pub(super) diagnostics: &'a mut Vec<Diagnostic>,
 }
 
 impl Interpolator<'_> {
-    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced, or if the budget is spent.
+    /// Returns `None` if nothing was replaced, or if the budget is spent.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -77,7 +71,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if nothing was replaced.
+    /// Returns `None` if nothing was replaced.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
@@ -105,7 +99,7 @@ impl Interpolator<'_> {
         }
     }
 
-    /// Returns the value of a text with its blocks replaced. Returns `None` if nothing is replaced, or if the text is too long.
+    /// Returns `None` if nothing is replaced, or if the text is too long.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
         if !text.contains(block::OPEN) || *self.remaining_bytes == 0 {
             return None;
@@ -151,9 +145,7 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// Checks that a text of this length is within the limits.
-    ///
-    /// The budget must not be used up without an error, because no further blocks are replaced then.
+    /// Using up the budget is an error, because no further blocks are replaced then.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes >= *self.remaining_bytes {
             *self.remaining_bytes = 0;
@@ -166,9 +158,7 @@ impl Interpolator<'_> {
         Ok(())
     }
 
-    /// Returns the value of a block. `number` is the index of the block in the scalar at `span`.
-    ///
-    /// Returns `None` if the block is not replaced.
+    /// `number` is the index of the block in the scalar at `span`. Returns `None` if the block is not replaced.
     fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
@@ -201,7 +191,6 @@ impl Interpolator<'_> {
         block.functions.iter().try_fold(value, |value, function| self.apply(function, value)).map(Some)
     }
 
-    /// Returns true if a value that is nested in `depth` lists and maps stays within the depth limit of a file.
     fn is_within_depth(&mut self, value: &Value, depth: usize) -> bool {
         self.budget.spend(1);
         if depth > self.limits.depth {
@@ -269,7 +258,7 @@ impl Interpolator<'_> {
         })
     }
 
-    /// Returns the position of a block in a scalar, or the position of the scalar if the block cannot be located.
+    /// Returns the position of the scalar if the block cannot be located.
     fn block_span(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
         if number >= MAX_BLOCKS_WITH_SPAN {
@@ -289,7 +278,6 @@ impl Interpolator<'_> {
     }
 }
 
-/// Appends the text form of a value.
 fn push_text(out: &mut String, value: &Value) {
     match value {
         Value::String(text) => out.push_str(text),
@@ -301,7 +289,7 @@ fn push_text(out: &mut String, value: &Value) {
     }
 }
 
-/// Appends a value as JSON, with a space after each comma and colon. Omits further values if the text becomes too long.
+/// Adds a space after each comma and colon. Omits further values if the text becomes too long.
 pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
         _ if out.len() > MAX_INTERPOLATED_TEXT_BYTES => {}

@@ -19,10 +19,8 @@ use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
 use crate::yaml;
 
-/// Maximum number of bytes that interpolation may produce in one compilation.
 const MAX_INTERPOLATION_BYTES: usize = 64 * 1024 * 1024;
 
-/// State of loading a configuration.
 pub(super) struct Loader<'a> {
     pub(super) context: &'a Context,
     sources: &'a dyn Sources,
@@ -42,7 +40,6 @@ pub(super) struct Loader<'a> {
     /// Chain of includes that leads to the current file: the target and inputs of each file, to detect cycles. `None` means
     /// that the inputs are too long to compare.
     stack: Vec<(IncludeTarget, Option<String>)>,
-    /// Number of files that were included so far, with repetitions.
     include_count: usize,
     is_over_limit: bool,
     pub(super) budget: Budget,
@@ -73,7 +70,6 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Loads a configuration from the text of its root file.
     pub(super) fn load_root(mut self, bytes: &[u8]) -> Loaded {
         let name = self.context.config_path.clone();
         self.stack.push((IncludeTarget::Local { origin: Origin::Root, path: name.clone() }, inputs_as_text(&[])));
@@ -88,7 +84,6 @@ impl<'a> Loader<'a> {
         self.finish(map)
     }
 
-    /// Loads a child pipeline.
     pub(super) fn load_child(mut self, entries: &[ChildSource]) -> Loaded {
         if entries.len() > MAX_CHILD_INCLUDES {
             let message = format!("trigger:include config is too long (maximum is {MAX_CHILD_INCLUDES})");
@@ -115,7 +110,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// Loads the files of an include entry of a bridge. Errors show the entry as JSON.
+    /// Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
@@ -131,7 +126,6 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Loads a file whose content is given.
     fn given_file(&mut self, name: String, bytes: Vec<u8>, blank_message: &str, given: &[GivenInput]) -> Option<Map> {
         let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
         let limits = self.limits;
@@ -147,7 +141,7 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Resolves `extends` and `!reference` in the merged files. Hides masked values in the diagnostics, and removes repetitions.
+    /// Also hides masked values in the diagnostics, and removes repetitions.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
@@ -192,11 +186,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Returns the map of a file with everything that it includes.
-    ///
-    /// Returns `None` if the header or the inputs are invalid, or if an input makes the file too deep.
+    /// Returns the file merged over its includes. `None` if the header or the inputs are invalid, or if an input makes
+    /// the file too deep.
     fn file(&mut self, file: &File, given: &[GivenInput], at: Option<Span>, depth: usize) -> Option<Map> {
-        let body = self.interpolated(file, given, at)?;
+        let body = self.interpolated_body(file, given, at)?;
         self.descriptions.extend(yaml::descriptions(&file.text, &body));
         let mut own_keys = Map::clone(&body);
         if let Some(spec) = own_keys.remove("spec") {
@@ -212,7 +205,7 @@ impl<'a> Loader<'a> {
         Some(merged)
     }
 
-    /// Returns the merged files of the entries of `include`. `depth` is the nesting level of the entries.
+    /// `depth` is the nesting level of the entries.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut selected = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
@@ -264,7 +257,6 @@ impl<'a> Loader<'a> {
         merged
     }
 
-    /// Loads a file of an entry with everything that it includes.
     fn include_target(
         &mut self,
         entry: &Entry,
@@ -320,7 +312,7 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns the file of a target. Returns `None` if the file cannot be read or does not match `integrity`.
+    /// Returns `None` if the file cannot be read or does not match `integrity`.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),
@@ -375,7 +367,6 @@ impl<'a> Loader<'a> {
             .ok()
     }
 
-    /// Returns the targets of an entry, with variables and wildcards expanded.
     pub(super) fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
         let resolver =
             target::Resolver { context: self.context, sources: self.sources, variables: &self.variables, origin };
@@ -383,7 +374,7 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Returns inputs as text, to distinguish inclusions of the same file. Returns `None` if the text is too long.
+/// Distinguishes inclusions of the same file. Returns `None` if the text is too long.
 fn inputs_as_text(given: &[GivenInput]) -> Option<String> {
     let mut text = String::new();
     for given in given {

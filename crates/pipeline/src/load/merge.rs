@@ -19,15 +19,14 @@ impl Budget {
         self.remaining = self.remaining.saturating_sub(values);
     }
 
-    /// Returns whether nothing remains. The caller must then stop, and the configuration is reported as too large.
+    /// If true, the caller must stop, and the configuration is reported as too large.
     pub(super) fn is_spent(&self) -> bool {
         self.remaining == 0
     }
 }
 
-/// Merges `over` into `base`: maps are merged by key, and any other value, including null, replaces the previous one.
-///
-/// Spends the number of entries that are copied or visited.
+/// Maps are merged by key; any other value of `over`, including null, replaces the previous one. Spends the number of
+/// entries that are copied or visited.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {

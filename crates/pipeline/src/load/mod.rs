@@ -51,9 +51,7 @@ pub struct Loaded {
     pub includes: Vec<IncludeRecord>,
     /// Parents of every key with `extends`, in the order in which they were merged. Keys that depend on a cycle are missing.
     pub parents: BTreeMap<String, Vec<Parent>>,
-    /// Cache of regular expressions.
     pub(crate) patterns: Patterns,
-    /// Parts that could not be loaded.
     pub(crate) gaps: Gaps,
 }
 

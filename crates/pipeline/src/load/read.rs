@@ -11,7 +11,6 @@ use crate::node::{Map, SourceId, Span};
 use crate::source_map::SourceMap;
 use crate::yaml;
 
-/// A file whose inputs have not been applied.
 #[derive(Debug)]
 pub(super) struct File {
     /// Name for messages.
@@ -20,21 +19,16 @@ pub(super) struct File {
     pub(super) text: Arc<str>,
     /// The document with `spec`, if there is one.
     pub(super) header: Option<Arc<Map>>,
-    /// The document with the configuration.
     pub(super) body: Arc<Map>,
     /// Tree in which the `local` includes of the file are resolved.
     pub(super) origin: Origin,
     pub(super) component: Option<ComponentFields>,
-    /// Number of values in the file, after aliases are expanded.
     pub(super) nodes: usize,
     /// Digest of the content, in the form of `integrity`: `sha256-...`.
     pub(super) digest: String,
 }
 
-/// Parses a file and adds its text to `sources`.
-///
-/// `blank_message` is the error for an empty file. `at` is the position of the include entry. `None` means that no entry
-/// includes the file.
+/// `blank_message` is the error for an empty file. `at` is the position of the include entry, if any.
 ///
 /// # Errors
 /// Returns the errors in the file. Warnings are added to `warnings`.
@@ -106,7 +100,6 @@ pub(super) fn read(
     })
 }
 
-/// Returns the position of the start of a file.
 pub(super) fn start_of(source: SourceId) -> Span {
     Span { source, line: 1, column: 1, start: 0, end: 0 }
 }

@@ -14,18 +14,14 @@ use crate::limits::{Limits, MAX_REFERENCE_CHAIN};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// A subtree whose references have been resolved.
 #[derive(Clone)]
 struct Resolved {
-    /// The new value. `None` if the value is unchanged.
-    changed: Option<Value>,
+    /// `None` if the value is unchanged.
+    new_value: Option<Value>,
     /// Number of values, after references are expanded.
     nodes: usize,
-    /// Nesting depth of lists and maps.
     height: usize,
-    /// Length of the longest chain of references.
     chain: usize,
-    /// True if a reference could not be resolved, so that a part is missing.
     has_gap: bool,
 }
 
@@ -37,15 +33,12 @@ struct Resolver<'a> {
     diagnostics: &'a mut Vec<Diagnostic>,
     /// Targets by path. `None` for targets that cannot be resolved. Their errors have been reported.
     targets: HashMap<Arc<Vec<String>>, Option<(Value, Resolved)>>,
-    /// References that lead to the current one.
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
 
-/// Returns `root` with every reference replaced, or `None` if it has no references.
-///
-/// A reference that cannot be resolved is reported, unless the cause is a missing file or another error that was
-/// reported. In a list, such a reference is removed, and a list that becomes empty becomes null. Elsewhere, the reference
-/// becomes null.
+/// Returns `None` if there are no references. Reports a reference that cannot be resolved, unless the cause has been
+/// reported. In a list, such a reference is removed, and a list that becomes empty becomes null. Elsewhere, the
+/// reference becomes null.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,
@@ -60,7 +53,7 @@ pub(super) fn resolve(
         if resolved.has_gap {
             resolver.gaps.add(key);
         }
-        if let Some(value) = resolved.changed {
+        if let Some(value) = resolved.new_value {
             let result = changed.get_or_insert_with(|| root.clone());
             result.insert(Arc::clone(key), entry.key_span, Node::new(value, entry.node.span));
         }
@@ -70,7 +63,7 @@ pub(super) fn resolve(
 
 impl Resolver<'_> {
     fn node(&mut self, node: &Node, depth: usize) -> Resolved {
-        let mut resolved = Resolved { changed: None, nodes: 1, height: 0, chain: 0, has_gap: false };
+        let mut resolved = Resolved { new_value: None, nodes: 1, height: 0, chain: 0, has_gap: false };
         self.budget.spend(1);
         if self.budget.is_spent() {
             return resolved;
@@ -82,15 +75,15 @@ impl Resolver<'_> {
                     let inner = self.node(item, depth + 1);
                     resolved.add(&inner);
                     let is_missing = inner.has_gap && matches!(item.value, Value::Reference(_)) && is_null(&inner);
-                    if inner.changed.is_some() && result.is_none() {
+                    if inner.new_value.is_some() && result.is_none() {
                         result = Some(items.iter().take(index).cloned().collect());
                     }
                     let Some(result) = &mut result else { continue };
                     if !is_missing {
-                        result.push(Node::new(inner.changed.unwrap_or_else(|| item.value.clone()), item.span));
+                        result.push(Node::new(inner.new_value.unwrap_or_else(|| item.value.clone()), item.span));
                     }
                 }
-                resolved.changed = result.map(|items| match items.is_empty() {
+                resolved.new_value = result.map(|items| match items.is_empty() {
                     true => Value::Null,
                     false => Value::List(Arc::new(items)),
                 });
@@ -101,18 +94,18 @@ impl Resolver<'_> {
                 for (key, entry) in map.iter() {
                     let inner = self.node(&entry.node, depth + 1);
                     resolved.add(&inner);
-                    if let Some(value) = inner.changed {
+                    if let Some(value) = inner.new_value {
                         let result = result.get_or_insert_with(|| Map::clone(map));
                         result.insert(Arc::clone(key), entry.key_span, Node::new(value, entry.node.span));
                     }
                 }
-                resolved.changed = result.map(|map| Value::Map(Arc::new(map)));
+                resolved.new_value = result.map(|map| Value::Map(Arc::new(map)));
                 resolved.height += 1;
             }
             Value::Reference(path) => {
                 resolved = match self.target(path, node.span, depth) {
-                    Some((value, target)) => Resolved { changed: Some(value), ..target },
-                    None => Resolved { changed: Some(Value::Null), has_gap: true, ..resolved },
+                    Some((value, target)) => Resolved { new_value: Some(value), ..target },
+                    None => Resolved { new_value: Some(Value::Null), has_gap: true, ..resolved },
                 };
             }
             _ => {}
@@ -120,7 +113,6 @@ impl Resolver<'_> {
         resolved
     }
 
-    /// Returns the resolved value at `path`.
     fn target(&mut self, path: &Arc<Vec<String>>, span: Span, depth: usize) -> Option<(Value, Resolved)> {
         if let Some(first) = self.stack.iter().position(|(known, _)| known == path) {
             self.diagnostics.push(circular(self.stack.get(first..).unwrap_or_default(), path, span));
@@ -142,7 +134,7 @@ impl Resolver<'_> {
                     let mut resolved = self.node(&node, depth);
                     self.stack.pop();
                     resolved.chain += 1;
-                    (resolved.changed.take().unwrap_or(node.value), resolved)
+                    (resolved.new_value.take().unwrap_or(node.value), resolved)
                 });
                 self.targets.insert(Arc::clone(path), found.clone());
                 found
@@ -168,7 +160,6 @@ impl Resolver<'_> {
         Some(found)
     }
 
-    /// Returns the node at `path` as written.
     fn find(&mut self, path: &[String], span: Span) -> Option<Node> {
         let mut map = Some(self.root);
         let mut found: Option<&Node> = None;
@@ -221,7 +212,7 @@ impl Resolved {
 }
 
 fn is_null(resolved: &Resolved) -> bool {
-    matches!(resolved.changed, Some(Value::Null))
+    matches!(resolved.new_value, Some(Value::Null))
 }
 
 fn reference_text(path: &[String]) -> String {

@@ -11,7 +11,7 @@ use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
 
-/// Returns true if the first matching rule includes the file. Returns false if no rule matches, or after an error.
+/// Returns false if no rule matches, or after an error.
 pub(super) fn is_included(
     node: &Node,
     context: &Context,

@@ -9,17 +9,14 @@ use crate::expand::Unknown;
 use crate::glob::Glob;
 use crate::node::Span;
 
-/// Input for resolving targets.
 pub(super) struct Resolver<'a> {
     pub(super) context: &'a Context,
     pub(super) sources: &'a dyn Sources,
     pub(super) variables: &'a Variables,
-    /// Tree that contains the including file.
     pub(super) origin: &'a Origin,
 }
 
 impl Resolver<'_> {
-    /// Returns the targets of a location, with the position of each. Reports invalid targets.
     pub(super) fn targets(&self, location: &Location, diagnostics: &mut Vec<Diagnostic>) -> Vec<(IncludeTarget, Span)> {
         let found = match location {
             Location::Local(path) => self.local(path, diagnostics),
@@ -100,12 +97,10 @@ impl Resolver<'_> {
     }
 }
 
-/// Returns a path relative to the root of the repository.
 fn relative(path: &str) -> String {
     path.trim_start_matches('/').to_owned()
 }
 
-/// Returns true if a name has the extension of a YAML file.
 pub(super) fn has_yaml_extension(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     lower.ends_with(".yml") || lower.ends_with(".yaml")
@@ -128,7 +123,7 @@ fn check_extension(target: &IncludeTarget, span: Span, diagnostics: &mut Vec<Dia
     is_yaml
 }
 
-/// Returns the name of a target without its kind (`local`, `remote`, ...).
+/// Returns the name without the kind (`local`, `remote`, ...).
 pub(super) fn name(target: &IncludeTarget) -> String {
     match target {
         IncludeTarget::Local { path, .. } => path.clone(),
@@ -140,7 +135,7 @@ pub(super) fn name(target: &IncludeTarget) -> String {
     }
 }
 
-/// Returns the kind and name of a target, such as `local ci/build.yml`.
+/// For example `local ci/build.yml`.
 pub(super) fn description(target: &IncludeTarget) -> String {
     let kind = match target {
         IncludeTarget::Local { .. } => "local",
@@ -152,7 +147,6 @@ pub(super) fn description(target: &IncludeTarget) -> String {
     format!("{kind} {}", name(target))
 }
 
-/// Returns the kind and location of an entry as written.
 pub(super) fn location_description(location: &Location) -> String {
     match location {
         Location::Local(path) => format!("local {}", path.text),

@@ -11,10 +11,10 @@ use crate::expand::{Unknown, expand_text};
 use crate::layers;
 use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 
-/// Minimum length in bytes of masked values to hide. Shorter values would match parts of other words.
+/// Shorter values are not hidden, because they would match parts of other words.
 const MIN_SECRET_BYTES: usize = 4;
 
-/// Predefined, project and pipeline variables by name. YAML variables are missing, because they are read after files are included.
+/// YAML variables are missing, because they are read after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,
@@ -28,9 +28,8 @@ impl Variables {
         Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
     }
 
-    /// Replaces variables such as `$NAME` in `text`. Variables in the inserted values are not replaced.
-    ///
-    /// A variable counts as unknown if its value would make the inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
+    /// Variables in the inserted values are not replaced. A variable counts as unknown if its value would make the
+    /// inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})
     }
@@ -50,7 +49,7 @@ impl Variables {
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
-    /// Returns `text` with the values of masked variables hidden, unless they are shorter than [`MIN_SECRET_BYTES`].
+    /// Values shorter than [`MIN_SECRET_BYTES`] stay visible.
     pub(super) fn hide(&self, text: &str) -> String {
         let secrets =
             self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);

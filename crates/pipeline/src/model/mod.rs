@@ -1,4 +1,4 @@
-//! The compiled pipeline: the job graph that the coordinator runs and `muster ci list`, `graph` and `explain` show.
+//! The compiled pipeline: input of the coordinator, and of `muster ci list`, `graph` and `explain`.
 //!
 //! All names are resolved, all limits are checked, and all defaults are applied. Variables are expanded only in the
 //! values in which GitLab's server expands them before a runner gets the job: environment names, resource groups, tags
@@ -81,8 +81,8 @@ pub struct Job {
     pub timeout: Option<Duration>,
     /// Whether a newer pipeline may cancel the running job.
     pub interruptible: bool,
-    /// Jobs that must finish before this one starts. `None` means that the job waits for all earlier stages. An empty
-    /// list means that it starts immediately.
+    /// Jobs that must finish before this job starts. `None` means that the job waits for all earlier stages. An empty
+    /// list means that the job starts immediately.
     pub needs: Option<Vec<Need>>,
     /// `dependencies` as full names, without excluded jobs. `None` selects the default set of jobs.
     pub dependencies: Option<Vec<String>>,
@@ -171,7 +171,7 @@ pub struct Retry {
     pub always: bool,
 }
 
-/// A job that must finish before another one starts.
+/// A job that must finish before the job with this need starts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {

@@ -9,10 +9,8 @@ use crate::conditions::clauses::Clauses;
 use crate::config::cache::{CacheEntry, CacheKey};
 use crate::model::Cache;
 
-/// Text that replaces the digest if none of the files exists.
 const NO_FILES: &str = "default";
 
-/// Computes keys, and caches the digests.
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
     /// Digests by files. The flag is true if the digest is of commit IDs, and false if it is of blob IDs.
@@ -20,7 +18,6 @@ pub(crate) struct CacheKeys {
 }
 
 impl CacheKeys {
-    /// Returns the caches of a job with their keys.
     pub(crate) fn caches(&mut self, entries: &[CacheEntry], clauses: &Clauses<'_>) -> Vec<Cache> {
         entries.iter().enumerate().map(|(index, entry)| self.cache(index, entry, clauses)).collect()
     }
@@ -50,7 +47,7 @@ impl CacheKeys {
         if let Some(known) = self.digests.get(&key) {
             return known.clone();
         }
-        let paths: BTreeSet<String> = files.iter().flat_map(|pattern| clauses.tracked(pattern)).collect();
+        let paths: BTreeSet<String> = files.iter().flat_map(|pattern| clauses.matching_paths(pattern)).collect();
         let paths: Vec<String> = paths.into_iter().collect();
         let ids: BTreeSet<String> = clauses.sources().object_ids(&paths, by_commit).into_iter().collect();
         let digest = if ids.is_empty() { NO_FILES.to_owned() } else { sha1_of(&ids) };
@@ -59,7 +56,6 @@ impl CacheKeys {
     }
 }
 
-/// Returns the SHA-1 of the sorted IDs, joined by `-`, in hexadecimal.
 fn sha1_of(ids: &BTreeSet<String>) -> String {
     let joined = ids.iter().map(String::as_str).collect::<Vec<_>>().join("-");
     Sha1::digest(joined).iter().fold(String::with_capacity(40), |mut text, byte| {
@@ -68,7 +64,7 @@ fn sha1_of(ids: &BTreeSet<String>) -> String {
     })
 }
 
-/// Returns the default prefix, such as `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
+/// For example `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
 fn default_prefix(index: usize, files: &[String]) -> String {
     let names = files.iter().map(|file| {
         let base = file.rsplit('/').next().unwrap_or(file);

@@ -11,12 +11,10 @@ use crate::model::{Decision, DecisionKind, SourceLocation};
 use crate::node::{SourceId, Span};
 use crate::source_map::SourceMap;
 
-/// Maximum length of a condition in a decision, in characters. Every job stores the conditions of its evaluated rules.
+/// Limited, because every job stores the conditions of its evaluated rules.
 pub(crate) const MAX_CONDITION_CHARS: usize = 1000;
-/// Text for a rule without clauses.
 pub(crate) const NO_CLAUSE: &str = "it has no condition";
 
-/// Converts spans to locations, and the origins of a job to decisions.
 #[derive(Debug)]
 pub(crate) struct DecisionTrace<'a> {
     loaded: &'a Loaded,
@@ -25,7 +23,6 @@ pub(crate) struct DecisionTrace<'a> {
 }
 
 impl<'a> DecisionTrace<'a> {
-    /// Creates the trace for a configuration.
     pub(crate) fn new(loaded: &'a Loaded) -> Self {
         let includes = loaded.includes.iter().filter_map(|record| match record.outcome {
             IncludeOutcome::Merged(source) => Some((source, (record.description.as_str(), record.included_at))),
@@ -34,22 +31,18 @@ impl<'a> DecisionTrace<'a> {
         Self { loaded, includes: includes.collect() }
     }
 
-    /// Returns the location of a span.
     pub(crate) fn location(&self, span: Span) -> SourceLocation {
         location(&self.loaded.sources, span)
     }
 
-    /// Returns the `# @Description` of a job.
     pub(crate) fn description(&self, job: &str) -> Option<String> {
         self.loaded.descriptions.get(job).cloned()
     }
 
-    /// Creates a decision.
     pub(crate) fn decision(&self, kind: DecisionKind, text: impl Into<String>, span: Option<Span>) -> Decision {
         Decision { kind, text: text.into(), location: span.map(|span| self.location(span)) }
     }
 
-    /// Returns the decisions about a job that do not come from its rules.
     pub(crate) fn origins(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
         let mut all = Vec::new();
         if let Some((include, span)) = self.includes.get(&job.span.source) {
@@ -83,7 +76,6 @@ fn location(sources: &SourceMap, span: Span) -> SourceLocation {
     SourceLocation { file, line: span.line, column: span.column }
 }
 
-/// Returns the clauses of a rule as text.
 pub(crate) fn clauses(rule: &Rule) -> String {
     let mut parts = Vec::new();
     if let Some(condition) = &rule.condition {

@@ -8,13 +8,10 @@ use crate::diagnostic::shortened;
 use crate::expand::Unknown;
 use crate::seed::decision_trace::{MAX_CONDITION_CHARS, NO_CLAUSE};
 
-/// Maximum length of a value in characters.
 const MAX_VALUE_CHARS: usize = 80;
-/// Maximum number of paths and patterns to list.
 const MAX_LISTED: usize = 5;
 
-/// Returns the clauses of a rule with the values that they used. If the rule does not match, returns only the first
-/// clause that is false.
+/// Returns the clauses with the values that they used, or only the first false clause if the rule does not match.
 pub(crate) fn detail(
     clauses: &Clauses<'_>,
     rule: &Rule,
@@ -41,7 +38,7 @@ pub(crate) fn detail(
     if parts.is_empty() { NO_CLAUSE.to_owned() } else { parts.join(", ") }
 }
 
-/// Returns text such as `if $A == "b" (A is "c", B is not set)`.
+/// For example `if $A == "b" (A is "c", B is not set)`.
 fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     let values = condition.expression.variables().into_iter().map(|name| match scope.masked_value(name) {
         Some(value) => format!("{name} is {value:?}", value = shortened(&value, MAX_VALUE_CHARS)),
@@ -52,7 +49,7 @@ fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     if values.is_empty() { format!("if {text}") } else { format!("if {text} ({})", values.join(", ")) }
 }
 
-/// Returns text such as `changes src/** (1 file differs from 1a2b3c4d, the merge base with `main`: docs/x.md)`.
+/// For example `changes src/** (1 file differs from 1a2b3c4d, the merge base with `main`: docs/x.md)`.
 fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> String {
     let tests = patterns(&changes.paths, scope);
     let context = clauses.context();
@@ -63,7 +60,7 @@ fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems
         },
         Some((git_ref, span)) => {
             let git_ref = scope.expand(git_ref, Unknown::Empty);
-            match clauses.compared(&git_ref, *span, problems) {
+            match clauses.changes_since(&git_ref, *span, problems) {
                 None => return format!("changes {tests} (`{git_ref}` does not exist)"),
                 Some(found) => (found.paths.clone(), Some(found.since.clone())),
             }

@@ -16,16 +16,16 @@ use crate::seed::cache_keys::CacheKeys;
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::rule_evaluator::{self, RuleEvaluator, RuleOutcome};
 
-/// Result of evaluating an expanded job.
 #[derive(Debug)]
 pub(crate) enum Seeded {
-    /// The job is part of the pipeline. The needs are not resolved yet.
-    Included { job: Box<Job>, rule: Option<usize> },
-    /// Rules exclude the job.
+    /// The needs are not resolved yet.
+    Included {
+        job: Box<Job>,
+        rule: Option<usize>,
+    },
     Excluded(ExcludedJob),
 }
 
-/// Creates jobs from expanded jobs.
 pub(crate) struct Seeder<'a> {
     pub(crate) config: &'a Config,
     pub(crate) graph: &'a Graph,
@@ -33,12 +33,11 @@ pub(crate) struct Seeder<'a> {
     pub(crate) evaluator: &'a RuleEvaluator<'a>,
     /// Global variables, including the variables of the matched rule of `workflow`.
     pub(crate) variables: &'a [Variable],
-    /// Decision about the matched rule of `workflow`.
     pub(crate) workflow: Option<Decision>,
 }
 
 impl Seeder<'_> {
-    /// Returns all expanded jobs as excluded by `workflow:rules`. `workflow` contains the decisions about these rules.
+    /// `workflow` contains the decisions about these rules.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,
@@ -54,7 +53,6 @@ impl Seeder<'_> {
         excluded.collect()
     }
 
-    /// Evaluates the expanded job with this index in the graph.
     pub(crate) fn evaluate(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
@@ -82,7 +80,7 @@ impl Seeder<'_> {
         Some(Seeded::Included { job: Box::new(job), rule: matched })
     }
 
-    /// Returns the YAML variables of an expanded job before its rules: global, `workflow:rules`, job, matrix.
+    /// The variables before the job's rules: global, `workflow:rules`, job, matrix.
     fn variables(&self, entry: &JobEntry, instance: &ExpandedJob, decisions: &mut Vec<Decision>) -> Vec<Variable> {
         let inherits = &entry.inherit_variables;
         let global: Vec<Variable> =
@@ -100,7 +98,6 @@ impl Seeder<'_> {
         merged
     }
 
-    /// Returns the variables that are visible to the rules of an expanded job and to the server's expansion.
     fn scope<'s>(&'s self, entry: &JobEntry, instance: &ExpandedJob, yaml: &'s [Variable]) -> Scope<'s> {
         let facts =
             JobFacts { name: &instance.name, group_name: &entry.name, stage: &entry.stage.name, node: instance.node };

@@ -28,16 +28,13 @@ use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
 use crate::seed::rule_evaluator::RuleEvaluator;
 
-/// Result for an event. Valid only if no errors were reported to [`Problems`].
+/// Valid only if no errors were reported to [`Problems`].
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The event creates a pipeline.
     Created(Box<Pipeline>),
-    /// The event creates no pipeline.
     NotCreated(NotCreated),
 }
 
-/// Creates the pipeline of an event.
 pub(crate) fn seed(
     config: &Config,
     graph: &Graph,
@@ -90,26 +87,25 @@ pub(crate) fn seed(
     }))
 }
 
-/// Removes the variables in [`Context::unset_variables`].
 fn unset(variables: &mut Vec<Variable>, context: &Context) {
     variables.retain(|variable| !context.unset_variables.contains(&variable.key));
 }
 
-/// The rule of `workflow` that allowed the pipeline, if `workflow` has rules.
-struct Matched<'a> {
+/// `rule` is `None` if `workflow` has no rules.
+struct WorkflowMatch<'a> {
     rule: Option<&'a Rule>,
     decision: Option<Decision>,
 }
 
-/// Evaluates `workflow:rules`. Returns the decisions as an error if the rules allow no pipeline.
+/// Returns the decisions as an error if the rules allow no pipeline.
 fn workflow<'a>(
     config: &'a Config,
     globals: &[Variable],
     base: &Base<'_>,
     evaluator: &RuleEvaluator<'_>,
     problems: &mut Problems,
-) -> Result<Matched<'a>, Vec<Decision>> {
-    let Some(rules) = &config.workflow.rules else { return Ok(Matched { rule: None, decision: None }) };
+) -> Result<WorkflowMatch<'a>, Vec<Decision>> {
+    let Some(rules) = &config.workflow.rules else { return Ok(WorkflowMatch { rule: None, decision: None }) };
     let scope = Scope::new(base, globals, None);
     let mut decisions = Vec::new();
     let index = evaluator.first_match("workflow:rules", rules, &scope, &mut decisions, problems);
@@ -121,10 +117,10 @@ fn workflow<'a>(
         return Err(decisions);
     }
     let decision = decisions.pop().map(|decision| Decision { kind: DecisionKind::Workflow, ..decision });
-    Ok(Matched { rule: Some(rule), decision })
+    Ok(WorkflowMatch { rule: Some(rule), decision })
 }
 
-/// Returns a decision for each of `jobs`, which are all in `.pre` or `.post` and therefore create no pipeline.
+/// `jobs` are all in `.pre` or `.post` and therefore create no pipeline.
 fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,

@@ -11,9 +11,8 @@ use crate::model::{Decision, DecisionKind, ExcludedJob, Job, Need};
 use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::Seeded;
 
-/// Sets the needs and dependencies of each job in the pipeline. Returns these jobs, and the excluded jobs.
-///
-/// Reports each need whose job was excluded, unless the need is optional or includes were skipped.
+/// Returns the jobs in the pipeline, and the excluded jobs. Reports each need whose job was excluded, unless the need
+/// is optional or includes were skipped.
 pub(crate) fn resolve(
     config: &Config,
     graph: &Graph,
@@ -43,7 +42,6 @@ struct Resolver<'a> {
     config: &'a Config,
     graph: &'a Graph,
     trace: &'a DecisionTrace<'a>,
-    /// For each instance, whether it is in the pipeline.
     included: Vec<bool>,
 }
 
@@ -56,7 +54,7 @@ impl Resolver<'_> {
         self.graph.instances.get(index).map_or("", |instance| &instance.name)
     }
 
-    /// Returns the needs that apply to an instance, as written and as links: the needs of the matched rule, or of the job.
+    /// These are the needs of the matched rule, or of the job.
     fn effective_needs<'s>(
         &'s self,
         instance: &'s ExpandedJob,
@@ -141,7 +139,6 @@ impl Resolver<'_> {
     }
 }
 
-/// Returns the needs for jobs of other pipelines and projects.
 fn external_needs(needs: &Needs) -> impl Iterator<Item = Need> {
     needs.entries.iter().filter_map(|entry| match &entry.target {
         NeedTarget::Project { project, job, git_ref } => Some(Need::Project {

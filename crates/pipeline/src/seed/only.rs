@@ -5,17 +5,16 @@ use crate::conditions::scope::Scope;
 use crate::config::only::RefPolicy;
 use crate::config::parsing::Problems;
 
-/// Returns true if `only` includes a job: all keys of `only` must match.
+/// All keys of `only` must match.
 pub(crate) fn includes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().all(|matches| matches)
 }
 
-/// Returns true if `except` excludes a job: one matching key is enough.
+/// One matching key of `except` is enough.
 pub(crate) fn excludes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().any(|matches| matches)
 }
 
-/// Returns for each key that is set whether it matches: `refs`, `variables`, `changes`, `kubernetes`.
 fn key_results(
     policy: &RefPolicy,
     clauses: &Clauses<'_>,

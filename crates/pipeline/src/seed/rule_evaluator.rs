@@ -12,24 +12,20 @@ use crate::seed::decision_trace::{DecisionTrace, clauses as clauses_text};
 use crate::seed::detail::detail;
 use crate::seed::only as policy;
 
-/// Result of `rules`, `only` and `except` for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RuleOutcome {
-    /// The job is included. Contains the index of the matched rule, if the job has rules.
+    /// The index of the matched rule, if the job has rules.
     Included(Option<usize>),
-    /// The job is excluded.
     Excluded,
 }
 
-/// Evaluates rules for an event and records the decisions.
 pub(crate) struct RuleEvaluator<'a> {
     pub(crate) clauses: &'a Clauses<'a>,
     pub(crate) trace: &'a DecisionTrace<'a>,
 }
 
 impl RuleEvaluator<'_> {
-    /// Returns the index of the first rule whose clauses are true. Adds decisions for the evaluated rules. `keyword`
-    /// is the name of the rules in messages: `workflow:rules` or `rules`.
+    /// Adds decisions for the evaluated rules. `keyword` is `workflow:rules` or `rules`.
     pub(crate) fn first_match(
         &self,
         keyword: &str,
@@ -62,7 +58,7 @@ impl RuleEvaluator<'_> {
         None
     }
 
-    /// Evaluates `rules`, or `only` and `except`, of a job. `has_workflow_rules` disables the implicit `only: [branches, tags]`.
+    /// `has_workflow_rules` disables the implicit `only: [branches, tags]`.
     pub(crate) fn job(
         &self,
         job: &JobEntry,
@@ -109,7 +105,6 @@ impl RuleEvaluator<'_> {
     }
 }
 
-/// Returns `when` of a job with its matched rule.
 pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
     match rule.and_then(|rule| rule.when) {
         Some(RuleWhen::Run(when)) => when,
@@ -117,10 +112,8 @@ pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
     }
 }
 
-/// Returns `allow_failure` of a job with its matched rule.
-///
-/// The value of the rule takes precedence over the value of the job. If neither is set, a job that is manual by its own `when`
-/// may fail. A job that only a rule makes manual may not fail, so that it blocks the pipeline.
+/// The rule's value takes precedence over the job's. If neither is set, a job that is manual by its own `when` may
+/// fail. A job that only a rule makes manual may not fail, and therefore blocks the pipeline.
 pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
     let from_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
     let rule_value = rule.and_then(|rule| rule.allow_failure).map(from_flag);

@@ -14,22 +14,18 @@ use crate::node::{Map, Node, Span, Value};
 /// Namespace of the tags that `!!` abbreviates.
 const CORE_TAGS: &str = "tag:yaml.org,2002:";
 
-/// A finished value.
 #[derive(Clone)]
 struct Built {
     node: Node,
-    /// Number of values, including this value, after aliases have been expanded.
     nodes: usize,
     /// Nesting depth of lists and maps.
     height: usize,
-    /// True for a plain `<<`.
     is_merge_key: bool,
 }
 
-/// A list or map that is not finished.
 struct Frame {
     collection: Collection,
-    /// ID of the anchor. 0 means that the collection has no anchor.
+    /// 0 means that the collection has no anchor.
     anchor: usize,
     span: Span,
     nodes: usize,
@@ -49,16 +45,14 @@ enum Collection {
     },
 }
 
-/// A key whose value has not been read.
 enum Key {
     None,
     Text(Arc<str>, Span),
     Merge,
-    /// An invalid key. It has been reported, and its value is ignored.
+    /// The error has been reported. The value is ignored.
     Invalid,
 }
 
-/// Builds the documents of one text.
 pub(super) struct Builder<'a> {
     text: &'a str,
     positions: &'a Positions,
@@ -86,7 +80,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Handles an event of the parser. An error ends parsing.
+    /// An error ends parsing.
     pub(super) fn event(&mut self, event: Event<'_>, parser_span: granit_parser::Span) -> Result<(), Diagnostic> {
         let span = self.positions.span(&parser_span);
         match event {
@@ -117,7 +111,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns all documents, or all errors.
     pub(super) fn finish(self) -> Result<Parsed, Vec<Diagnostic>> {
         if self.problems.is_empty() {
             Ok(Parsed { documents: self.documents, warnings: self.warnings, nodes: self.nodes })
@@ -126,7 +119,6 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Returns the errors that were found before `fatal`, followed by `fatal`.
     pub(super) fn into_errors(mut self, fatal: Diagnostic) -> Vec<Diagnostic> {
         self.problems.push(fatal);
         self.problems
@@ -175,9 +167,8 @@ impl<'a> Builder<'a> {
         self.complete(built, 0, expanded_nodes)
     }
 
-    /// Adds a finished value to its parent: the document, a list, or a map as key or value.
-    ///
-    /// `added` is the number of values to add to the count of the file. 1 for a list or map, whose contents are already counted.
+    /// The parent is the document, a list, or a map. `added` is the number of values to add to the count of the file: 1
+    /// for a list or map, whose contents are already counted.
     fn complete(&mut self, built: Built, anchor: usize, added: usize) -> Result<(), Diagnostic> {
         if anchor > 0 {
             self.anchors.insert(anchor, Built { is_merge_key: false, ..built.clone() });
@@ -242,7 +233,7 @@ impl<'a> Builder<'a> {
         Value::String(text.into())
     }
 
-    /// Returns true if the tag is `!reference`. Reports any other tag, except `default_tag`, which the value has anyway.
+    /// Reports any other tag, except `default_tag`, which the value has anyway.
     fn is_reference(&mut self, tag: Option<&Tag>, default_tag: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {
@@ -278,7 +269,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Returns the end of a collection: the end of its closing bracket, or of its last value if it has no brackets.
+/// The end is that of the closing bracket, or of the last value if there are no brackets.
 fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
     if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
 }
@@ -306,10 +297,10 @@ fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
     }
 }
 
-/// Merges the value of `<<` into `map`. Of a list of maps, the first map that contains a key wins.
+/// Of a list of maps, the first map that contains a key wins.
 ///
-/// As in Psych, which GitLab uses, the position of `<<` matters: merged keys replace the keys before `<<`, and the keys
-/// after `<<` replace merged keys.
+/// As in Psych, which GitLab uses, merged keys replace the keys before `<<`, and the keys after `<<` replace merged
+/// keys.
 fn merge_into(
     map: &mut Map,
     merged: &mut HashSet<Arc<str>>,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::node::Map;
 
-/// Returns the descriptions of the top-level keys of `root`, from the comment lines directly above each key in `text`.
+/// A description is in the comment lines directly above a key.
 pub(crate) fn descriptions(text: &str, root: &Map) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     if !text.contains("@Description") {

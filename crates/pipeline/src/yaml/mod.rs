@@ -69,7 +69,6 @@ pub fn parse(source: SourceId, text: &str, limits: &Limits) -> Result<Parsed, Ve
     builder.finish()
 }
 
-/// Returns the options that make the parser follow libyaml.
 fn grammar(limits: &Limits) -> Options {
     let mut options = Options::default();
     options.strict_indentation = false;

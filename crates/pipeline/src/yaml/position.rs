@@ -5,10 +5,8 @@ use granit_parser::Marker;
 use crate::node::{SourceId, Span};
 use crate::source_map::{saturated, span_at};
 
-/// Converts positions in one text.
 pub(super) struct Positions {
     source: SourceId,
-    /// Length of the text in bytes.
     length: u32,
 }
 
@@ -17,7 +15,6 @@ impl Positions {
         Self { source, length: saturated(text.len()) }
     }
 
-    /// Returns the span between two positions of the parser.
     pub(super) fn between(&self, start: &Marker, end: &Marker) -> Span {
         let first = self.offset(start);
         Span {
@@ -29,17 +26,17 @@ impl Positions {
         }
     }
 
-    /// Returns the span that corresponds to a span of the parser. The result begins with the tag, if there is one.
+    /// The result begins with the tag, if there is one.
     pub(super) fn span(&self, span: &granit_parser::Span) -> Span {
         self.between(&span.tag_start().unwrap_or(span.start), &span.end)
     }
 
-    /// Returns the span of `length` bytes at a byte offset of `text`. Takes linear time, so use it for errors only.
+    /// Takes linear time, so use it for errors only.
     pub(super) fn at_byte(&self, text: &str, offset: usize, length: usize) -> Span {
         span_at(self.source, text, offset, length)
     }
 
-    /// Returns the byte offset of a position. Positions in a text in memory always have one.
+    /// Positions in a text in memory always have an offset.
     fn offset(&self, marker: &Marker) -> u32 {
         marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }

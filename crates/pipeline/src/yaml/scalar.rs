@@ -4,7 +4,6 @@
 
 use crate::node::Value;
 
-/// Returns the value of a scalar without quotes and without a tag.
 pub(crate) fn resolve(text: &str) -> Value {
     let Some(&first) = text.as_bytes().first() else {
         return Value::Null;
@@ -15,7 +14,6 @@ pub(crate) fn resolve(text: &str) -> Value {
     }
 }
 
-/// Parses a boolean in any of its spellings. Ignores case.
 pub(super) fn boolean(text: &str) -> Option<bool> {
     match text {
         _ if ["true", "yes", "on"].iter().any(|word| text.eq_ignore_ascii_case(word)) => Some(true),
@@ -24,7 +22,6 @@ pub(super) fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// Parses an integer or floating-point number.
 pub(super) fn number(text: &str) -> Option<Value> {
     special_float(text)
         .map(Value::Float)
@@ -48,7 +45,7 @@ fn special_float(text: &str) -> Option<f64> {
     text.eq_ignore_ascii_case(".nan").then_some(f64::NAN)
 }
 
-/// Parses `12:30` (45000) and `1:2:3` (3723). Psych multiplies the first part by 3600 in both.
+/// Psych multiplies the first part by 3600 in `12:30` and in `1:2:3`.
 fn base_sixty(text: &str) -> Option<Value> {
     let parts: Vec<&str> = text.split(':').collect();
     if !(2..=3).contains(&parts.len()) {
@@ -89,7 +86,7 @@ fn sexagesimal_digit(part: &str) -> Option<i64> {
     (value < 60).then_some(value)
 }
 
-/// Parses a number with a decimal point. An exponent needs a sign: `1.5e+3`.
+/// An exponent needs a sign: `1.5e+3`.
 fn float(text: &str) -> Option<f64> {
     let (_, unsigned) = split_sign(text);
     let (whole, rest) = unsigned.split_once('.')?;

@@ -31,7 +31,6 @@ pub fn decode<'a>(name: &str, bytes: &'a [u8], limits: &Limits) -> Result<&'a st
     }
 }
 
-/// Returns the error for a file that exceeds the limit.
 pub(super) fn too_large(length: usize, limits: &Limits) -> Diagnostic {
     Diagnostic::error(None, format!("the file is too large: {length} bytes (maximum is {})", limits.file_bytes))
         .help("split it with `include`, and keep data out of the configuration")

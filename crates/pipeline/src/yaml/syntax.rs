@@ -7,7 +7,6 @@ use crate::diagnostic::Diagnostic;
 use crate::limits::Limits;
 use crate::node::Span;
 
-/// Returns an error for the first control character that YAML does not allow.
 pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<Diagnostic> {
     let is_forbidden = |byte: &u8| matches!(byte, 0..=8 | 0x0b | 0x0c | 0x0e..=0x1f | 0x7f);
     let offset = text.as_bytes().iter().position(is_forbidden)?;
@@ -22,7 +21,6 @@ pub(super) fn forbidden_character(text: &str, positions: &Positions) -> Option<D
     })
 }
 
-/// Converts an error of the parser to a diagnostic.
 pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error: &ScanError) -> Diagnostic {
     let span = positions.between(error.marker(), error.marker());
     let line = line_around(text, span.start as usize);
@@ -47,7 +45,6 @@ pub(super) fn explain(text: &str, positions: &Positions, limits: &Limits, error:
     }
 }
 
-/// Returns the error for too many levels of nesting.
 pub(super) fn too_deep(span: Span, limits: &Limits) -> Diagnostic {
     Diagnostic::error(span, format!("lists and maps are nested more than {} levels deep", limits.depth))
         .help("flatten the configuration; no keyword needs such depth")
@@ -97,7 +94,6 @@ fn line_around(text: &str, offset: usize) -> &str {
     text.get(start..).and_then(|rest| rest.lines().next()).unwrap_or_default()
 }
 
-/// Returns the name of the alias `*name` at an offset.
 fn alias_at(text: &str, offset: usize) -> &str {
     let rest = text.get(offset..).unwrap_or_default().trim_start_matches('*');
     let end = rest.find(|letter: char| letter.is_whitespace() || "[]{},".contains(letter)).unwrap_or(rest.len());

@@ -26,7 +26,6 @@ fn errors(text: &str) -> Vec<String> {
     }
 }
 
-/// Returns the value in a notation that shows its type.
 fn shown(node: &Node) -> String {
     match &node.value {
         Value::Null => "null".to_owned(),
@@ -222,7 +221,7 @@ fn description_comment_belongs_to_the_key_below() {
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [("a".to_owned(), "Builds it".to_owned())]);
 }
 
-/// Generates trees. The JSON text of a tree is also YAML.
+/// The JSON text of a tree is also YAML.
 fn trees() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         any::<i64>().prop_map(serde_json::Value::from),

@@ -9,7 +9,6 @@ use muster_pipeline::{Compiled, NotCreatedReason};
 
 use crate::harness::{TestProject, errors, project};
 
-/// A configuration with the event and the files for which it is compiled.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     yaml: String,
@@ -17,54 +16,49 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Creates a case in the default project. In the braces of a job, the word `S` stands for `script: [x]`.
+    /// In the braces of a job, the word `S` stands for `script: [x]`.
     pub(crate) fn new(yaml: &str) -> Self {
         Self { yaml: with_script(yaml), project: project() }
     }
 
-    /// Adds a project variable.
     pub(crate) fn var(mut self, key: &str, value: &str) -> Self {
         self.project = self.project.variable(key, value);
         self
     }
 
-    /// Sets another event on the same branch, without a commit to compare with.
+    /// The event has no commit to compare with.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.project = self.project.source(source);
         self.project.context.changed_paths = None;
         self
     }
 
-    /// Sets the event to a merge request from `main`.
     pub(crate) fn merge_request(mut self) -> Self {
         self.project = self.project.source(PipelineSource::MergeRequestEvent);
         self.project = self.project.predefined("CI_COMMIT_BRANCH", "").predefined("CI_MERGE_REQUEST_ID", "1");
         self
     }
 
-    /// Sets the event to a pushed tag.
     pub(crate) fn tag(mut self, name: &str) -> Self {
         self.project = self.project.predefined("CI_COMMIT_BRANCH", "").predefined("CI_COMMIT_TAG", name);
         self.project.context.ref_kind = RefKind::Tag;
         self.project.context.ref_name = name.to_owned();
-        self.changed(None)
+        self.changed_paths(None)
     }
 
-    /// Sets the changed paths. `None` means that there is no commit to compare with.
-    pub(crate) fn changed(mut self, paths: Option<&[&str]>) -> Self {
+    /// `None` means that there is no commit to compare with.
+    pub(crate) fn changed_paths(mut self, paths: Option<&[&str]>) -> Self {
         let owned = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
         self.project.context.changed_paths = owned;
         self
     }
 
-    /// Changes the project.
     pub(crate) fn with(mut self, change: impl FnOnce(TestProject) -> TestProject) -> Self {
         self.project = change(self.project);
         self
     }
 
-    /// Adds a tracked path.
-    pub(crate) fn tracked(mut self, path: &str) -> Self {
+    pub(crate) fn tracked_path(mut self, path: &str) -> Self {
         Arc::make_mut(&mut self.project.context.tracked_paths).insert(path.to_owned());
         self
     }
@@ -73,7 +67,6 @@ impl Case {
         self.project.compile(&self.yaml)
     }
 
-    /// Returns the pipeline. Panics if none was created.
     #[track_caller]
     pub(crate) fn pipeline(&self) -> Pipeline {
         let compiled = self.compile();
@@ -81,13 +74,11 @@ impl Case {
         compiled.pipeline.unwrap_or_else(|| panic!("no pipeline from\n{}\n{problems}", self.yaml))
     }
 
-    /// Returns the names of the jobs in creation order.
     #[track_caller]
     pub(crate) fn jobs(&self) -> Vec<String> {
         self.pipeline().jobs.into_iter().map(|job| job.name).collect()
     }
 
-    /// Returns a job of the pipeline.
     #[track_caller]
     pub(crate) fn job(&self, name: &str) -> Job {
         let jobs = self.pipeline().jobs;
@@ -95,7 +86,7 @@ impl Case {
         jobs.into_iter().find(|job| job.name == name).unwrap_or_else(|| panic!("no job `{name}` among {names:?}"))
     }
 
-    /// Asserts that the compilation fails with an error that contains `part`, and that each error and warning has a position.
+    /// Also asserts that each error and warning has a position.
     #[track_caller]
     pub(crate) fn assert_fails(&self, part: &str) {
         let compiled = self.compile();
@@ -110,7 +101,6 @@ impl Case {
         }
     }
 
-    /// Returns the reason why no pipeline was created.
     #[track_caller]
     pub(crate) fn not_created_reason(&self) -> NotCreatedReason {
         let compiled = self.compile();
@@ -123,25 +113,21 @@ impl Case {
     }
 }
 
-/// Returns the names of the jobs of a configuration in the default project.
 #[track_caller]
 pub(crate) fn jobs(yaml: &str) -> Vec<String> {
     Case::new(yaml).jobs()
 }
 
-/// Returns a job of a configuration in the default project.
 #[track_caller]
 pub(crate) fn job(yaml: &str, name: &str) -> Job {
     Case::new(yaml).job(name)
 }
 
-/// Asserts that a configuration is rejected in the default project with an error that contains `part`.
 #[track_caller]
 pub(crate) fn assert_fails(yaml: &str, part: &str) {
     Case::new(yaml).assert_fails(part);
 }
 
-/// Returns the script part of a job.
 #[track_caller]
 pub(crate) fn script(job: &Job) -> &ScriptWork {
     match &job.work {
@@ -150,12 +136,11 @@ pub(crate) fn script(job: &Job) -> &ScriptWork {
     }
 }
 
-/// Returns the value of a YAML variable of a job.
 pub(crate) fn value(job: &Job, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
-/// Returns the names of the jobs of the same pipeline that a job needs. `None` means stage order.
+/// `None` means stage order.
 pub(crate) fn needs(job: &Job) -> Option<Vec<String>> {
     let name = |need: &Need| match need {
         Need::Job { name, .. } => Some(name.clone()),
@@ -164,7 +149,6 @@ pub(crate) fn needs(job: &Job) -> Option<Vec<String>> {
     job.needs.as_ref().map(|needs| needs.iter().filter_map(name).collect())
 }
 
-/// Returns all diagnostics with their lines, for a message.
 pub(crate) fn describe(compiled: &Compiled) -> String {
     let mut text = String::new();
     for diagnostic in &compiled.diagnostics {
@@ -177,7 +161,6 @@ pub(crate) fn describe(compiled: &Compiled) -> String {
     text
 }
 
-/// Replaces the word `S` in the braces of a job with `script: [x]`.
 fn with_script(yaml: &str) -> String {
     let mut out = String::new();
     let mut rest = yaml;

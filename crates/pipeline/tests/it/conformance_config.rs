@@ -9,7 +9,6 @@ use muster_pipeline::model::{AllowFailure, When};
 use crate::case::{Case, assert_fails, job, jobs, script, value};
 use crate::harness::{assert_rejected, project, warnings};
 
-/// Returns a list of `count` strings in flow style.
 fn list(count: usize) -> String {
     let items: Vec<String> = (0..count).map(|number| format!("t{number}")).collect();
     format!("[{}]", items.join(", "))
@@ -125,7 +124,6 @@ fn c018_a_name_has_at_most_255_characters() {
     assert_fails(&format!("? {}\n: {{S}}", "n".repeat(256)), "name is too long");
 }
 
-/// Returns a job whose script is `x` inside this number of nested lists.
 fn nested(levels: usize) -> String {
     format!("a: {{script: {}x{}}}", "[".repeat(levels), "]".repeat(levels))
 }

@@ -3,7 +3,7 @@
 use muster_pipeline::expression::{self, ExpressionErrorKind, MAX_TOKENS};
 use proptest::prelude::*;
 
-/// Returns the result of an expression with project variable `V` and `CI_COMMIT_BRANCH` = `main`. `None` means an error.
+/// `V` is a project variable, and `CI_COMMIT_BRANCH` is `main`. `None` means an error.
 fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     let lookup = |name: &str| match name {
         "V" => value.map(str::to_owned),
@@ -122,7 +122,6 @@ enum Tree {
     Pair(&'static str, Box<Tree>, Box<Tree>),
 }
 
-/// Value of a [`Tree`]: null, a text, or a boolean, such as the result of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 enum Outcome {
     Null,

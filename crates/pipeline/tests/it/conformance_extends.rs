@@ -11,7 +11,7 @@ fn tree(text: &str) -> Value {
     merged(&project().load(text))
 }
 
-/// Returns a chain of jobs: `j0` extends `j1`, and so on. The last one has the script.
+/// Returns a chain of jobs: `j0` extends `j1`, and so on. The last job has the script.
 fn chain(jobs: usize) -> String {
     let links = (1..jobs).map(|index| format!("j{}: {{extends: j{index}}}\n", index - 1));
     links.chain([format!("j{}: {{script: [x]}}\n", jobs - 1)]).collect()

@@ -8,10 +8,8 @@ use serde_json::{Value, json};
 use crate::case::describe;
 use crate::harness::{TestProject, assert_rejected, errors, merged, project, warnings};
 
-/// A file with the job `a`.
 const A: &str = "a: {script: [x]}\n";
 
-/// Returns the names of the visible jobs, in order.
 #[track_caller]
 fn jobs(tree: &Value) -> Vec<&str> {
     let keys = tree.as_object().into_iter().flatten();
@@ -19,23 +17,20 @@ fn jobs(tree: &Value) -> Vec<&str> {
     keys.filter(is_job).map(|(key, _)| key.as_str()).collect()
 }
 
-/// Returns the names of the jobs of the compiled pipeline, in creation order.
 #[track_caller]
-fn compiled(project: &TestProject, text: &str) -> Vec<String> {
+fn compiled_jobs(project: &TestProject, text: &str) -> Vec<String> {
     let compiled = project.compile(text);
     let problems = describe(&compiled);
     let pipeline = compiled.pipeline.unwrap_or_else(|| panic!("no pipeline: {problems}"));
     pipeline.jobs.into_iter().map(|job| job.name).collect()
 }
 
-/// Returns a root file that includes `c.yml` with these inputs, in flow style.
 fn with_inputs(inputs: &str) -> String {
     format!("include: {{local: c.yml, inputs: {inputs}}}\n")
 }
 
-/// Returns the merged tree of a root file with this body, and with `inputs` in its header.
 #[track_caller]
-fn interpolated(project: &TestProject, inputs: &str, body: &str) -> Value {
+fn interpolated_tree(project: &TestProject, inputs: &str, body: &str) -> Value {
     merged(&project.load(format!("spec: {{inputs: {inputs}}}\n---\n{body}\n")))
 }
 
@@ -44,7 +39,7 @@ fn c073_main_file_wins_over_include() {
     let project = project().file("c.yml", format!("variables: {{A: inc, B: inc}}\n{A}"));
     let tree = merged(&project.load("include: c.yml\nvariables: {A: main}"));
     assert_eq!(tree["variables"], json!({"A": "main", "B": "inc"}));
-    assert_eq!(compiled(&project, "include: c.yml\nvariables: {A: main}"), ["a"]);
+    assert_eq!(compiled_jobs(&project, "include: c.yml\nvariables: {A: main}"), ["a"]);
 }
 
 #[test]
@@ -128,8 +123,8 @@ fn c081_rules_see_project_variables() {
     let with = project.clone().variable("EXTRA", "1").load(&text);
     assert_eq!(jobs(&merged(&with)), ["b", "a"]);
     assert!(matches!(with.includes[0].outcome, IncludeOutcome::Merged(_)));
-    assert_eq!(compiled(&project, &text), ["a"]);
-    assert_eq!(compiled(&project.clone().variable("EXTRA", "1"), &text), ["b", "a"]);
+    assert_eq!(compiled_jobs(&project, &text), ["a"]);
+    assert_eq!(compiled_jobs(&project.clone().variable("EXTRA", "1"), &text), ["b", "a"]);
     assert_eq!(jobs(&merged(&project.run_variable("EXTRA", "1").load(&text))), ["b", "a"]);
 }
 
@@ -208,14 +203,14 @@ fn c085_integrity_of_a_remote_file_is_checked() {
 #[test]
 fn c086_default_of_a_pipeline_input_is_used() {
     let body = "a:\n  stage: $[[ inputs.st ]]\n  script: [x]";
-    assert_eq!(interpolated(&project(), "{st: {default: build}}", body)["a"]["stage"], "build");
+    assert_eq!(interpolated_tree(&project(), "{st: {default: build}}", body)["a"]["stage"], "build");
     let text = format!("spec: {{inputs: {{st: {{default: build}}}}}}\n---\n{body}\n");
     assert_eq!(
         project().compile(text).pipeline.map(|pipeline| pipeline.jobs[0].stage.clone()).as_deref(),
         Some("build")
     );
     let project = project().input("st", json!("deploy"));
-    assert_eq!(interpolated(&project, "{st: {default: build}}", body)["a"]["stage"], "deploy");
+    assert_eq!(interpolated_tree(&project, "{st: {default: build}}", body)["a"]["stage"], "deploy");
 }
 
 #[test]
@@ -272,35 +267,38 @@ fn c090_value_must_match_the_pattern() {
 #[test]
 fn c091_a_list_keeps_its_type() {
     let inputs = "{l: {type: array, default: [p, q]}}";
-    let tree =
-        interpolated(&project(), inputs, "a:\n  script: $[[ inputs.l ]]\nb:\n  script: [\"echo $[[ inputs.l ]]\"]");
+    let tree = interpolated_tree(
+        &project(),
+        inputs,
+        "a:\n  script: $[[ inputs.l ]]\nb:\n  script: [\"echo $[[ inputs.l ]]\"]",
+    );
     assert_eq!(tree["a"]["script"], json!(["p", "q"]));
     assert_eq!(tree["b"]["script"], json!(["echo [\"p\", \"q\"]"]));
     let rules = "{l: {type: array, default: [{if: $A, when: manual}, [1, {x: ~}]]}}";
-    let tree = interpolated(&project(), rules, "a:\n  rules: $[[inputs.l]]");
+    let tree = interpolated_tree(&project(), rules, "a:\n  rules: $[[inputs.l]]");
     assert_eq!(tree["a"]["rules"], json!([{"if": "$A", "when": "manual"}, [1, {"x": null}]]));
 }
 
 #[test]
 fn c092_a_boolean_keeps_its_type() {
     let body = "a:\n  allow_failure: $[[ inputs.b ]]\n  script: [\"is $[[ inputs.b ]]\"]";
-    let tree = interpolated(&project(), "{b: {type: boolean, default: true}}", body);
+    let tree = interpolated_tree(&project(), "{b: {type: boolean, default: true}}", body);
     assert_eq!(tree["a"], json!({"allow_failure": true, "script": ["is true"]}));
 }
 
 #[test]
 fn c093_blocks_in_keys_are_replaced() {
-    let tree = interpolated(&project(), "{n: {default: foo}}", "\"$[[ inputs.n ]]-job\": {script: [x]}");
+    let tree = interpolated_tree(&project(), "{n: {default: foo}}", "\"$[[ inputs.n ]]-job\": {script: [x]}");
     assert_eq!(jobs(&tree), ["foo-job"]);
     let text = "spec: {inputs: {n: {default: foo}}}\n---\n\"$[[ inputs.n ]]-job\": {script: [x]}";
-    assert_eq!(compiled(&project(), text), ["foo-job"]);
+    assert_eq!(compiled_jobs(&project(), text), ["foo-job"]);
 }
 
 #[test]
 fn c094_truncate_returns_part_of_a_value() {
     let script = |block: &str, value: &str| {
         let inputs = format!("{{v: {{default: '{value}'}}}}");
-        interpolated(&project(), &inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone()
+        interpolated_tree(&project(), &inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone()
     };
     assert_eq!(script("$[[ inputs.v | truncate(3,5) ]]", "0123456789"), "34567");
     assert_eq!(script("$[[inputs.v|truncate( 8 , 5 )]]", "0123456789"), "89");
@@ -314,8 +312,9 @@ fn c095_expand_vars_expands_once() {
     let project =
         project().scoped(Variable::secret("TOKEN", "hunter22"), false, "*").variable("NEST", "$CI_PROJECT_NAME");
     let inputs = "{v: {default: t $CI_PROJECT_NAME}, n: {default: '$NEST ${NOPE}'}}";
-    let script =
-        |block: &str| interpolated(&project, inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone();
+    let script = |block: &str| {
+        interpolated_tree(&project, inputs, &format!("a: {{script: ['{block}']}}"))["a"]["script"][0].clone()
+    };
     assert_eq!(script("$[[ inputs.v | expand_vars ]]"), "t app");
     assert_eq!(script("$[[ inputs.v | expand_vars | truncate(2,3) ]]"), "app");
     assert_eq!(
@@ -414,7 +413,7 @@ fn c101_interpolation_comes_before_rules() {
     let text = format!("spec: {{inputs: {{b: }}}}\n---\n{body}");
     let bare = project().input("b", json!("main")).compile(&text);
     assert_rejected(&bare.diagnostics, "jobs:a:rules:rule:if invalid expression syntax: unknown lexeme `main`");
-    assert_eq!(compiled(&project().input("b", json!("$CI_DEFAULT_BRANCH")), &text), ["a"]);
+    assert_eq!(compiled_jobs(&project().input("b", json!("$CI_DEFAULT_BRANCH")), &text), ["a"]);
     // The same applies to the rules of an include.
     let project = project().file("c.yml", "b: {script: [y]}");
     let load = |value: &str| {

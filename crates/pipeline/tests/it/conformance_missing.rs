@@ -6,7 +6,6 @@ use muster_pipeline::model::{DecisionKind, Pipeline};
 
 use crate::harness::{TestProject, assert_rejected, errors, project, warnings};
 
-/// A configuration in which many jobs depend on one file.
 const JOBS_WITH_A_LIBRARY: &str = "
 a:
   extends: .base
@@ -48,7 +47,6 @@ fn c235_only_the_unresolved_reference_or_parent_is_reported() {
     assert_rejected(&project().compile(text).diagnostics, "unknown keys in `extends` (.nope)");
 }
 
-/// Compiles a configuration, and skips the files that cannot be reached. Returns the pipeline and the warnings.
 fn compile_with_stubs(project: TestProject, text: &str) -> (Pipeline, Vec<String>) {
     let mut project = project;
     project.context.stubs_includes = true;

@@ -65,7 +65,6 @@ fn c228_every_report_accepts_a_list() {
     }
 }
 
-/// Returns the first script line of a file with these inputs, included with the values `given`.
 fn first_script_line(inputs: &str, given: &str) -> serde_json::Value {
     let project =
         project().file("t.yml", format!("spec:\n  inputs: {inputs}\n---\na: {{script: [\"<$[[ inputs.x ]]>\"]}}\n"));

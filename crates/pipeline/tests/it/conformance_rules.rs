@@ -10,8 +10,6 @@ use muster_pipeline::model::{AllowFailure, When};
 
 use crate::case::{Case, assert_fails, job, jobs, needs, script, value};
 
-/// Returns true if the pipeline contains job `a` with these rules.
-///
 /// `S` stands for `script: [x]` (see `Case::new`). Job `z` keeps the pipeline from being empty.
 fn is_created(case: impl FnOnce(Case) -> Case, rules: &str) -> bool {
     case(Case::new(&format!("{{a: {{S, rules: [{rules}]}}, z: {{S}}}}"))).jobs().iter().any(|name| name == "a")
@@ -88,11 +86,11 @@ fn c140_changes_match_by_pattern() {
 #[test]
 fn c141_changes_match_if_there_is_no_base_to_compare_with() {
     let rule = "{changes: [docs/*]}";
-    assert!(is_created(|case| case.changed(None), rule), "`changes` must match for a new branch");
+    assert!(is_created(|case| case.changed_paths(None), rule), "`changes` must match for a new branch");
     assert!(is_created(|case| case.tag("v1"), rule), "`changes` must match for a tag");
     assert!(is_created(|case| case.source(PipelineSource::Schedule), rule), "`changes` must match for a schedule");
     assert!(is_created(|case| case.source(PipelineSource::Web), rule), "`changes` must match for the web form");
-    assert!(!is_created(|case| case.changed(Some(&[])), rule), "`changes` must not match an empty difference");
+    assert!(!is_created(|case| case.changed_paths(Some(&[])), rule), "`changes` must not match an empty difference");
 }
 
 #[test]
@@ -115,7 +113,7 @@ fn c143_exists_matches_by_pattern() {
     ] {
         assert_eq!(is_created(|case| case, &format!("{{exists: [{pattern}]}}")), expected, "{pattern}");
     }
-    assert!(is_created(|case| case.tracked("untracked.txt"), "{exists: [untracked.txt]}"));
+    assert!(is_created(|case| case.tracked_path("untracked.txt"), "{exists: [untracked.txt]}"));
 }
 
 #[test]
@@ -123,7 +121,7 @@ fn c144_variables_in_patterns_are_expanded() {
     assert!(is_created(|case| case.var("D", "src"), "{changes: [$D/*]}"));
     assert!(!is_created(|case| case, "{exists: [$UNDEF/x]}"));
     assert!(
-        is_created(|case| case.tracked("$UNDEF/x"), "{exists: [$UNDEF/x]}"),
+        is_created(|case| case.tracked_path("$UNDEF/x"), "{exists: [$UNDEF/x]}"),
         "an unknown reference must not be replaced"
     );
 }
@@ -226,10 +224,14 @@ fn c204_cache_key_depends_on_files() {
     assert_eq!(key(&plain), "0_Gemfile-default");
     let prefixed = Case::new("a: {S, cache: {key: {files: [Gemfile.lock], prefix: p}, paths: [v]}}");
     assert_eq!(key(&prefixed), "p-default");
-    let present = key(&prefixed.clone().tracked("Gemfile.lock"));
+    let present = key(&prefixed.clone().tracked_path("Gemfile.lock"));
     let digest = present.strip_prefix("p-").expect("the key must begin with the prefix");
     assert!(digest.len() == 40 && digest.chars().all(|c| c.is_ascii_hexdigit()), "{present}");
-    assert_eq!(present, key(&prefixed.tracked("Gemfile.lock").tracked("other")), "an unrelated file must not matter");
+    assert_eq!(
+        present,
+        key(&prefixed.tracked_path("Gemfile.lock").tracked_path("other")),
+        "an unrelated file must not matter"
+    );
     let pattern = Case::new("a: {S, cache: {key: {files: [\"src/*.rb\"], prefix: p}, paths: [v]}}");
     assert_ne!(key(&pattern), "p-default", "a pattern must match tracked paths");
 }

@@ -14,7 +14,6 @@ use muster_pipeline::load::{self, Loaded};
 use muster_pipeline::node::{Node, Value};
 use muster_pipeline::{Compiled, compile, compile_child};
 
-/// A project with an event and its files, for [`TestProject::load`] and [`TestProject::compile`].
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TestProject {
     pub(crate) context: Context,
@@ -23,7 +22,6 @@ pub(crate) struct TestProject {
     refs: BTreeMap<String, Vec<String>>,
 }
 
-/// Creates the default project.
 pub(crate) fn project() -> TestProject {
     let predefined = [
         ("CI", "true"),
@@ -56,31 +54,28 @@ pub(crate) fn project() -> TestProject {
 }
 
 impl TestProject {
-    /// Adds a tracked file of the project.
     pub(crate) fn file(mut self, path: &str, text: impl AsRef<[u8]>) -> Self {
         self.files.insert(path.to_owned(), text.as_ref().to_vec());
         Arc::make_mut(&mut self.context.tracked_paths).insert(path.to_owned());
         self
     }
 
-    /// Adds a file outside of the project, at `project:path`, `project@ref:path`, a URL, or `template:name`.
+    /// The location is `project:path`, `project@ref:path`, a URL, or `template:name`.
     pub(crate) fn external_file(mut self, location: &str, text: &str) -> Self {
         self.files.insert(location.to_owned(), text.as_bytes().to_vec());
         self
     }
 
-    /// Adds a component at `address@version`.
+    /// The location is `address@version`.
     pub(crate) fn component(mut self, location: &str, fields: ComponentFields, text: &str) -> Self {
         self.components.insert(location.to_owned(), fields);
         self.external_file(location, text)
     }
 
-    /// Adds a project variable.
     pub(crate) fn variable(self, key: &str, value: &str) -> Self {
         self.scoped(Variable::public(key, value), false, "*")
     }
 
-    /// Adds a project variable for the environments that `scope` matches. `protected` restricts the variable to protected refs.
     pub(crate) fn scoped(mut self, variable: Variable, protected: bool, scope: &str) -> Self {
         self.context.project_variables.push(ScopedVariable {
             variable,
@@ -90,13 +85,12 @@ impl TestProject {
         self
     }
 
-    /// Adds a variable of this run.
     pub(crate) fn run_variable(mut self, key: &str, value: &str) -> Self {
         self.context.pipeline_variables.push(Variable::public(key, value));
         self
     }
 
-    /// Adds a predefined variable. An empty value removes the variable.
+    /// An empty value removes the variable.
     pub(crate) fn predefined(mut self, key: &str, value: &str) -> Self {
         self.context.predefined.retain(|variable| variable.key != key);
         if !value.is_empty() {
@@ -105,40 +99,33 @@ impl TestProject {
         self
     }
 
-    /// Sets another event.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.context.source = source;
         self.predefined("CI_PIPELINE_SOURCE", source.as_str())
     }
 
-    /// Adds a typed pipeline input.
     pub(crate) fn input(mut self, name: &str, value: serde_json::Value) -> Self {
         self.context.inputs.push((name.to_owned(), InputValue::Json(value)));
         self
     }
 
-    /// Adds a ref to compare with, and the paths that differ from it.
     pub(crate) fn git_ref(mut self, name: &str, changed: &[&str]) -> Self {
         self.refs.insert(name.to_owned(), changed.iter().map(|path| (*path).to_owned()).collect());
         self
     }
 
-    /// Loads a configuration and the files that it includes.
     pub(crate) fn load(&self, text: impl AsRef<[u8]>) -> Loaded {
         load::load(text.as_ref(), &self.context, self)
     }
 
-    /// Loads the configuration of a child pipeline.
     pub(crate) fn load_child(&self, entries: &[ChildSource]) -> Loaded {
         load::load_child(entries, &self.context, self)
     }
 
-    /// Compiles a pipeline.
     pub(crate) fn compile(&self, text: impl AsRef<[u8]>) -> Compiled {
         compile(text.as_ref(), &self.context, self)
     }
 
-    /// Compiles a child pipeline.
     pub(crate) fn compile_child(&self, entries: &[ChildSource]) -> Compiled {
         compile_child(entries, &self.context, self)
     }
@@ -206,7 +193,6 @@ fn location_in_project(project: &str, git_ref: Option<&str>, path: &str) -> Stri
     }
 }
 
-/// Returns a tree as JSON, with references as `{"!reference": [...]}`.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
@@ -220,19 +206,16 @@ pub(crate) fn json(node: &Node) -> serde_json::Value {
     }
 }
 
-/// Returns the merged tree of a configuration. Panics if it has errors.
 #[track_caller]
 pub(crate) fn merged(loaded: &Loaded) -> serde_json::Value {
     assert_eq!(errors(&loaded.diagnostics), [""; 0], "the configuration must have no errors");
     json(&loaded.root)
 }
 
-/// Returns the messages of all errors.
 pub(crate) fn errors(diagnostics: &[Diagnostic]) -> Vec<String> {
     messages(diagnostics, Severity::Error)
 }
 
-/// Returns the messages of all warnings.
 pub(crate) fn warnings(diagnostics: &[Diagnostic]) -> Vec<String> {
     messages(diagnostics, Severity::Warning)
 }
@@ -242,7 +225,6 @@ fn messages(diagnostics: &[Diagnostic], severity: Severity) -> Vec<String> {
     of_severity.map(|diagnostic| diagnostic.message.clone()).collect()
 }
 
-/// Panics unless there is exactly one error, whose message contains `part`.
 #[track_caller]
 pub(crate) fn assert_rejected(diagnostics: &[Diagnostic], part: &str) {
     let found = errors(diagnostics);

@@ -7,7 +7,6 @@ use muster_pipeline::{NotCreatedReason, preview};
 use crate::case::{Case, assert_fails, job, jobs, script};
 use crate::harness::{TestProject, assert_rejected, errors, project, warnings};
 
-/// A configuration with many keywords. The job `full` has most of them.
 const FULL: &str = "
 stages: [build, test]
 variables:
@@ -95,7 +94,6 @@ fn all_errors_of_a_file_are_reported_with_their_lines() {
     assert!(compiled.diagnostics[3].help.as_deref().is_some_and(|help| help.contains("`only`")));
 }
 
-/// An invalid part of a keyword does not hide errors in its other parts.
 #[test]
 fn all_errors_of_a_keyword_are_reported() {
     for (yaml, count) in [
@@ -109,7 +107,6 @@ fn all_errors_of_a_keyword_are_reported() {
     }
 }
 
-/// Errors that only result from other errors are not reported.
 #[test]
 fn no_follow_up_errors_are_reported() {
     for yaml in [
@@ -294,7 +291,6 @@ fn warns_about_bare_when_without_workflow_rules() {
     assert_eq!(warning_count("{workflow: {rules: [{when: always}]}, a: {S, rules: [{when: always}]}}"), 0);
 }
 
-/// Tests decisions about include, extends, default, matrix, workflow and rules.
 #[test]
 fn decisions_of_a_job_have_locations() {
     let text = "include: ci/base.yml\ndefault: {image: i}\nworkflow:\n  rules:\n    - if: $CI_COMMIT_BRANCH\n\

@@ -1,4 +1,5 @@
-//! Large configurations, which are compiled or rejected. If the time were quadratic in their size, they would take minutes.
+//! Large configurations, which are compiled or rejected. Each test would take minutes if its time were quadratic in the
+//! size.
 
 use std::fmt::Write as _;
 

@@ -6,7 +6,6 @@ use serde_json::json;
 
 use crate::harness::{TestProject, assert_rejected, errors, merged, project};
 
-/// Loads a configuration and renders its diagnostics. Returns the number of errors.
 fn load_and_render(project: &TestProject, bytes: &[u8]) -> usize {
     let loaded = project.load(bytes);
     let text = render(&loaded.diagnostics, &loaded.sources, false);
@@ -106,7 +105,7 @@ fn oversized_configurations_fail_fast() {
     }
 }
 
-/// Regression test: if texts filled the budget exactly, later blocks were kept without an error.
+/// If texts fill the budget exactly, later blocks must not be kept without an error.
 #[test]
 fn blocks_after_the_budget_are_not_kept_without_an_error() {
     // 1024 such texts have 64 MiB, which is the budget.
@@ -138,7 +137,7 @@ fn growing_inputs_are_rejected() {
     );
 }
 
-/// Regression test: the compiler overflowed its stack.
+/// The compiler must not overflow its stack.
 #[test]
 fn reference_in_include_inputs_is_a_list_of_keys() {
     let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");

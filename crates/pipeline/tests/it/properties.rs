@@ -8,7 +8,6 @@ use proptest::prelude::*;
 
 use crate::harness::{errors, json, project};
 
-/// Words that have a meaning somewhere in a configuration.
 pub(crate) const WORDS: &[&str] = &[
     "a",
     "b",
@@ -100,7 +99,6 @@ pub(crate) const WORDS: &[&str] = &[
     "nil",
 ];
 
-/// Generates a tree of [`WORDS`] as YAML in flow style.
 fn tree() -> impl Strategy<Value = String> {
     let word = prop::sample::select(WORDS).prop_map(|word| format!("'{}'", word.replace('\'', "''")));
     let leaf = prop_oneof![
@@ -121,7 +119,6 @@ fn tree() -> impl Strategy<Value = String> {
     })
 }
 
-/// Generates a configuration: jobs with a script and a few keywords with arbitrary values.
 fn configuration() -> impl Strategy<Value = String> {
     let keyword = prop::sample::select(WORDS);
     let job = prop::collection::vec((keyword, tree()), 0..5).prop_map(|entries| {
@@ -136,8 +133,7 @@ fn configuration() -> impl Strategy<Value = String> {
         .prop_map(|jobs| jobs.iter().map(|(name, job)| format!("{name}: {job}\n")).collect::<String>())
 }
 
-/// Checks that the result is exactly one of three: a pipeline, the reason why none was created, or errors. Also checks that
-/// the positions of diagnostics are in known sources, and that the jobs of the pipeline are consistent.
+/// The result must be exactly one of three: a pipeline, the reason why none was created, or errors.
 pub(crate) fn check_consistency(compiled: &Compiled) -> Result<(), TestCaseError> {
     let outcomes = [compiled.pipeline.is_some(), compiled.not_created.is_some(), compiled.has_errors()];
     prop_assert_eq!(outcomes.iter().filter(|outcome| **outcome).count(), 1, "{:#?}", compiled);

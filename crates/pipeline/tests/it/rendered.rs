@@ -1,11 +1,10 @@
-//! Snapshots of rendered errors, one for each family of errors.
+//! Snapshots of rendered errors, one for each kind of error.
 
 use muster_job::Variable;
 use muster_pipeline::render::render;
 
 use crate::harness::{TestProject, project};
 
-/// Returns the errors and warnings of a configuration as text.
 fn render_diagnostics(project: &TestProject, text: &str) -> String {
     let loaded = project.load(text);
     render(&loaded.diagnostics, &loaded.sources, false)

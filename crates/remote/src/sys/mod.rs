@@ -1,7 +1,4 @@
-//! Differences between Unix and Windows. Both modules define:
-//!
-//! - [`ProcessGroup`]: a child process and its descendants;
-//! - [`create_private`]: creates or truncates a file. On Unix, only this user can read a new file.
+//! Differences between Unix and Windows.
 
 #[cfg(unix)]
 mod unix;

@@ -1,5 +1,3 @@
-//! Unix: process groups, and files with permissions.
-
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
@@ -9,7 +7,7 @@ use tokio::process::{Child, Command};
 
 /// A child process and the other processes in its group. Dropping this value kills them.
 ///
-/// The child must be the leader of the group ([`ProcessGroup::lead`]).
+/// The child must lead the group ([`ProcessGroup::lead`]).
 #[derive(Debug)]
 pub struct ProcessGroup(Option<Pid>);
 
@@ -21,7 +19,7 @@ impl ProcessGroup {
 
     /// Returns the group of a child that has not been waited for.
     ///
-    /// The ID of the group is the ID of the child. The kernel does not reuse this ID while a process is in the group.
+    /// While a process is in the group, the kernel does not reuse the ID of the group.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         Self(child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw))
@@ -44,7 +42,7 @@ impl ProcessGroup {
         self.0 = None;
     }
 
-    /// Detaches from the processes, so that dropping this value does not kill them.
+    /// Keeps the processes running when this value is dropped.
     pub fn detach(&mut self) {
         self.0 = None;
     }
@@ -56,7 +54,7 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Creates or truncates a file. Only this user can read a new file. An existing file keeps its permissions.
+/// Creates or truncates a file. Only this user can read a new file; an existing file keeps its permissions.
 pub(crate) fn create_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).write(true).truncate(true).mode(0o600).open(path)
 }

@@ -1,4 +1,4 @@
-//! Windows: job objects for a child process and its descendants.
+//! Windows: job objects.
 #![expect(unsafe_code, reason = "job objects have no safe interface")]
 
 use std::fs::File;
@@ -13,18 +13,18 @@ const TERMINATED_STATUS: u32 = 1;
 
 /// A child process and its descendants. Dropping this value terminates them.
 ///
-/// Processes that the child starts before [`ProcessGroup::of`] are not included. If Windows refuses the job object, nothing
-/// is terminated.
+/// Excludes processes that the child started before [`ProcessGroup::of`]. If Windows refuses the job object, nothing is
+/// terminated.
 #[derive(Debug)]
 pub struct ProcessGroup(Option<OwnedHandle>);
 
 impl ProcessGroup {
-    /// Returns the command unchanged. On Windows, [`ProcessGroup::of`] adds the running process to a job object.
+    /// Does nothing on Windows.
     pub fn lead(command: &mut Command) -> &mut Command {
         command
     }
 
-    /// Creates a job object and assigns a child to it. Must be called before the child is waited for.
+    /// Assigns a child to a new job object. Must be called before the child is waited for.
     #[must_use]
     pub fn of(child: &Child) -> Self {
         let Some(process) = child.raw_handle() else { return Self(None) };
@@ -40,7 +40,7 @@ impl ProcessGroup {
         Self(is_assigned.then_some(job))
     }
 
-    /// Terminates the processes. Windows cannot terminate them gracefully.
+    /// Terminates the processes immediately, because Windows has no graceful way.
     pub fn terminate(&self) {
         if let Some(job) = &self.0 {
             // SAFETY: the handle is open as long as it is owned.
@@ -54,7 +54,7 @@ impl ProcessGroup {
         self.0 = None;
     }
 
-    /// Detaches from the processes, so that dropping this value does not terminate them.
+    /// Keeps the processes running when this value is dropped.
     pub fn detach(&mut self) {
         self.0 = None;
     }

@@ -1,5 +1,6 @@
-//! Verifies certificates of HTTPS connections. Machines have self-signed certificates, so only a pinned certificate or the
-//! certificate of the first connection is accepted. The check takes place in the handshake, before a password is sent.
+//! Verifies certificates of HTTPS connections in the handshake, before a password is sent.
+//!
+//! Machines have self-signed certificates, so only a pinned or first certificate is accepted.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,7 +14,6 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, DigitallySignedStruct
 
 use crate::KnownHosts;
 
-/// Fingerprints (`SHA256:...`) of an unexpected certificate and of the known ones.
 #[derive(Debug, Clone)]
 pub(super) struct CertificateMismatch {
     pub(super) found: String,
@@ -44,7 +44,7 @@ impl PinnedCertificate {
 /// Returns a TLS configuration that verifies certificates with `pinned`.
 ///
 /// # Errors
-/// Returns an error if the crypto provider does not support TLS 1.2 and 1.3.
+/// If the crypto provider does not support TLS 1.2 and 1.3.
 pub(super) fn tls_config(pinned: &Arc<PinnedCertificate>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(pinned.provider.clone());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

@@ -1,7 +1,7 @@
 //! WinRM sessions (docs/spec/fleeting.md, section 4.3): commands on Windows machines, over HTTP or HTTPS with Basic
 //! authentication.
 //!
-//! Each command has its own remote shell. Streams to addresses, NTLM and Kerberos are not supported.
+//! Streams to addresses, NTLM and Kerberos are not supported.
 
 mod certificate;
 mod soap;
@@ -22,13 +22,10 @@ use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError,
 
 /// Maximum number of input bytes in a message, before base64. Servers accept messages of 150 KiB by default.
 const MAX_INPUT_BYTES: usize = 64 * 1024;
-/// Maximum size of a response in bytes.
 const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-/// Timeout of a request. The server delays its response by up to the operation timeout.
+/// The server delays its response by up to the operation timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(soap::OPERATION_TIMEOUT_S + 15);
-/// Timeout for closing a shell in the background.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Size of the buffer between a stream of a command and its messages, in bytes.
 const PIPE_BYTES: usize = 64 * 1024;
 
 /// A WinRM session.
@@ -50,13 +47,10 @@ impl std::fmt::Debug for SessionInner {
     }
 }
 
-/// Reason why a message failed.
 enum RequestError {
-    /// The credentials were rejected.
     Auth,
     /// The certificate differs from the known certificate of the machine.
     Certificate(CertificateMismatch),
-    /// The server reported a fault.
     Fault(Fault),
     /// The request failed, or the response is unusable.
     Connection(String),
@@ -83,7 +77,7 @@ impl From<Fault> for RequestError {
     }
 }
 
-/// Connects. Opens and closes a shell, to check that commands can run.
+/// Connects, and opens and closes a shell to check that commands can run.
 ///
 /// # Errors
 /// [`DialError`].
@@ -131,7 +125,6 @@ impl WinrmSession {
         })
     }
 
-    /// Sends a message and returns the response.
     async fn send(&self, request: Request<'_>) -> Result<String, RequestError> {
         let target = &self.inner.target;
         let response = self
@@ -197,7 +190,7 @@ fn lost(error: RequestError) -> RunError {
     RunError::Lost { cause: error.message() }
 }
 
-/// A shell on the machine. Dropping this value deletes the shell.
+/// Dropping this value deletes the remote shell.
 struct Shell {
     session: WinrmSession,
     id: String,
@@ -206,7 +199,7 @@ struct Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         let (session, shell) = (self.session.clone(), std::mem::take(&mut self.id));
-        // Without a runtime, the process is exiting. The server then removes the unused shell.
+        // Without a runtime, the process is exiting. The server will remove the unused shell.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
                 let _ = tokio::time::timeout(CLOSE_TIMEOUT, session.send(Request::DeleteShell { shell: &shell })).await;
@@ -232,7 +225,7 @@ impl Session for WinrmSession {
         let command = start_command.await.map_err(|error| refused("the command", error))?;
         let feed = async {
             if let Some(stdin) = stdin {
-                // A command may end without reading its input. The server then rejects the input.
+                // The server rejects input for a command that has ended.
                 let _ = self.send_input(&shell.id, &command, stdin).await;
             }
             std::future::pending::<Infallible>().await
@@ -292,7 +285,7 @@ impl Session for WinrmSession {
         let (local_end, remote_end) = tokio::io::duplex(PIPE_BYTES);
         let (mut input, mut output) = tokio::io::split(remote_end);
         let (session, command, stop) = (self.clone(), command.to_owned(), CancellationToken::new());
-        // The task ends with the command or, after the local end is dropped, with the next output.
+        // The task ends with the command, or with the next output after the local end was dropped.
         tokio::spawn(async move {
             let remote_command = RemoteCommand {
                 command: &command,

@@ -1,4 +1,4 @@
-//! Messages of WinRM: builds SOAP requests and parses responses. No I/O.
+//! Messages of WinRM: builds SOAP requests and parses responses, without I/O.
 //!
 //! Specifications: MS-WSMV (Windows remote shell over WS-Management), DSP0226.
 
@@ -8,14 +8,12 @@ use roxmltree::{Document, Node};
 
 const SHELL: &str = "http://schemas.microsoft.com/wbem/wsman/1/windows/shell";
 const TRANSFER: &str = "http://schemas.xmlsoap.org/ws/2004/09/transfer";
-/// Maximum time in seconds that a server waits before it responds that there is no output yet.
+/// Time after which a server responds that there is no output yet.
 pub(super) const OPERATION_TIMEOUT_S: u64 = 60;
 /// WSManFault code for a response that was not ready in time. The request must be repeated.
 const OPERATION_TIMED_OUT: &str = "2150858793";
-/// Maximum size of a response's envelope in bytes.
 const MAX_ENVELOPE_BYTES: usize = 5 * 1024 * 1024;
 
-/// A request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Request<'a> {
     CreateShell,
@@ -84,7 +82,6 @@ impl Request<'_> {
         }
     }
 
-    /// Returns the envelope. `id` identifies the message.
     pub(super) fn envelope(&self, endpoint: &str, id: u128) -> String {
         let (options, body) = self.parts();
         let selector = self.shell().map_or_else(String::new, |shell| {
@@ -122,7 +119,7 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // Line ends are escaped, because an XML parser would normalize them or convert them to spaces.
+            // An XML parser would normalize line ends, or convert them to spaces.
             '\n' => escaped.push_str("&#10;"),
             '\r' => escaped.push_str("&#13;"),
             letter => escaped.push(letter),
@@ -136,16 +133,14 @@ fn escape(text: &str) -> String {
 pub(super) enum Fault {
     /// The command had no output within the operation timeout. The request must be repeated.
     NoOutputYet,
-    /// The server's error message.
     Message(String),
     /// The response is not SOAP, or does not match the request.
     InvalidResponse(String),
 }
 
-/// Output of a command since the last response, and its exit status.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Received {
-    /// Output in the server's order. True means stderr.
+    /// In the server's order. True means stderr.
     pub(super) pieces: Vec<(bool, Vec<u8>)>,
     pub(super) is_done: bool,
     pub(super) exit: Option<i64>,
@@ -164,7 +159,7 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     if code == Some(OPERATION_TIMED_OUT) {
         return Err(Fault::NoOutputYet);
     }
-    // `Message` comes from the provider and is more specific than `Text`, the general reason.
+    // `Message` comes from the provider, and is more specific than `Text`.
     let message = ["Message", "Text"].iter().find_map(|name| {
         let pieces = find(&document, name)?.descendants().filter(|node| node.is_text());
         let text: String = pieces.filter_map(|node| node.text()).collect();
@@ -174,12 +169,10 @@ fn parse(text: &str) -> Result<Document<'_>, Fault> {
     Err(Fault::Message(message.unwrap_or_else(|| format!("WSMan fault {}", code.unwrap_or("without a code")))))
 }
 
-/// Returns an error if a response is a fault or invalid.
 pub(super) fn check(text: &str) -> Result<(), Fault> {
     parse(text).map(drop)
 }
 
-/// Returns the ID of the created shell.
 pub(super) fn shell_id(text: &str) -> Result<String, Fault> {
     let document = parse(text)?;
     let selector = document.descendants().find(|node| node.attribute("Name") == Some("ShellId"));
@@ -187,14 +180,12 @@ pub(super) fn shell_id(text: &str) -> Result<String, Fault> {
     id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::InvalidResponse("missing ShellId".to_owned()))
 }
 
-/// Returns the ID of the started command.
 pub(super) fn command_id(text: &str) -> Result<String, Fault> {
     let document = parse(text)?;
     let id = find(&document, "CommandId").and_then(|node| node.text());
     id.map(|id| id.trim().to_owned()).ok_or_else(|| Fault::InvalidResponse("missing CommandId".to_owned()))
 }
 
-/// Parses the output of a command.
 pub(super) fn parse_received(text: &str) -> Result<Received, Fault> {
     let document = parse(text)?;
     let mut received = Received::default();

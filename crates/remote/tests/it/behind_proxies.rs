@@ -5,17 +5,14 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
-/// Set in the child process, whose environment contains proxies.
 const HAS_PROXIES: &str = "MUSTER_TEST_HAS_PROXIES";
-/// Time after which the child process counts as hanging.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns whether this is the child process.
 pub(crate) fn is_child() -> bool {
     std::env::var_os(HAS_PROXIES).is_some()
 }
 
-/// Runs the test with this full name in a child process. The test must succeed without a request to the proxy.
+/// Runs the test with this full name in a child process. It must succeed without a request to the proxy.
 pub(crate) async fn assert_proxy_is_not_used(test: &str) {
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", proxy.local_addr().unwrap());

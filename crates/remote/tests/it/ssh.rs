@@ -1,4 +1,4 @@
-//! Conformance cases of SSH sessions (docs/spec/fleeting.md, section 9, cases C), and further cases.
+//! SSH sessions, including the cases C of docs/spec/fleeting.md, section 9.
 
 use std::time::Duration;
 
@@ -170,7 +170,6 @@ async fn c06_exit_status_is_correct() {
 #[tokio::test]
 async fn keepalive_detects_lost_network() {
     let (server, mut target) = password_server().await;
-    // A network that drops all packets after some time.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     target.address = listener.local_addr().unwrap().to_string();
     target.keepalive = Duration::from_millis(50);
@@ -259,8 +258,8 @@ async fn host_keys_are_pinned_or_trusted_on_first_use() {
     assert!(matches!(error, DialError::HostKey { .. }), "{error}");
 }
 
-/// GitLab's `googlecloud` plugin sends the key of `ConnectInfo` to the machine, which accepts it a few seconds later. The test does
-/// the same with a password.
+/// GitLab's `googlecloud` plugin sends a key to the machine, which accepts it a few seconds later. The test uses a
+/// password instead.
 #[tokio::test]
 async fn new_machine_may_reject_its_key_for_a_while() {
     let server = Server::start(AcceptedCredentials::default()).await;

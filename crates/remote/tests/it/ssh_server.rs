@@ -10,7 +10,6 @@ use russh::{Channel, ChannelId, Sig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Credentials that the server accepts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AcceptedCredentials {
     pub(crate) key: Option<PublicKey>,
@@ -19,13 +18,11 @@ pub(crate) struct AcceptedCredentials {
     pub(crate) authority: Option<PublicKey>,
 }
 
-/// A running server, which stops at the end of the test.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: String,
-    /// Number of login attempts.
     pub(crate) tries: watch::Sender<u32>,
-    /// Credentials that the server currently accepts.
+    /// Changes apply to later logins.
     pub(crate) accepted: Arc<Mutex<AcceptedCredentials>>,
     /// Received signals, requested connections and closed channels.
     pub(crate) events: Arc<Mutex<Vec<String>>>,

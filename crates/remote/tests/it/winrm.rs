@@ -1,5 +1,5 @@
-//! Tests WinRM sessions with a server that implements the necessary part of WinRM.
-//! The sessions have not been tested with a Windows machine.
+//! WinRM sessions with a server that implements the necessary part of WinRM. They were not tested with a Windows
+//! machine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,12 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::ssh_server::target;
 
-/// State of the server.
 #[derive(Default)]
 pub(crate) struct Machine {
-    /// Number of shells that were created so far.
     created: u32,
-    /// Existing shells by ID, each with its command once the command is started.
+    /// By ID, each with its command once that is started.
     shells: HashMap<String, Option<Command>>,
     /// Number of "timed out" responses before the first output.
     timeouts: u32,
@@ -124,12 +122,10 @@ fn receive(machine: &mut Machine, shell: &str) -> (StatusCode, String) {
     (StatusCode::OK, format!("<e>{inner}</e>"))
 }
 
-/// Returns the routes of the machine.
 pub(crate) fn routes(machine: &SharedMachine) -> Router {
     Router::new().route("/wsman", post(wsman)).with_state(Arc::clone(machine))
 }
 
-/// Returns a target for `Administrator`.
 pub(crate) fn winrm_target(address: SocketAddr, protocol: &str) -> Target {
     let mut target = target(address);
     target.protocol = protocol.to_owned();
@@ -151,7 +147,6 @@ async fn session(target: &Target) -> Box<dyn Session> {
     dial(target, &KnownHosts::default()).await.unwrap()
 }
 
-/// Waits until all shells are deleted. A shell is deleted in the background after its command has ended.
 async fn wait_for_shell_deletion(machine: &SharedMachine) {
     while !machine.lock().unwrap().shells.is_empty() {
         tokio::task::yield_now().await;

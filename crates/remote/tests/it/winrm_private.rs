@@ -1,4 +1,4 @@
-//! Tests that a WinRM password is sent only to the machine, not in clear text and not to a proxy.
+//! The password of WinRM is sent only to the machine, not in clear text and not to a proxy.
 
 use std::time::Duration;
 

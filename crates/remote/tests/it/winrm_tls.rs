@@ -1,4 +1,4 @@
-//! Tests WinRM over HTTPS: the certificate is verified before a password is sent.
+//! WinRM over HTTPS: the certificate is verified before a password is sent.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,6 @@ use tokio_rustls::server::TlsStream;
 
 use crate::winrm::{SharedMachine, routes, winrm_target};
 
-/// A self-signed certificate with its key.
 struct Identity {
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
@@ -42,7 +41,6 @@ impl Identity {
     }
 }
 
-/// Accepts TLS connections, and drops others.
 struct TlsListener(TcpListener, TlsAcceptor);
 
 impl Listener for TlsListener {
@@ -63,7 +61,8 @@ impl Listener for TlsListener {
     }
 }
 
-/// Starts a machine that presents `certificate` and signs with the private key of `key`. Also returns a counter of requests.
+/// Starts a machine that presents `certificate` and signs with the private key of `key`. Also returns a counter of
+/// requests.
 async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<AtomicU32>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -85,7 +84,6 @@ async fn machine(certificate: &Identity, key: &Identity) -> (SocketAddr, Arc<Ato
     (address, requests)
 }
 
-/// Starts a machine and returns its target.
 pub(crate) async fn target() -> Target {
     let identity = Identity::new();
     winrm_target(machine(&identity, &identity).await.0, "winrm+https")

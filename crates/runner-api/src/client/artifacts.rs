@@ -1,5 +1,4 @@
-//! Artifact calls: uploads are streamed as one multipart part, downloads as an archive (docs/spec/runner-api.md,
-//! section 5).
+//! Artifact calls: uploads as one multipart part, and downloads of archives (docs/spec/runner-api.md, section 5).
 
 use std::time::Duration;
 
@@ -15,9 +14,7 @@ use super::redirect::{MAX_REDIRECTS, coordinator_url, may_follow, target};
 use super::{Client, ClientError, reply, send};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
-/// Maximum duration of each request of a download.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Maximum time without progress in a download.
 const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Timeouts of an upload (`[runners.artifact]`).
@@ -25,7 +22,7 @@ const BODY_IDLE_TIMEOUT: Duration = Duration::from_secs(180);
 pub struct UploadTimeouts {
     /// Maximum duration of the call.
     pub total: Duration,
-    /// Maximum time from the last byte of the body to the response.
+    /// Maximum time from the end of the body to the response.
     pub response: Duration,
 }
 
@@ -36,13 +33,11 @@ impl Default for UploadTimeouts {
 }
 
 impl Client {
-    /// Uploads a file (`POST /jobs/:id/artifacts`). Without `length`, the request is chunked.
-    ///
-    /// The call consumes the body, so a retry needs a new body.
+    /// Uploads a file (`POST /jobs/:id/artifacts`), chunked without `length`. A retry needs a new body.
     ///
     /// # Errors
-    /// Returns [`ClientError`]. A response of 413 is [`ClientError::Rejected`]. A redirect by 307 or 308 to a URL that
-    /// may receive the token is [`ClientError::Redirected`].
+    /// [`ClientError`]. 413 is [`ClientError::Rejected`]. A 307 or 308 to a URL that may receive the token is
+    /// [`ClientError::Redirected`].
     #[expect(clippy::too_many_arguments, reason = "each is a part of the request")]
     pub async fn upload_artifact(
         &self,
@@ -55,7 +50,7 @@ impl Client {
         timeouts: UploadTimeouts,
     ) -> Result<(), ClientError> {
         const CALL: &str = "artifact upload";
-        // The guard is dropped together with the body, when the whole body has been sent.
+        // Dropped with the body, after the whole body was sent.
         let sent = CancellationToken::new();
         let guard = sent.clone().drop_guard();
         let body = Body::wrap_stream(body.inspect(move |_| {
@@ -104,21 +99,20 @@ impl Client {
         }
     }
 
-    /// Returns the coordinator's URL from a redirect to a URL that may receive the token.
-    ///
-    /// The body is consumed, so only the caller can follow the redirect.
+    /// Returns the coordinator's URL from a redirect that may receive the token. Only the caller can follow it, with a
+    /// new body.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
         let to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         Some(coordinator_url(to))
     }
 
-    /// Downloads the archive of `job` with the token of a job that depends on it (`GET /jobs/:id/artifacts`).
+    /// Downloads the archive of `job` with the token of a dependent job (`GET /jobs/:id/artifacts`).
     ///
-    /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2). The
-    /// token is not sent to another origin (docs/spec/runner-api.md, section 11.45).
+    /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2). Other
+    /// origins do not get the token (section 11.45).
     ///
     /// # Errors
-    /// Returns [`ClientError::Forbidden`] also if there is no archive (404).
+    /// [`ClientError`]. [`ClientError::Forbidden`] also means that there is no archive (404).
     pub async fn download_artifact(
         &self,
         job: JobId,
@@ -164,7 +158,6 @@ impl Client {
     }
 }
 
-/// Ends the stream with an error if no data arrives for too long.
 fn with_idle_timeout(body: ByteStream) -> ByteStream {
     futures::stream::unfold(Some(body), |body| async move {
         let mut body = body?;

@@ -1,15 +1,15 @@
-//! Readable messages for connection errors: which server, what happened, and the likely cause.
+//! Readable messages for connection errors.
 
 use url::Url;
 
-/// Returns the address, and a description of a known cause or the message of the root cause.
+/// Returns the address and a known cause, or the message of the root cause.
 pub(super) fn describe(error: &reqwest::Error) -> String {
     let server = error.url().map(address).unwrap_or_default();
     let cause = if error.is_timeout() { "timeout".to_owned() } else { root_cause(error) };
     format!("{server}: {}", known_cause(&cause).unwrap_or(&cause))
 }
 
-/// Returns scheme, host and port. Other parts of the URL may be secret, such as the signed path of a storage.
+/// Returns scheme, host and port. Other parts of a URL may be secret.
 fn address(url: &Url) -> String {
     url.origin().ascii_serialization()
 }
@@ -22,7 +22,6 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     root_cause.to_string()
 }
 
-/// Returns a readable description for error messages that would expose library internals.
 fn known_cause(cause: &str) -> Option<&'static str> {
     const KNOWN: [(&str, &str); 9] = [
         ("InvalidContentType", "the server does not use TLS: should the URL start with http://?"),

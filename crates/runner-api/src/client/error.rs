@@ -1,15 +1,15 @@
-//! Errors of calls, grouped by what the caller has to do.
+//! Errors of calls, by the reaction that they require.
 
 use std::time::Duration;
 
 use muster_job::JobStatus;
 use url::Url;
 
-/// Reason why a call failed. No variant contains a token.
+/// Reason why a call failed, without tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// 401, 403, 404 or 410: the token or the job is not, or no longer, valid. If the call was about a job, the job must
-    /// be stopped (docs/spec/runner-api.md, sections 3.1 and 4.2).
+    /// 401, 403, 404 or 410: the token or the job is invalid. A job must then be stopped (docs/spec/runner-api.md,
+    /// sections 3.1 and 4.2).
     ///
     /// For a trace, 401, 404 and 410 are [`Self::Transient`]. For an update, 401 and 410 without `Job-Status` are
     /// [`Self::Rejected`].
@@ -19,26 +19,26 @@ pub enum ClientError {
         call: &'static str,
         /// Status code.
         code: u16,
-        /// Value of the header `Job-Status`, if the response has it.
+        /// Header `Job-Status`, if present.
         status: Option<JobStatus>,
         /// Message from the coordinator.
         message: String,
     },
-    /// The coordinator is unreachable, too slow or overloaded, or has an internal error. The call may succeed later.
+    /// The coordinator is unreachable, slow, overloaded or has an internal error. A retry may succeed.
     #[error("{call}: {message}")]
     Transient {
         /// Name of the call.
         call: &'static str,
-        /// Status code. `None` if there was no response.
+        /// Status code. `None` means no response.
         code: Option<u16>,
-        /// Minimum time to wait before a retry, if the server requires one.
+        /// Minimum time before a retry, if the server requires one.
         retry_after: Option<Duration>,
-        /// Value of the header `Job-Status`, if the response has it.
+        /// Header `Job-Status`, if present.
         status: Option<JobStatus>,
         /// Description of the failure.
         message: String,
     },
-    /// Any other status: the call is wrong, and a retry does not help.
+    /// Any other status. A retry does not help.
     #[error("{call}: the coordinator rejected the request: {code} {message}")]
     Rejected {
         /// Name of the call.
@@ -48,23 +48,23 @@ pub enum ClientError {
         /// Message from the coordinator.
         message: String,
     },
-    /// The coordinator redirects to another URL of the same host. The same call can be sent there
-    /// (docs/spec/runner-api.md, section 5.1).
+    /// The coordinator redirects to another URL of the same host, for the same call (docs/spec/runner-api.md, section
+    /// 5.1).
     #[error("{call}: the coordinator redirects to {to}")]
     Redirected {
         /// Name of the call.
         call: &'static str,
-        /// URL of the coordinator to send the call to.
+        /// URL of the coordinator for the call.
         to: Box<Url>,
     },
-    /// The response does not conform to the protocol, for example because of a wrong content type.
+    /// The response violates the protocol, for example with a wrong content type.
     #[error(
         "{call}: invalid response: {message}; check that the URL is that of a GitLab server or a Muster coordinator"
     )]
     Protocol {
         /// Name of the call.
         call: &'static str,
-        /// What is wrong with the response.
+        /// Description of the violation.
         message: String,
     },
     /// The client cannot be created.
@@ -81,13 +81,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Creates the error for a call without a response.
+    /// Returns the error of a call without a response.
     #[must_use]
     pub fn unreachable(call: &'static str, message: impl Into<String>) -> Self {
         Self::Transient { call, code: None, retry_after: None, status: None, message: message.into() }
     }
 
-    /// Returns the description of the failure, without the name of the call.
     pub(super) fn message(&self) -> &str {
         match self {
             Self::Forbidden { message, .. }
@@ -100,7 +99,8 @@ impl ClientError {
         }
     }
 
-    /// Returns `None` if a retry does not help. Otherwise, returns the minimum time to wait, if the server requires one.
+    /// Returns `None` if a retry does not help. The inner value is the minimum time before the retry, if the server
+    /// requires one.
     #[must_use]
     pub fn transient(&self) -> Option<Option<Duration>> {
         match self {
@@ -109,7 +109,7 @@ impl ClientError {
         }
     }
 
-    /// Returns true if the manager may not send anything more about the job.
+    /// Returns whether the manager must not send anything more about the job.
     #[must_use]
     pub fn is_job_closed(&self) -> bool {
         match self {
@@ -119,19 +119,19 @@ impl ClientError {
         }
     }
 
-    /// Returns true for a 404 on a trace, which may be temporary or permanent (docs/spec/runner-api.md, section 3.1).
+    /// Returns whether a trace got a 404, which may be temporary (docs/spec/runner-api.md, section 3.1).
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Transient { code: Some(404), .. })
     }
 
-    /// Returns true for 403: the token does not belong to a runner, or no longer does.
+    /// Returns whether the token does not belong to a runner (403).
     #[must_use]
     pub fn is_unknown_token(&self) -> bool {
         matches!(self, Self::Forbidden { code: 403, .. })
     }
 
-    /// Returns the status of the job, if the response has it.
+    /// Returns the status of the job, if the response has one.
     #[must_use]
     pub fn job_status(&self) -> Option<JobStatus> {
         match self {

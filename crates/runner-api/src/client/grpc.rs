@@ -1,7 +1,7 @@
-//! A job request over gRPC (docs/spec/runner-api.md, section 7).
+//! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! Certificates, proxies and the maximum age of connections are the same as for HTTP ([`super::transport`]). After any failure, the caller
-//! can use HTTP: even a gRPC error may be from a proxy, for example from a proxy that denies unknown paths.
+//! Certificates, proxies and ages of connections are those of HTTP ([`super::transport`]). After any failure, the
+//! caller can use HTTP, because even a gRPC error may be from a proxy.
 
 use std::error::Error;
 use std::task::{Context, Poll};
@@ -23,7 +23,7 @@ use crate::job_router::GetJobRequest;
 use crate::job_router::job_router_client::JobRouterClient;
 use crate::payload::JobPayload;
 
-/// Requests a job over gRPC. The error is the cause of the failure.
+/// Requests a job over gRPC. The error is a message about the cause.
 pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<JobOffer, String> {
     let started = Instant::now();
     let result = get_job(client, call).await;
@@ -36,11 +36,10 @@ pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<J
     };
     let (endpoint, method) = REQUEST_JOB;
     let ended = EndedCall { endpoint, method, status: status.map(|status| status.as_u16()), took: started.elapsed() };
-    client.ended(ended, GRPC, request_id.as_deref());
+    client.report_ended(ended, GRPC, request_id.as_deref());
     result.map(|(offer, _)| offer).map_err(|error| cause(&error))
 }
 
-/// Returns the offer, and the headers of the response.
 async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, HeaderMap), Status> {
     let http = client.transport.grpc().map_err(|error| Status::unknown(error.to_string()))?;
     let origin = redirect::coordinator_url(client.base.clone()).to_string();
@@ -49,7 +48,7 @@ async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, Heade
     let mut service = JobRouterClient::with_origin(channel, origin).max_decoding_message_size(MAX_BODY_BYTES);
 
     let mut request = tonic::Request::new(GetJobRequest { job_request: call.body.clone() });
-    // Proxies can use this deadline instead of their own.
+    // Deadline for proxies.
     request.set_timeout(call.time_left());
     add_metadata(request.metadata_mut(), call.token)?;
     let (metadata, message, _) = service.get_job(request).await?.into_parts();
@@ -73,7 +72,6 @@ fn add_metadata(metadata: &mut MetadataMap, token: &str) -> Result<(), Status> {
     Ok(())
 }
 
-/// Returns the cause of a failure.
 fn cause(status: &Status) -> String {
     match status.source() {
         Some(source) => error_chain(source),
@@ -82,7 +80,6 @@ fn cause(status: &Status) -> String {
     }
 }
 
-/// Sends the HTTP/2 requests of a gRPC client.
 struct Channel {
     http: reqwest::Client,
     timeout: Duration,
@@ -117,7 +114,7 @@ impl tower::Service<http::Request<tonic::body::Body>> for Channel {
     }
 }
 
-/// Returns the reason why a response is not from a gRPC server. `None` means that the response is from a gRPC server.
+/// Returns the reason why a response is not from a gRPC server. `None` means that it is.
 fn problem_of(status: StatusCode, headers: &HeaderMap) -> Option<String> {
     let kind = reply::text_header(headers, header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_grpc = status == StatusCode::OK && kind.starts_with("application/grpc");

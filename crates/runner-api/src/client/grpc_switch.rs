@@ -1,28 +1,23 @@
-//! Decides whether job requests use gRPC.
+//! Decides whether job requests use gRPC, which a coordinator announces in HTTP responses to job requests.
 //!
-//! A coordinator announces gRPC in each successful HTTP response to a job request. A proxy before the coordinator may forward only HTTP/1.1,
-//! so a failure pauses gRPC, and each further failure doubles the pause.
+//! A failure pauses gRPC, with a doubled pause each time, because a proxy may forward only HTTP/1.1.
 
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Pause after the first failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
-/// Maximum pause.
 const MAX_PAUSE: Duration = Duration::from_secs(3600);
 
-/// State of gRPC at one coordinator.
 #[derive(Debug, Default)]
 pub(super) struct GrpcSwitch(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     is_announced: bool,
-    /// Failures since the last response over gRPC.
+    /// Failures since the last gRPC response.
     failures: u32,
-    /// End of the current pause.
     paused_until: Option<Instant>,
 }
 
@@ -33,28 +28,26 @@ impl State {
 }
 
 impl GrpcSwitch {
-    /// Returns true if the next job request should use gRPC.
     pub(super) fn is_on(&self, now: Instant) -> bool {
         let state = self.0.lock();
         state.is_announced && !state.is_paused(now)
     }
 
-    /// Records whether a successful HTTP response announced gRPC. Returns true if gRPC was not announced before.
+    /// Records whether an HTTP response announced gRPC. Returns whether this is a new announcement.
     pub(super) fn set_announced(&self, is_announced: bool) -> bool {
         let was_announced = std::mem::replace(&mut self.0.lock().is_announced, is_announced);
         is_announced && !was_announced
     }
 
-    /// Records a response over gRPC.
-    pub(super) fn answered(&self) {
+    pub(super) fn record_response(&self) {
         let mut state = self.0.lock();
         (state.failures, state.paused_until) = (0, None);
     }
 
-    /// Records a failure of gRPC and returns the pause.
+    /// Records a failure and returns the pause.
     ///
-    /// Calls that share a connection fail together, so failures during a pause do not count. `None` means such a failure.
-    pub(super) fn failed(&self, now: Instant) -> Option<Duration> {
+    /// `None` means that gRPC was already paused, because calls on one connection fail together.
+    pub(super) fn record_failure(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock();
         if state.is_paused(now) {
             return None;
@@ -77,14 +70,14 @@ mod tests {
         assert!(switch.set_announced(true) && !switch.set_announced(true));
         assert!(switch.is_on(now));
         for pause in [30, 60, 120, 240, 480, 960, 1920, 3600, 3600] {
-            assert_eq!(switch.failed(now), Some(Duration::from_secs(pause)));
-            assert_eq!(switch.failed(now), None, "a failure during a pause must not count");
+            assert_eq!(switch.record_failure(now), Some(Duration::from_secs(pause)));
+            assert_eq!(switch.record_failure(now), None, "a failure during a pause must not count");
             assert!(!switch.is_on(now + Duration::from_secs(pause - 1)));
             now += Duration::from_secs(pause);
             assert!(switch.is_on(now));
         }
-        switch.answered();
-        assert_eq!(switch.failed(now), Some(FIRST_PAUSE), "a response must reset the pause");
+        switch.record_response();
+        assert_eq!(switch.record_failure(now), Some(FIRST_PAUSE), "a response must reset the pause");
         switch.set_announced(false);
         assert!(!switch.is_on(now + MAX_PAUSE), "gRPC must not be used after the announcement was withdrawn");
     }

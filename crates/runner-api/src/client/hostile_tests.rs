@@ -1,4 +1,4 @@
-//! Tests the client with servers whose response to a job request is endless, slow, incomplete, or not a job.
+//! Servers whose response to a job request is endless, slow, incomplete, or not a job.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::wire::JobRequest;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 const CREATED: &str = "HTTP/1.1 201 Created\r\nContent-Type: application/json\r\n";
 
-/// Starts a server that reads one request and passes its connection to `answer`.
+/// Starts a server that passes the connection of one request to `answer`.
 async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     answer: impl FnOnce(TcpStream) -> F + Send + 'static,
 ) -> (Client, JoinHandle<T>) {
@@ -25,7 +25,7 @@ async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
     let server = tokio::spawn(async move {
         let (mut connection, _) = listener.accept().await.unwrap();
-        // The body of the request is a JSON object, so the request ends with a brace.
+        // The request ends with the brace of its JSON object.
         let mut request = Vec::new();
         while !request.ends_with(b"}") && connection.read_buf(&mut request).await.unwrap() > 0 {}
         answer(connection).await
@@ -33,7 +33,7 @@ async fn server<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     (Client::new(&url).unwrap(), server)
 }
 
-/// Requests a job. The server sends `text` and closes the connection.
+/// Requests a job from a server that sends `text` and closes the connection.
 async fn request_with_response(text: String) -> Result<JobOffer, ClientError> {
     let (client, _server) = server(|mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
@@ -62,17 +62,17 @@ async fn endless_response_head_is_not_read() {
     let result =
         tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await;
     assert!(result.unwrap().unwrap_err().transient().is_some());
-    // The limit includes the buffers of the operating system at both ends.
+    // Includes buffers of the operating system at both ends.
     assert!(server.await.unwrap() < 32 * 1024 * 1024);
 }
 
-/// Requests a job from a server that sends `text` and then nothing, and returns the result after the timeout.
+/// Requests a job from a server that sends only `text`, until the timeout.
 async fn request_with_stalled_response(text: &'static str, has_response_head: bool) -> Result<JobOffer, ClientError> {
     let (send, sent) = oneshot::channel();
     let (client, server) = server(move |mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
         send.send(()).unwrap();
-        // Returns when the client closes the connection.
+        // Until the client closes the connection.
         call.read_to_end(&mut Vec::new()).await
     })
     .await;
@@ -191,7 +191,7 @@ fn list_with_a_million_entries_is_rejected() {
     for (member, item) in [("variables", r#"{"key":"K","value":"v"}"#), ("services", "{}"), ("cache", "null")] {
         let body = format!(r#"{{"id":7,"token":"t","{member}":{}}}"#, list(item));
         let read = JobPayload::read(body.as_bytes()).unwrap();
-        // Null entries are dropped, so they do not count.
+        // Null entries are dropped.
         if item == "null" {
             assert_eq!((read.decode_error(), read.cache.len()), (None, 0));
         } else {

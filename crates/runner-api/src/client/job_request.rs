@@ -1,4 +1,4 @@
-//! Job requests: over gRPC if the coordinator announced gRPC and gRPC is not paused, otherwise over HTTP.
+//! Job requests, over gRPC if announced and not paused, or else over HTTP.
 
 use std::time::Duration;
 
@@ -12,12 +12,10 @@ use crate::job_router::{GRPC, TRANSPORT_HEADER};
 use crate::wire::JobRequest;
 
 const CALL: &str = "job request";
-/// Timeout of a job request. GitLab's front end holds a request for up to 50 s, and proxies may hold it for longer.
+/// Timeout of a job request. GitLab holds a request for up to 50 s, and proxies may hold it longer.
 pub(super) const JOB_REQUEST_TIMEOUT: Duration = Duration::from_secs(150);
 
-/// A job request for either transport.
 pub(super) struct JobCall<'a> {
-    /// The request as JSON. Both transports send the same bytes, and so the same idempotency key.
     pub(super) body: Bytes,
     pub(super) token: &'a str,
     pub(super) progress: &'a Progress,
@@ -25,23 +23,19 @@ pub(super) struct JobCall<'a> {
 }
 
 impl JobCall<'_> {
-    /// Returns the time until the deadline of the whole call.
     pub(super) fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now())
     }
 }
 
 impl Client {
-    /// Requests a job (`POST /jobs/request`, or the same call over gRPC). The coordinator may hold the call until there
-    /// is a job. `progress` tracks the call.
+    /// Requests a job (`POST /jobs/request`, or over gRPC). The coordinator may hold the call until there is a job.
     ///
-    /// If gRPC fails, the request is repeated over HTTP with the same idempotency key, so that no job is lost.
-    ///
-    /// If only the ID and the token of a job can be read, the call returns the job with a
-    /// [`crate::payload::JobPayload::decode_error`].
+    /// If gRPC fails, HTTP repeats the request with the same idempotency key, so that no job is lost. A job of which
+    /// only the ID and the token are readable has a [`crate::payload::JobPayload::decode_error`].
     ///
     /// # Errors
-    /// Returns [`ClientError`]. The coordinator may have assigned a job whose ID cannot be read.
+    /// [`ClientError`]. The coordinator may nevertheless have assigned a job.
     pub async fn request_job(&self, request: &JobRequest, progress: &Progress) -> Result<JobOffer, ClientError> {
         let body = serde_json::to_vec(request);
         let body = body.map_err(|error| ClientError::Request { call: CALL, message: error.to_string() })?;
@@ -50,9 +44,9 @@ impl Client {
         if self.grpc.is_on(Instant::now()) {
             match grpc::request_job(self, &call).await {
                 Ok(offer) => {
-                    self.grpc.answered();
+                    self.grpc.record_response();
                     if !offer.honors_idempotency_key {
-                        // If a response is lost, a coordinator that does not repeat responses also loses the job.
+                        // After a lost response, a coordinator without idempotency keys would lose the job.
                         self.grpc.set_announced(false);
                     }
                     return Ok(offer);
@@ -63,14 +57,12 @@ impl Client {
         self.request_job_over_http(&call).await
     }
 
-    /// Pauses gRPC, unless the request was canceled.
-    ///
-    /// Returns an error if the request cannot be repeated over HTTP.
+    /// Pauses gRPC, unless the request was canceled. Returns an error if HTTP cannot repeat the request.
     fn leave_grpc(&self, call: &JobCall<'_>, error: String) -> Result<(), ClientError> {
         if call.progress.is_canceled() {
             return Err(ClientError::unreachable(CALL, error));
         }
-        if let Some(pause) = self.grpc.failed(Instant::now()) {
+        if let Some(pause) = self.grpc.record_failure(Instant::now()) {
             let (url, pause_s) = (redirect::coordinator_url(self.base.clone()), pause.as_secs());
             tracing::warn!(%url, error, pause_s, "failed to request a job over gRPC, using HTTP");
         }
@@ -86,7 +78,7 @@ impl Client {
         let (last_update, honors_idempotency_key) = reply::queue_state(response.headers());
         let announced = reply::text_header(response.headers(), TRANSPORT_HEADER).is_some_and(|value| value == GRPC);
         let is_accepted = matches!(response.status(), StatusCode::CREATED | StatusCode::NO_CONTENT);
-        // Errors do not announce anything. Redirects are followed only over HTTP.
+        // Errors announce nothing, and redirects are only followed over HTTP.
         if is_accepted && self.grpc.set_announced(announced && honors_idempotency_key && !is_redirected) {
             let url = redirect::coordinator_url(self.base.clone());
             tracing::info!(%url, "coordinator supports gRPC, using it for job requests");
@@ -101,7 +93,7 @@ impl Client {
         Ok(JobOffer { job, text, last_update, honors_idempotency_key })
     }
 
-    /// Sends a job request and follows redirects according to [`redirect`]. Also returns whether the request was redirected.
+    /// Sends a job request and follows redirects. Also returns whether there was a redirect.
     async fn send_job_request(&self, call: &JobCall<'_>) -> Result<(Response, bool), ClientError> {
         let mut url = self.url("jobs/request");
         let mut redirects = 0;

@@ -1,7 +1,7 @@
-//! Client of the runner API, for managers and their agents.
+//! Client of the runner API.
 //!
-//! Methods do not retry: callers decide with [`crate::retry`]. Only a job request that fails over gRPC is repeated over HTTP.
-//! Clones of a [`Client`] share a pool of connections, which is recreated when the certificates change.
+//! Methods do not retry ([`crate::retry`] does), except that HTTP repeats a failed gRPC job request. Clones of a
+//! [`Client`] share connections, which are replaced when certificates change.
 
 mod artifacts;
 mod connect_error;
@@ -52,19 +52,17 @@ const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 #[derive(Debug, Clone)]
 pub struct Client {
     transport: Arc<Transport>,
-    /// Base URL, which ends with `/api/v4/`.
+    /// Base URL with a final `/api/v4/`.
     base: Url,
     observer: Option<Arc<dyn CallObserver>>,
-    /// Whether the coordinator at `base` gets job requests over gRPC.
     grpc: Arc<GrpcSwitch>,
 }
 
 impl Client {
-    /// Creates a client for the coordinator at `url`, which does not include `/api/v4`.
+    /// Creates a client for the coordinator at `url`, without `/api/v4`.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if `url` is not an HTTP or HTTPS URL, or if the system's certificates cannot be
-    /// read.
+    /// [`ClientError::Setup`] if `url` is not an HTTP or HTTPS URL, or the system's certificates cannot be read.
     pub fn new(url: &Url) -> Result<Self, ClientError> {
         Self::with_tls(url, &TlsFiles::default())
     }
@@ -72,54 +70,53 @@ impl Client {
     /// Creates a client with certificates for this runner.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`], also if a file is invalid.
+    /// [`ClientError::Setup`], also for an invalid file.
     pub fn with_tls(url: &Url, tls: &TlsFiles) -> Result<Self, ClientError> {
         Self::with_max_connection_age(url, tls, ConnectionAge::Any)
     }
 
-    /// Creates a client that reuses connections up to a maximum age.
+    /// Creates a client with a maximum age of reused connections.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`].
+    /// [`ClientError::Setup`].
     pub fn with_max_connection_age(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let transport = Arc::new(Transport::new(base.clone(), tls.clone(), age)?);
         Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
-    /// Returns the same client for another base URL, for [`ClientError::Redirected`].
+    /// Returns this client for another base URL, for [`ClientError::Redirected`].
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if the URL is invalid.
+    /// [`ClientError::Setup`] if the URL is invalid.
     pub fn with_base_url(&self, url: &Url) -> Result<Self, ClientError> {
         Ok(Self { base: base_url(url)?, grpc: Arc::default(), ..self.clone() })
     }
 
-    /// Creates a client even if a certificate file is currently invalid. Until the file changes, calls are sent without
-    /// the configured certificates, and fail if one of them is required.
+    /// Creates a client despite invalid certificate files. Until they change, calls lack the configured certificates.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if the URL is invalid.
+    /// [`ClientError::Setup`] if the URL is invalid.
     pub fn with_deferred_tls(url: &Url, tls: &TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let base = base_url(url)?;
         let transport = Arc::new(Transport::with_deferred_tls(base.clone(), tls.clone(), age)?);
         Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
-    /// Updates the state of a job, and its result at the end (`PUT /jobs/:id`).
+    /// Updates the state of a job, and reports its result (`PUT /jobs/:id`).
     ///
     /// # Errors
-    /// Returns [`ClientError`]. [`ClientError::is_job_closed`] is true if nothing more may be reported.
+    /// [`ClientError`]. [`ClientError::is_job_closed`] means that nothing more may be reported.
     pub async fn update_job(&self, job: JobId, request: &UpdateRequest) -> Result<UpdateReply, ClientError> {
         let call = self.json(Method::PUT, &format!("jobs/{job}"), request).header("JOB-TOKEN", &request.token);
         reply::update(self.send(observe::UPDATE_JOB, "job update", call).await?).await
     }
 
-    /// Sends the bytes of the trace from `start` on (`PATCH /jobs/:id/trace`). If `bytes` is empty, only queries the
-    /// acknowledged length.
+    /// Sends the trace from byte `start` (`PATCH /jobs/:id/trace`). Without bytes, only queries the acknowledged
+    /// length.
     ///
     /// # Errors
-    /// Returns [`ClientError`]. [`ClientError::is_job_closed`] is true if the job must be stopped.
+    /// [`ClientError`]. [`ClientError::is_job_closed`] means that the job must be stopped.
     pub async fn patch_trace(
         &self,
         job: JobId,
@@ -146,7 +143,7 @@ impl Client {
 
     fn url(&self, path: &str) -> Url {
         let mut url = self.base.clone();
-        // Same as `Url::join`, but cannot fail: `base` ends with a slash, and `path` is a constant with a number.
+        // Like `Url::join`, but cannot fail.
         url.set_path(&format!("{}{path}", self.base.path()));
         url
     }
@@ -164,12 +161,12 @@ impl Client {
     }
 }
 
-/// Sends a request. A missing response is a transient error.
+/// A missing response is a transient error.
 async fn send(call: &'static str, request: RequestBuilder) -> Result<Response, ClientError> {
     request.send().await.map_err(|error| ClientError::unreachable(call, connect_error::describe(&error)))
 }
 
-/// Removes a trailing `/` and `/ci`, and appends `/api/v4/` (docs/spec/runner-api.md, section 0).
+/// Removes `/` and `/ci` at the end, and appends `/api/v4/` (docs/spec/runner-api.md, section 0).
 fn base_url(url: &Url) -> Result<Url, ClientError> {
     if !matches!(url.scheme(), "http" | "https") || url.host().is_none() {
         return Err(ClientError::Setup("the URL must start with http:// or https:// and contain a host".to_owned()));

@@ -1,4 +1,4 @@
-//! Observation of finished calls, for metrics and logs.
+//! Observation of ended calls.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -8,31 +8,26 @@ use reqwest::{RequestBuilder, Response};
 use super::{Client, ClientError, reply, send};
 pub(super) use crate::job_router::GRPC;
 
-/// A finished call.
+/// Ended call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedCall {
-    /// Name of the call as in gitlab-runner: `request_job`, `update_job`, `patch_trace` or `reset_token`.
+    /// Name in gitlab-runner: `request_job`, `update_job`, `patch_trace` or `reset_token`.
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// HTTP status of the response. A gRPC response has the status of the same response over HTTP. `None` means that there was no response,
-    /// or a gRPC error.
+    /// HTTP status, also for the equivalent gRPC response. `None` means no response, or a gRPC error.
     pub status: Option<u16>,
-    /// Time from sending the request to the response headers, or to the failure.
-    ///
-    /// Over gRPC, to the end of the response.
+    /// Time to the response headers or the failure. Over gRPC, to the end of the response.
     pub took: Duration,
 }
 
-/// Receives finished calls of the endpoints that [`EndedCall::endpoint`] lists. Must not block.
+/// Receives ended calls of the endpoints in [`EndedCall::endpoint`]. Must not block.
 pub trait CallObserver: Debug + Send + Sync {
-    /// Called when a call has finished.
+    /// Called when a call has ended.
     fn ended(&self, call: &EndedCall);
 }
 
-/// Header with the ID of a call.
 pub(super) const REQUEST_ID: &str = "x-request-id";
-/// Name of HTTP in log lines.
 pub(super) const HTTP: &str = "http";
 
 // Name and method of each observed call.
@@ -49,7 +44,6 @@ impl Client {
         self
     }
 
-    /// Sends a request and notifies the observer.
     pub(super) async fn send(
         &self,
         (endpoint, method): (&'static str, &'static str),
@@ -61,16 +55,15 @@ impl Client {
         let took = started.elapsed();
         let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
         let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), REQUEST_ID));
-        self.ended(EndedCall { endpoint, method, status, took }, HTTP, id.as_deref());
+        self.report_ended(EndedCall { endpoint, method, status, took }, HTTP, id.as_deref());
         answer
     }
 
-    /// Notifies the observer of a finished call, and logs it. `transport` is [`HTTP`] or [`GRPC`].
-    pub(super) fn ended(&self, call: EndedCall, transport: &'static str, request_id: Option<&str>) {
+    /// Notifies the observer, and logs the call. `transport` is [`HTTP`] or [`GRPC`].
+    pub(super) fn report_ended(&self, call: EndedCall, transport: &'static str, request_id: Option<&str>) {
         if let Some(observer) = &self.observer {
             observer.ended(&call);
         }
-        // The server logs the same ID.
         tracing::debug!(
             endpoint = call.endpoint,
             transport,

@@ -1,9 +1,8 @@
-//! Accepts a coordinator's self-signed certificate that is configured as trusted. `openssl req -x509` marks such a
-//! certificate as the certificate of an authority (CA:TRUE).
+//! Accepts a coordinator's self-signed certificate that is configured as trusted, and that `openssl req -x509` marks as
+//! a CA certificate.
 //!
-//! The default verification rejects a CA certificate as the certificate of a server. Go, and therefore
-//! gitlab-runner, accepts a configured CA certificate. So does this verifier, if the certificate is valid and matches
-//! the host name. Everything else follows the default verification.
+//! The default verification rejects CA certificates of servers, but Go, and thus gitlab-runner, accepts configured CA
+//! certificates. Everything else is still verified, such as the host name.
 
 use std::sync::Arc;
 
@@ -60,9 +59,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Returns true if the only problem is that the server presents a CA certificate.
-///
-/// The default verification checks the validity period first.
+/// Returns whether the only problem is a CA certificate. The default verification checks the validity period first.
 fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

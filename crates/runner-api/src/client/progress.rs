@@ -1,4 +1,4 @@
-//! Progress of a job request: whether it can be canceled, when it was sent, and whether the response has begun.
+//! Progress of a job request.
 
 use std::io;
 use std::sync::Arc;
@@ -12,13 +12,12 @@ use tokio::time::{Instant, sleep_until};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
-    /// The request waits for a connection.
     #[default]
     Unsent,
     Canceled,
-    /// The request was passed to a connection at this time.
+    /// Time at which the request was passed to a connection.
     Sent(Instant),
-    /// The response headers have arrived. If the response over gRPC then breaks off, HTTP sends the request again.
+    /// The response headers arrived. If a gRPC response then breaks off, HTTP sends the request again.
     Answered,
 }
 
@@ -27,7 +26,7 @@ enum Stage {
 pub struct Progress(Arc<watch::Sender<Stage>>);
 
 impl Progress {
-    /// Cancels the request if it has not been sent. Returns true if no server will process it.
+    /// Cancels an unsent request. Returns whether no server will process it.
     #[must_use]
     pub fn cancel_unsent(&self) -> bool {
         self.0.send_if_modified(|stage| {
@@ -40,12 +39,11 @@ impl Progress {
         self.is_canceled()
     }
 
-    /// Returns true if the request was canceled before it was sent.
     pub(super) fn is_canceled(&self) -> bool {
         *self.0.borrow() == Stage::Canceled
     }
 
-    /// Returns the time at which the request was sent. `None` before that, and after the response.
+    /// Returns when the request was sent. `None` before that and after the response.
     #[must_use]
     pub fn sent_at(&self) -> Option<Instant> {
         match *self.0.borrow() {
@@ -54,7 +52,7 @@ impl Progress {
         }
     }
 
-    /// Waits until the sent request has been without a response for `hold`.
+    /// Waits until the sent request has had no response for `hold`.
     ///
     /// After a response, waits until the request is sent again, by a redirect or by HTTP after a failure of gRPC.
     pub async fn wait_held(&self, hold: Duration) {
@@ -64,14 +62,14 @@ impl Progress {
                 Some(held) if held <= Instant::now() => return,
                 Some(held) => sleep_until(held).await,
                 None => {
-                    // `self` holds the sender, so the channel is open.
+                    // The channel is open, because `self` has the sender.
                     let _ = stages.changed().await;
                 }
             }
         }
     }
 
-    /// Returns true if the response headers have arrived.
+    /// Returns whether the response headers have arrived.
     #[must_use]
     pub fn is_answered(&self) -> bool {
         *self.0.borrow() == Stage::Answered
@@ -81,7 +79,7 @@ impl Progress {
         self.0.send_replace(Stage::Answered);
     }
 
-    /// Returns the body of the request. Sending the body records the time, or fails if the request was canceled.
+    /// Returns the body. Sending it records the time, or fails after a cancellation.
     pub(super) fn body(&self, bytes: Bytes) -> Body {
         let stage = Arc::clone(&self.0);
         Body::wrap_stream(stream::once(async move {

@@ -1,8 +1,7 @@
 //! Redirects of calls with a token (docs/spec/runner-api.md, section 11.45).
 //!
-//! 307 and 308 keep method and body. A call follows them only on the same host and never from HTTPS to HTTP, because
-//! each call carries a token for the coordinator. 301, 302 and 303 would change the call, and are not followed. The error for a redirect that is not followed contains the target, so that a user can
-//! configure it as the URL.
+//! Only 307 and 308, which keep method and body, are followed, on the same host and never from HTTPS to HTTP. The error
+//! for other redirects has the target, so that a user can configure it.
 
 use http::{StatusCode, header};
 use reqwest::Response;
@@ -11,14 +10,10 @@ use url::Url;
 
 use super::reply;
 
-/// Maximum number of redirects of a call.
 pub(super) const MAX_REDIRECTS: usize = 5;
-/// Prefix of the paths of all calls.
 const API: &str = "/api/v4/";
 
-/// Returns the redirect policy of clients for HTTP/1.1.
-///
-/// If a body cannot be sent again, the redirect becomes the response.
+/// Returns the redirect policy for HTTP/1.1. A redirect whose body cannot be sent again is the response.
 pub(super) fn policy() -> Policy {
     Policy::custom(|attempt| {
         let previous = attempt.previous();
@@ -31,25 +26,21 @@ pub(super) fn policy() -> Policy {
     })
 }
 
-/// Returns true if a call with a token may be redirected to `to`.
 pub(super) fn may_follow(status: StatusCode, from: &Url, to: &Url) -> bool {
     let keeps_method_and_body = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
     let keeps_token_secret = to.scheme() == "https" || (to.scheme() == "http" && from.scheme() == "http");
     keeps_method_and_body && keeps_token_secret && from.host().is_some() && from.host() == to.host()
 }
 
-/// Returns the target of a redirect, if it may receive the token.
 pub(super) fn next(response: &Response) -> Option<Url> {
     target(response).filter(|to| may_follow(response.status(), response.url(), to))
 }
 
-/// Returns the target of a redirect.
 pub(super) fn target(response: &Response) -> Option<Url> {
     response.url().join(&reply::text_header(response.headers(), header::LOCATION.as_str())?).ok()
 }
 
-/// Returns the message for a redirect that was not followed.
-pub(super) fn refused(response: &Response) -> Option<String> {
+pub(super) fn refusal_message(response: &Response) -> Option<String> {
     let to = target(response).filter(|_| response.status().is_redirection())?;
     Some(format!(
         "the server redirects to `{to}`, which is not followed because requests carry a token; if `{to}` is the coordinator, \
@@ -58,12 +49,11 @@ pub(super) fn refused(response: &Response) -> Option<String> {
     ))
 }
 
-/// Returns the URL as a user would configure it. The other parts of the URL may be secret.
+/// Returns the URL as a user would configure it. Other parts may be secret.
 fn configured_url(url: &Url) -> String {
     format!("{}{}", url.origin().ascii_serialization(), path_prefix(url))
 }
 
-/// Returns the URL of the coordinator whose API `url` is part of.
 pub(super) fn coordinator_url(mut url: Url) -> Url {
     let prefix = path_prefix(&url).to_owned();
     url.set_path(&prefix);
@@ -72,9 +62,7 @@ pub(super) fn coordinator_url(mut url: Url) -> Url {
     url
 }
 
-/// Returns the part of the path before `/api/v4/`.
-///
-/// A coordinator may be below a path of its host. Empty without `/api/v4/`.
+/// Returns the path before `/api/v4/`. Empty without `/api/v4/`.
 fn path_prefix(url: &Url) -> &str {
     url.path().split_once(API).map_or("", |(prefix, _)| prefix)
 }

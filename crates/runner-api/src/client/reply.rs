@@ -1,5 +1,4 @@
-//! Parses responses: the meaning of statuses and headers for the caller (docs/spec/runner-api.md, sections 2.4, 3.1 and
-//! 4.2).
+//! Parses statuses and headers of responses (docs/spec/runner-api.md, sections 2.4, 3.1 and 4.2).
 
 use std::time::{Duration, SystemTime};
 
@@ -14,56 +13,51 @@ use super::{ClientError, redirect};
 use crate::payload::JobPayload;
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
-/// Longest interval of trace uploads that the server can set (docs/spec/runner-api.md, section 3.2).
+/// Maximum interval of trace uploads from the server (docs/spec/runner-api.md, section 3.2).
 const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
-/// Maximum size of a response in bytes.
 pub(super) const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum size of an error response in bytes.
 const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
 
 /// Response to a job request.
 #[derive(Debug)]
 pub struct JobOffer {
-    /// The assigned job. `None` means that no job is available.
+    /// Assigned job. `None` means no job.
     pub job: Option<Box<JobPayload>>,
-    /// Text of the response. Empty if there is no job, or if the response is incomplete or not UTF-8.
+    /// Text of the response. Empty without a job, or if the response is incomplete or not UTF-8.
     pub text: String,
-    /// Version of the queue. `None` means that the caller keeps its previous value (docs/spec/runner-api.md, section
-    /// 2.3).
+    /// Version of the queue. `None` means unchanged (docs/spec/runner-api.md, section 2.3).
     pub last_update: Option<String>,
-    /// Whether the coordinator returns the same job again for the same idempotency key.
+    /// Whether the coordinator returns the same job for the same idempotency key.
     pub honors_idempotency_key: bool,
 }
 
 /// Response to an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateReply {
-    /// False if the server has not processed the update (202), or needs the trace again (412). The caller must repeat
-    /// the update after the interval.
+    /// False means that the server has not processed the update (202), or needs the trace again (412). The caller must
+    /// repeat the update after the interval.
     pub applied: bool,
-    /// Whether the trace must be sent again from the start, because the server's copy is wrong (412).
+    /// Whether the trace must be sent again from the start (412).
     pub resend_trace: bool,
-    /// Value of the header `Job-Status`.
+    /// Header `Job-Status`.
     pub status: Option<JobStatus>,
-    /// Interval between trace uploads that the server requires.
+    /// Interval of trace uploads that the server requires.
     pub interval: Option<Duration>,
 }
 
 /// Response to a trace upload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceReply {
-    /// Length of the trace at the server, which is authoritative (docs/spec/life-of-a-job.md, rule R5). After a
-    /// rejection (416), continue from here.
+    /// Length of the trace at the server, from which to continue (docs/spec/life-of-a-job.md, rule R5).
     pub size: u64,
     /// Whether the bytes were accepted.
     pub accepted: bool,
-    /// Value of the header `Job-Status`.
+    /// Header `Job-Status`.
     pub status: Option<JobStatus>,
-    /// Interval between uploads that the server requires.
+    /// Interval of uploads that the server requires.
     pub interval: Option<Duration>,
 }
 
-/// Returns the JSON body of a response with one of the `expected` codes.
 pub(super) async fn decode<T: DeserializeOwned>(
     call: &'static str,
     response: Response,
@@ -73,8 +67,7 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// Returns the job of a 201, and the text of the response. A partial payload is used if its ID and token can be read,
-/// because the job is already assigned.
+/// Returns the job and the text of a 201. The job is assigned, so a partial payload with an ID and a token is enough.
 pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(JobPayload, String), ClientError> {
     if response.status() != StatusCode::CREATED {
         return Err(refusal(call, response).await);
@@ -88,7 +81,7 @@ pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(J
     Ok((job, String::from_utf8(body).unwrap_or_default()))
 }
 
-/// Returns the version of the queue, and whether the same idempotency key gets the same job again.
+/// Returns the queue's version, and whether the idempotency key is honored.
 pub(super) fn queue_state(headers: &HeaderMap) -> (Option<String>, bool) {
     let honors_idempotency_key =
         text_header(headers, IDEMPOTENCY_HEADER).is_some_and(|value| value == IDEMPOTENCY_HONORED);
@@ -107,14 +100,13 @@ async fn json(call: &'static str, mut response: Response, expected: &[StatusCode
     Ok(body)
 }
 
-/// Returns the error for a content type other than JSON.
 fn content_type_error(response: &Response) -> Option<String> {
     let kind = text_header(response.headers(), header::CONTENT_TYPE.as_str()).unwrap_or_default();
     let is_json = kind.split(';').next().map(str::trim) == Some("application/json");
     (!is_json).then(|| format!("expected JSON, but the content type is `{kind}`"))
 }
 
-/// Reads the body. After an error, `body` contains the part that was read.
+/// Reads the body. After an error, `body` has the part that was read.
 async fn read(call: &'static str, response: &mut Response, body: &mut Vec<u8>) -> Result<(), ClientError> {
     loop {
         match response.chunk().await {
@@ -132,7 +124,6 @@ async fn read(call: &'static str, response: &mut Response, body: &mut Vec<u8>) -
     }
 }
 
-/// Parses the response to `PUT /jobs/:id`.
 pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientError> {
     let code = response.status();
     if !matches!(code, StatusCode::OK | StatusCode::ACCEPTED | StatusCode::PRECONDITION_FAILED) {
@@ -147,20 +138,18 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
     })
 }
 
-/// Parses the response to `PATCH trace`.
-///
-/// `end` is the length to assume if the bytes were accepted without a length.
+/// Parses the response to `PATCH trace`. `end` is the length after acceptance, unless the response has a length.
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));
-    // Ignore impossible lengths, because callers calculate with them.
+    // Callers calculate with the length.
     let reported = text_header(headers, header::RANGE.as_str())
         .and_then(|range| range.split_once('-')?.1.parse::<u64>().ok())
         .filter(|size| i64::try_from(*size).is_ok());
     match response.status() {
-        // The server may have received only a part: its count is authoritative (docs/spec/life-of-a-job.md, rule R5).
+        // The server's count is authoritative (docs/spec/life-of-a-job.md, rule R5).
         StatusCode::ACCEPTED => Ok(TraceReply { size: reported.unwrap_or(end), accepted: true, status, interval }),
-        // Without a length, the server wants the whole trace again (docs/spec/runner-api.md, section 11.12).
+        // Without a length, the server wants the whole trace (docs/spec/runner-api.md, section 11.12).
         StatusCode::RANGE_NOT_SATISFIABLE => {
             Ok(TraceReply { size: reported.unwrap_or(0), accepted: false, status, interval })
         }
@@ -168,9 +157,8 @@ pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, Cl
     }
 }
 
-/// After an update, 401 and 410 without `Job-Status` do not stop the job.
-///
-/// See docs/spec/runner-api.md, sections 2.6 and 4.2.
+/// After an update, 401 and 410 without `Job-Status` do not stop the job (docs/spec/runner-api.md, sections 2.6 and
+/// 4.2).
 fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status: None, message } if !matches!(code, 403 | 404) => {
@@ -180,8 +168,7 @@ fn only_403_and_404_are_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Only 403 and `Job-Status` mean that a job must be stopped (docs/spec/runner-api.md, section 3.1). A 404 may also come
-/// from a load balancer, and only a retry shows whether the job really no longer exists.
+/// Only 403 and `Job-Status` stop a job (docs/spec/runner-api.md, section 3.1). A 404 may be from a load balancer.
 fn only_403_is_final(error: ClientError) -> ClientError {
     match error {
         ClientError::Forbidden { call, code, status, message } if code != 403 => {
@@ -192,12 +179,11 @@ fn only_403_is_final(error: ClientError) -> ClientError {
     }
 }
 
-/// Returns the error for a status that the caller does not expect.
 pub(super) async fn refusal(call: &'static str, response: Response) -> ClientError {
     let code = response.status();
     let headers = response.headers();
     let (status, retry_after) = (job_status(headers), retry_after(headers));
-    if let Some(message) = redirect::refused(&response) {
+    if let Some(message) = redirect::refusal_message(&response) {
         return ClientError::Rejected { call, code: code.as_u16(), message };
     }
     classify(call, code, status, retry_after, message(response).await)
@@ -211,7 +197,7 @@ fn classify(
     message: String,
 ) -> ClientError {
     match code.as_u16() {
-        // A front end may answer every request with an HTML page and a success status.
+        // A front end may answer requests with an HTML page.
         number if code.is_success() => ClientError::Protocol { call, message: format!("{number} {message}") },
         401 | 403 | 404 | 410 => ClientError::Forbidden { call, code: code.as_u16(), status, message },
         number if matches!(number, 408 | 409 | 425 | 429) || (number >= 500 && number != 501) => {
@@ -222,9 +208,7 @@ fn classify(
     }
 }
 
-/// Returns the coordinator's message without the code that GitLab prepends.
-///
-/// The message is `message` or `error` in the JSON body. Returns the name of the status if there is no message.
+/// Returns `message` or `error` in the JSON body, without GitLab's leading code, or else the name of the status.
 async fn message(response: Response) -> String {
     let code = response.status().as_u16().to_string();
     let name = response.status().canonical_reason().unwrap_or("unknown status");
@@ -256,7 +240,6 @@ pub(super) fn text_header(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().ok()?.to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Returns the header `Job-Status`. Unknown values are ignored.
 fn job_status(headers: &HeaderMap) -> Option<JobStatus> {
     let name = text_header(headers, "job-status")?;
     JobStatus::deserialize(StrDeserializer::<serde::de::value::Error>::new(&name)).ok()
@@ -267,8 +250,8 @@ fn interval(headers: &HeaderMap) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds).min(MAX_INTERVAL))
 }
 
-/// Returns the minimum wait that the server requires: until `RateLimit-ResetTime`, or for `Retry-After` in seconds.
-/// Dates in `Retry-After` are ignored (docs/spec/runner-api.md, sections 6.1 and 11.33).
+/// Returns the wait that the server requires: until `RateLimit-ResetTime`, or for `Retry-After` in seconds. Ignores
+/// dates in `Retry-After` (docs/spec/runner-api.md, sections 6.1 and 11.33).
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let reset = text_header(headers, "ratelimit-resettime").and_then(|date| httpdate::parse_http_date(&date).ok());
     if let Some(wait) = reset.and_then(|reset| reset.duration_since(SystemTime::now()).ok()) {

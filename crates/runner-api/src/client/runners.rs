@@ -1,4 +1,4 @@
-//! Calls about the runner itself (docs/spec/runner-api.md, section 1).
+//! Calls about the runner (docs/spec/runner-api.md, section 1).
 
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -13,7 +13,7 @@ impl Client {
     /// Registers a runner with a registration token (`POST /runners`).
     ///
     /// # Errors
-    /// Returns [`ClientError`].
+    /// [`ClientError`].
     pub async fn register(&self, request: &RegisterRequest) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners", request).header("RUNNER-TOKEN", &request.token);
         reply::decode("register", send("register", call).await?, &[StatusCode::CREATED]).await
@@ -22,7 +22,7 @@ impl Client {
     /// Checks that the token belongs to a runner (`POST /runners/verify`).
     ///
     /// # Errors
-    /// Returns [`ClientError`]: [`ClientError::Forbidden`] for an unknown token.
+    /// [`ClientError`]: [`ClientError::Forbidden`] for an unknown token.
     pub async fn verify(&self, request: &TokenRequest) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners/verify", request).header("RUNNER-TOKEN", &request.token);
         reply::decode("verify", send("verify", call).await?, &[StatusCode::OK]).await
@@ -31,37 +31,37 @@ impl Client {
     /// Deletes the runner with all its managers (`DELETE /runners`).
     ///
     /// # Errors
-    /// Returns [`ClientError`].
+    /// [`ClientError`].
     pub async fn unregister(&self, token: &str) -> Result<(), ClientError> {
         let call = self.json(Method::DELETE, "runners", &json!({ "token": token })).header("RUNNER-TOKEN", token);
         expect_deleted(send(UNREGISTER, call).await?).await
     }
 
-    /// Deletes this manager and keeps the runner (`DELETE /runners/managers`).
+    /// Deletes this manager, but not the runner (`DELETE /runners/managers`).
     ///
     /// # Errors
-    /// Returns [`ClientError`].
+    /// [`ClientError`].
     pub async fn unregister_manager(&self, request: &TokenRequest) -> Result<(), ClientError> {
         let call = self.json(Method::DELETE, "runners/managers", request).header("RUNNER-TOKEN", &request.token);
         expect_deleted(send(UNREGISTER, call).await?).await
     }
 
-    /// Creates a new token and invalidates the old one (`POST /runners/reset_authentication_token`).
+    /// Replaces the token (`POST /runners/reset_authentication_token`).
     ///
     /// # Errors
-    /// Returns [`ClientError`].
+    /// [`ClientError`].
     pub async fn reset_token(&self, token: &str) -> Result<RunnerCredentials, ClientError> {
         let call = self.json(Method::POST, "runners/reset_authentication_token", &json!({ "token": token }));
         reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }
 
-    /// Same as [`Self::reset_token`] for the runner with this ID, authenticated by a personal access token.
+    /// Like [`Self::reset_token`], but for a runner's ID with a personal access token.
     ///
     /// # Errors
-    /// Returns [`ClientError`].
+    /// [`ClientError`].
     pub async fn reset_token_with_pat(&self, runner: i64, pat: &str) -> Result<RunnerCredentials, ClientError> {
         let path = format!("runners/{runner}/reset_authentication_token");
-        // Like gitlab-runner, sends JSON null as the body, and no token other than the personal access token.
+        // As in gitlab-runner, the body is JSON null, and there is no other token.
         let call = self.json(Method::POST, &path, &serde_json::Value::Null).header("PRIVATE-TOKEN", pat);
         reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }

@@ -1,4 +1,4 @@
-//! Tests the client with the real routes, and with responses that only other servers send.
+//! The client with the real routes, and with responses of other servers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,6 @@ async fn with_running_job() -> (Arc<MemoryCoordinator>, Served, Client) {
     (coordinator, served, client)
 }
 
-/// Starts a server that sends the same response to every call. Returns a client, and the server's task.
 async fn server_with_response(
     status: u16,
     headers: &[(&str, &str)],
@@ -251,8 +250,7 @@ async fn unanswered_upload_ends_with_timeout() {
     server.abort();
 }
 
-/// Starts a server that redirects every call to `to`. Returns a client, and the server's task.
-async fn redirecting(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
+async fn redirecting_server(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<()>) {
     let (status, to) = (StatusCode::from_u16(status).unwrap(), to.trim_end_matches('/').to_owned());
     let app = Router::new().fallback(any(move |uri: http::Uri| async move {
         (status, [(http::header::LOCATION, format!("{to}{}", uri.path_and_query().unwrap()))])
@@ -267,7 +265,7 @@ async fn redirecting(status: u16, to: &str) -> (Client, tokio::task::JoinHandle<
 async fn follows_redirect_on_same_host_with_method_and_body() {
     let (coordinator, served, _) = coordinator().await;
     for (id, status) in [(7, 307), (8, 308)] {
-        let (client, front) = redirecting(status, served.url.as_str()).await;
+        let (client, front) = redirecting_server(status, served.url.as_str()).await;
         let payload: JobPayload = serde_json::from_value(serde_json::json!({ "id": id, "token": "secret" })).unwrap();
         coordinator.enqueue(payload);
         assert_eq!(client.request_job(&request(), &Progress::default()).await.unwrap().job.unwrap().id, JobId(id));
@@ -282,7 +280,7 @@ async fn rejects_redirect_to_other_host_and_names_it() {
     let (_coordinator, served, _) = coordinator().await;
     let other_host = served.url.as_str().replace("127.0.0.1", "localhost");
     for (status, to) in [(307, other_host.as_str()), (308, "https://g.example/gitlab"), (302, served.url.as_str())] {
-        let (client, front) = redirecting(status, to).await;
+        let (client, front) = redirecting_server(status, to).await;
         let error = client.request_job(&request(), &Progress::default()).await.unwrap_err();
         assert!(matches!(error, ClientError::Rejected { code, .. } if code == status), "{error}");
         let expected = format!("redirects to `{}`", to.trim_end_matches('/'));

@@ -1,5 +1,4 @@
-//! Certificates of a runner: additional authorities, and the client certificate (docs/spec/runner-config.md, section
-//! 2.9).
+//! Certificates of a runner (docs/spec/runner-config.md, section 2.9).
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -15,24 +14,22 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::ClientError;
 use super::pinned_certificate::Verifier;
 
-/// Maximum size of a certificate file. A bundle of all public authorities has a quarter of this size.
+/// Four times a bundle of all public authorities.
 const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "remove everything except the certificates from it" };
 
 /// `tls-ca-file`, `tls-cert-file` and `tls-key-file` of a runner, in PEM format.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates that are trusted in addition to the system's certificates.
+    /// Certificates to trust in addition to the system's.
     pub ca: Option<PathBuf>,
-    /// Certificate of the client.
+    /// Client certificate.
     pub certificate: Option<PathBuf>,
-    /// Private key of the client.
+    /// Key of the client certificate.
     pub key: Option<PathBuf>,
 }
 
 impl TlsFiles {
-    /// Sets the files that are not set to the files for `host` in `directory`, if those exist.
-    ///
-    /// Their names are `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key`.
+    /// Sets missing files to `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `directory`, if they exist.
     #[must_use]
     pub fn or_from(self, directory: &Path, host: &str) -> Self {
         let found = |suffix: &str| Some(directory.join(format!("{host}{suffix}"))).filter(|path| path.is_file());
@@ -49,19 +46,19 @@ impl TlsFiles {
         *self == Self::default()
     }
 
-    /// Returns the TLS configuration. `None` if only the system's certificates are needed.
+    /// Returns the TLS configuration. `None` means that the system's certificates are enough.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if one of the files is invalid. The message names the file.
+    /// [`ClientError::Setup`] with the name of an invalid file.
     pub(super) fn config(&self) -> Result<Option<ClientConfig>, ClientError> {
         if self.is_empty() && has_system_roots() {
             return Ok(None);
         }
         let trusted = self.ca.as_deref().map(authorities).transpose()?.unwrap_or_default();
-        self.trusting(trusted).map(Some)
+        self.config_with_trusted(trusted).map(Some)
     }
 
-    fn trusting(&self, trusted: Vec<CertificateDer<'static>>) -> Result<ClientConfig, ClientError> {
+    fn config_with_trusted(&self, trusted: Vec<CertificateDer<'static>>) -> Result<ClientConfig, ClientError> {
         let mut roots = RootCertStore::empty();
         let system = rustls_native_certs::load_native_certs();
         for error in &system.errors {
@@ -101,12 +98,12 @@ impl TlsFiles {
 
 /// Returns a builder for a client that trusts the certificates of the system and of `tls`.
 ///
-/// If the system has no certificates, as in many container images, the client trusts Mozilla's certificates.
+/// Without system certificates, as in many images, the client trusts Mozilla's certificates.
 ///
 /// # Errors
-/// Returns [`ClientError::Setup`] if one of the files is invalid. The message names the file.
+/// [`ClientError::Setup`] with the name of an invalid file.
 pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError> {
-    // Over HTTP/2, the ranges of a large download would share one connection.
+    // With HTTP/2, the ranges of a large download would share a connection.
     let builder = reqwest::Client::builder().http1_only();
     Ok(match tls.config()? {
         Some(config) => builder.use_preconfigured_tls(config),
@@ -114,7 +111,7 @@ pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError
     })
 }
 
-/// Returns whether the system has certificates of authorities. Cached, because reading all certificates takes long.
+/// Returns whether the system has certificates. Cached, because reading them is slow.
 fn has_system_roots() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| !rustls_native_certs::load_native_certs().certs.is_empty())
@@ -134,7 +131,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ClientError
     certificates.map_err(|error| unusable(path, &error.to_string()))
 }
 
-/// Reads a certificate file. For a job, the path may be in a directory that the job can write.
+/// Reads a certificate file, which may be in a directory that a job can write.
 fn read(path: &Path) -> Result<Vec<u8>, ClientError> {
     let read = muster_files::open_following_links(path).and_then(|file| muster_files::read_open(file, path, LIMIT));
     read.map_err(|error| unusable(path, &error.problem.to_string()))

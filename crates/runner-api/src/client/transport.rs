@@ -1,7 +1,7 @@
-//! Connections of a client. They are replaced when they are too old, or when a certificate file changes.
+//! Connections of a client, replaced at their maximum age and when a certificate file changes. Calls in progress keep
+//! theirs.
 //!
-//! Calls in progress keep their connection. If the new files are invalid, a warning is logged and the old certificates
-//! stay in use, because the files may be in the middle of an update.
+//! Invalid new files only cause a warning, because an update may be in progress.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -15,26 +15,24 @@ use url::Url;
 
 use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, redirect, user_agent};
 
-/// Time between two pings while a gRPC call waits.
-///
-/// gRPC servers close connections on which pings arrive too often.
+/// Time between two pings of a waiting gRPC call. gRPC servers reject frequent pings.
 const GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// Time without an answer to a ping after which a gRPC call fails. A server or proxy without HTTP/2 may not answer anything.
+/// Time without an answer to a ping after which a gRPC call fails, as without HTTP/2.
 const GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum age of a connection for reuse (`connection_max_age`).
+/// Maximum age of reused connections (`connection_max_age`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ConnectionAge {
-    /// Connections of any age are reused.
+    /// Reuses all connections.
     #[default]
     Any,
-    /// Connections are reused up to this age.
+    /// Reuses connections up to this age.
     UpTo(Duration),
-    /// Connections are never reused.
+    /// Reuses no connection.
     NoReuse,
 }
 
-/// Metadata of a file. A change of the content changes the metadata.
+/// Metadata that change with the content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -59,13 +57,11 @@ type Stamps = [Option<Stamp>; 3];
 #[derive(Debug)]
 struct Current {
     http: reqwest::Client,
-    /// Client for gRPC with the same settings. Created when it is first needed.
     grpc: Option<reqwest::Client>,
     created: Instant,
     stamps: Stamps,
 }
 
-/// HTTP client of a coordinator, with the settings to recreate it.
 #[derive(Debug)]
 pub(super) struct Transport {
     base: Url,
@@ -78,7 +74,7 @@ impl Transport {
     /// Creates a transport. For HTTPS, invalid certificate files are errors.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if the client cannot be created.
+    /// [`ClientError::Setup`].
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
         let current =
@@ -86,10 +82,10 @@ impl Transport {
         Ok(Self { base, tls, age, current: Mutex::new(current) })
     }
 
-    /// Creates a transport even if a certificate file is invalid. The files are read again when they change.
+    /// Creates a transport despite invalid certificate files, which are read again when they change.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if no client can be created without the files either.
+    /// [`ClientError::Setup`] if no client can be created without the files.
     pub(super) fn with_deferred_tls(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
         let http = build(&base, &tls, age, Protocol::Http).or_else(|error| {
@@ -100,17 +96,16 @@ impl Transport {
         Ok(Self { base, tls, age, current })
     }
 
-    /// Returns the client for the next call.
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();
         self.refresh(&mut current);
         current.http.clone()
     }
 
-    /// Returns the client for the next call over gRPC.
+    /// Returns the client for the next gRPC call.
     ///
     /// # Errors
-    /// Returns [`ClientError::Setup`] if the client cannot be created.
+    /// [`ClientError::Setup`].
     pub(super) fn grpc(&self) -> Result<reqwest::Client, ClientError> {
         let mut current = self.current.lock();
         self.refresh(&mut current);
@@ -121,7 +116,6 @@ impl Transport {
         Ok(current.grpc.insert(grpc).clone())
     }
 
-    /// Replaces the clients if they are too old, or if a certificate file has changed.
     fn refresh(&self, current: &mut Current) {
         let stamps = stamps(&self.tls);
         let expired = matches!(self.age, ConnectionAge::UpTo(age) if current.created.elapsed() >= age);
@@ -145,9 +139,8 @@ fn stamps(tls: &TlsFiles) -> Stamps {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
-    /// HTTP/1.1.
     Http,
-    /// HTTP/2 without negotiation, as gRPC requires.
+    /// HTTP/2 without negotiation.
     Grpc,
 }
 
@@ -155,11 +148,11 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
     let mut http = reqwest::Client::builder()
         .user_agent(user_agent())
         .connect_timeout(CONNECT_TIMEOUT)
-        // `read_timeout` would also count while a large body is sent. Each call has its own timeout.
+        // `read_timeout` would include the time to send a body. Each call has its own timeout.
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
         .tcp_keepalive(CONNECT_TIMEOUT)
-        // The header would reveal paths of one server to another.
+        // The header would reveal paths to another server.
         .referer(false);
     http = match protocol {
         Protocol::Http => http.http1_only().redirect(redirect::policy()),
@@ -174,11 +167,11 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
     }
     let is_local = base.host_str().is_some_and(muster_job::is_loopback);
     if is_local {
-        // `muster ci` calls its own process, which needs no proxy.
+        // `muster ci` calls its own process.
         http = http.no_proxy();
     }
     if is_local && base.scheme() == "http" && tls.is_empty() {
-        // Reading the certificates of the system would take longer than a job of `muster ci`.
+        // Reading the system's certificates would take longer than a job of `muster ci`.
         http = http.tls_built_in_root_certs(false);
         return http.build().map_err(|error| ClientError::Setup(error_chain(&error)));
     }
@@ -190,7 +183,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
             http = http.use_preconfigured_tls(config);
         }
         Err(error) if base.scheme() == "https" => return Err(error),
-        // For HTTP, certificates are needed only after a redirect to HTTPS. That call then reports what is missing.
+        // For HTTP, certificates are needed only after a redirect to HTTPS, which then reports the error.
         Ok(None) | Err(_) => {}
     }
     http.build().map_err(|error| ClientError::Setup(error_chain(&error)))

@@ -1,4 +1,4 @@
-//! Extracts ID and token from an invalid or incomplete payload, so that the job can be reported as failed.
+//! Extracts ID and token from an invalid or incomplete payload, to report the job as failed.
 
 use std::fmt;
 
@@ -7,17 +7,12 @@ use serde::Deserializer as _;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-/// ID and token of a job, which every call about the job needs.
 pub(super) struct JobCredentials {
     pub(super) id: JobId,
     pub(super) token: String,
 }
 
 impl JobCredentials {
-    /// Checks an ID and a token.
-    ///
-    /// # Errors
-    /// Returns the reason why the ID or the token is unusable.
     pub(super) fn checked(id: JobId, token: &str) -> Result<Self, String> {
         if id.0 <= 0 {
             return Err("the member `id` is not a positive number".to_owned());
@@ -29,7 +24,6 @@ impl JobCredentials {
     }
 }
 
-/// Members of a payload, as far as they could be decoded.
 #[derive(Default)]
 pub(super) struct PartialPayload {
     pub(super) id: Option<JobId>,
@@ -41,7 +35,7 @@ pub(super) struct PartialPayload {
 impl PartialPayload {
     pub(super) fn read(part: &[u8]) -> Self {
         let mut partial = Self::default();
-        // Members before an error are kept. The error itself is irrelevant.
+        // Members before the error are kept.
         let _ = serde_json::Deserializer::from_slice(part).deserialize_map(Members(&mut partial));
         partial
     }

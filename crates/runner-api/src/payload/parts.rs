@@ -1,5 +1,5 @@
-//! Parts of a payload. All members accept `null` (docs/spec/runner-api.md, section 2.5), which GitLab sends for
-//! keywords that are not set.
+//! Parts of a payload. All members accept `null`, which GitLab sends for unset keywords (docs/spec/runner-api.md,
+//! section 2.5).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,22 +9,21 @@ use muster_job::Variable;
 use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Deserializes `null` as the default, as the Go client does.
+/// Deserializes `null` as the default, as in Go.
 pub(super) fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// Maximum number of entries in a list. GitLab's limits for a project, its groups and its pipeline are lower in total.
+/// More than all of GitLab's limits together.
 pub(super) const MAX_ITEMS: usize = 100_000;
-/// Part of the error message for a list with too many entries.
 pub(super) const TOO_MANY: &str = "more than 100000 entries";
 
-/// Deserializes `null` as an empty list, and skips entries that are `null`.
+/// Deserializes `null` as an empty list, and skips `null` entries.
 pub(super) fn null_items<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     Ok(null_items_or_none(from)?.unwrap_or_default())
 }
 
-/// Same as [`null_items`], but distinguishes a missing list from an empty one.
+/// Like [`null_items`], but `None` for a missing list.
 fn null_items_or_none<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Vec<T>>, D::Error> {
     from.deserialize_option(Items(PhantomData))
 }
@@ -62,7 +61,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Items<T> {
     }
 }
 
-/// Options by group. A group that is `null` is empty. Options that are `null` are skipped.
+/// Options by group. A `null` group is empty, and `null` options are skipped.
 type Groups = BTreeMap<String, BTreeMap<String, serde_json::Value>>;
 
 fn null_groups<'de, D: Deserializer<'de>>(from: D) -> Result<Groups, D::Error> {
@@ -121,27 +120,27 @@ pub struct GitInfo {
     pub sha: String,
     #[serde(deserialize_with = "null_default")]
     pub before_sha: String,
-    /// Type of the ref: `branch` or `tag`.
+    /// `branch` or `tag`.
     #[serde(deserialize_with = "null_default")]
     pub ref_type: String,
     #[serde(deserialize_with = "null_items")]
     pub refspecs: Vec<String>,
-    /// Depth of the clone. 0 means the full history.
+    /// Depth of the clone. 0 means the whole history.
     #[serde(deserialize_with = "null_default")]
     pub depth: i64,
     pub protected: Option<bool>,
 }
 
-/// Limits that the server sets.
+/// Limits of the server.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunnerInfo {
-    /// Timeout of the job in seconds. 0 or less means the runner's default of 7200.
+    /// Timeout of the job in seconds. 0 or less means the runner's default, 7200.
     #[serde(deserialize_with = "null_default")]
     pub timeout: i64,
 }
 
-/// A script of the job.
+/// Script of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -158,7 +157,7 @@ pub struct Step {
     pub allow_failure: bool,
 }
 
-/// An image or a service.
+/// Image or service.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -179,7 +178,7 @@ pub struct Image {
     pub executor_opts: BTreeMap<String, BTreeMap<String, serde_json::Value>>,
 }
 
-/// An artifact to upload at the end of the job.
+/// Artifact to upload.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -204,7 +203,7 @@ pub struct Artifact {
     pub expire_in: String,
 }
 
-/// A cache.
+/// Cache of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -239,25 +238,25 @@ pub struct Credentials {
     pub password: String,
 }
 
-/// A job whose artifacts this job downloads.
+/// Job with artifacts for this job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dependency {
-    /// ID of the job that produced the artifacts.
+    /// ID of that job.
     #[serde(deserialize_with = "null_default")]
     pub id: i64,
     /// Token for the download.
     #[serde(deserialize_with = "null_default")]
     pub token: String,
-    /// Name of the job that produced the artifacts.
+    /// Name of that job.
     #[serde(deserialize_with = "null_default")]
     pub name: String,
-    /// The archive. Without a file name, the dependency is skipped.
+    /// Archive. The dependency is skipped without a file name.
     #[serde(deserialize_with = "null_default")]
     pub artifacts_file: ArtifactsFile,
 }
 
-/// An archive to download.
+/// Archive to download.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -272,21 +271,21 @@ pub struct ArtifactsFile {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Features {
-    /// Whether the trace should contain section markers.
+    /// Whether the trace has section markers.
     #[serde(deserialize_with = "null_default")]
     pub trace_sections: bool,
-    /// Additional token prefixes to mask.
+    /// Additional masked token prefixes.
     #[serde(deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub token_mask_prefixes: Vec<String>,
-    /// Failure reasons that the server knows.
+    /// Known failure reasons.
     #[serde(deserialize_with = "null_items")]
     pub failure_reasons: Vec<String>,
-    /// OpenTelemetry trace that contains the job, and the collectors for its spans.
+    /// OpenTelemetry trace of the job, and the collectors.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tracing: Option<Tracing>,
 }
 
-/// OpenTelemetry trace that contains the job (docs/spec/runner-config.md, section 1.11).
+/// OpenTelemetry trace of the job (docs/spec/runner-config.md, section 1.11).
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Tracing {
@@ -296,24 +295,24 @@ pub struct Tracing {
     /// ID of the parent span: 16 hexadecimal digits.
     #[serde(deserialize_with = "null_default")]
     pub span_parent_id: String,
-    /// Collectors for the spans of the job.
+    /// Collectors for the job's spans.
     #[serde(deserialize_with = "null_items")]
     pub otel_endpoints: Vec<OtelEndpoint>,
 }
 
-/// A collector.
+/// OpenTelemetry collector.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OtelEndpoint {
-    /// URL with the scheme http, https, grpc or grpcs.
+    /// URL: http, https, grpc or grpcs.
     #[serde(deserialize_with = "null_default")]
     pub url: String,
-    /// Authentication for the collector. Kept unchanged.
+    /// Unchanged authentication for the collector.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<serde_json::Value>,
 }
 
-/// An input of the job.
+/// Input of the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobInput {
@@ -334,12 +333,12 @@ pub struct JobInputValue {
     pub kind: String,
     /// The value.
     pub content: serde_json::Value,
-    /// Whether the value must not be inserted into a text.
+    /// Whether the value must not be inserted into texts.
     #[serde(deserialize_with = "null_default")]
     pub sensitive: bool,
 }
 
-/// Set by the server for a job that a policy added.
+/// Options of a job that a policy added.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -359,7 +358,7 @@ impl PolicyOptions {
     }
 }
 
-/// Whether to suspend or resume the environment of the job. Since GitLab 19.0.
+/// Options for suspended environments, since GitLab 19.0.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]
@@ -378,7 +377,7 @@ impl SuspendOptions {
     }
 }
 
-/// A script before or after the checkout.
+/// Script before or after the checkout.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]

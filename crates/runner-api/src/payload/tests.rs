@@ -1,10 +1,10 @@
-//! Tests payloads as GitLab sends them, and invalid ones.
+//! Valid and invalid payloads.
 
 use serde_json::{Value, json};
 
 use super::*;
 
-/// Returns a job with a value in every member except `run`, `suspend_options` and `muster`.
+/// Returns a job with all members except `run`, `suspend_options` and `muster`.
 fn full_payload() -> Value {
     json!({
         "id": 7, "token": "glcbt-1", "allow_git_fetch": true,
@@ -49,7 +49,6 @@ fn full_payload() -> Value {
     })
 }
 
-/// Returns the path of every value in the payload.
 fn paths(value: &Value, at: &str, all: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(members) => members.iter().map(|(name, member)| (format!("{at}/{name}"), member)).collect(),
@@ -97,7 +96,7 @@ fn decode_error_names_position_and_hides_values() {
     assert_eq!(read.features.failure_reasons, ["unknown_failure"], "the report of the error needs the failure reasons");
     let reason = read.decode_error().unwrap();
     assert!(reason.contains("`variables[0].value`") && !reason.contains("glpat"), "{reason}");
-    // The manager stores such a job like any other.
+    // The manager stores such a job.
     let stored: JobPayload = serde_json::from_str(&serde_json::to_string(&read).unwrap()).unwrap();
     assert_eq!(stored, read);
 

@@ -1,4 +1,4 @@
-//! Responses: status codes for errors of the service, and headers for runners.
+//! Statuses for errors of the service, and headers for runners.
 
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ pub(super) const JOB_STATUS: HeaderName = HeaderName::from_static("job-status");
 pub(super) const LAST_UPDATE: HeaderName = HeaderName::from_static("x-gitlab-last-update");
 pub(super) const TRACE_INTERVAL: HeaderName = HeaderName::from_static("x-gitlab-trace-update-interval");
 
-/// A [`ServiceError`] as a response.
 #[derive(Debug)]
 pub(super) struct Refusal(pub(super) ServiceError);
 
@@ -25,11 +24,8 @@ impl From<ServiceError> for Refusal {
 }
 
 impl Refusal {
-    /// Returns the status code of the response.
-    ///
-    /// A full disk is 507: the HTTP layer of gitlab-runner retries 500, 502 to 504 and 512 or higher within the call,
-    /// but not 505 to 511 (docs/spec/runner-api.md, section 6.1). The call fails immediately, and the caller retries it
-    /// after a longer wait.
+    /// A full disk is 507: gitlab-runner retries 500, 502 to 504 and 512 or higher within the call, but not 505 to 511
+    /// (docs/spec/runner-api.md, section 6.1). So the call fails immediately, and its caller retries later.
     fn code(&self) -> StatusCode {
         match &self.0 {
             ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
@@ -45,7 +41,6 @@ impl Refusal {
 }
 
 impl Refusal {
-    /// Returns the status code of the response. Logs an error of the server.
     pub(super) fn logged_code(&self) -> StatusCode {
         let code = self.code();
         if code.is_server_error() {
@@ -71,27 +66,26 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Sets `Job-Status`. A runner stops the job immediately if the status is `canceled` or `failed`, and gracefully if the
-/// status is `canceling`.
+/// Sets `Job-Status`. `canceled` and `failed` stop the job immediately, and `canceling` gracefully.
 pub(super) fn set_status(headers: &mut HeaderMap, status: JobStatus) {
     headers.insert(JOB_STATUS, HeaderValue::from_static(status.as_str()));
 }
 
-/// Sets the interval between trace uploads in whole seconds. Without the header, a runner uses 3 s.
+/// Sets the interval of trace uploads in whole seconds. The runner's default is 3 s.
 pub(super) fn set_interval(headers: &mut HeaderMap, interval: Duration) {
     if interval.as_secs() > 0 {
         headers.insert(TRACE_INTERVAL, HeaderValue::from(interval.as_secs()));
     }
 }
 
-/// Sets `Range: 0-<size>`: the total size, not the last index (docs/spec/runner-api.md, section 11.9).
+/// Sets `Range: 0-<size>` with the total size, not the last index (docs/spec/runner-api.md, section 11.9).
 pub(super) fn set_size(headers: &mut HeaderMap, size: u64) {
     if let Ok(value) = HeaderValue::try_from(format!("0-{size}")) {
         headers.insert(header::RANGE, value);
     }
 }
 
-/// Sets the version of the queue, if it is a valid header value.
+/// Ignores a version that is an invalid header value.
 pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
     if last_update.is_empty() {
         return;
@@ -102,7 +96,6 @@ pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
     }
 }
 
-/// Announces that requests with the same idempotency key get the same job.
 pub(super) fn set_idempotency_honored(headers: &mut HeaderMap) {
     headers.insert(crate::wire::IDEMPOTENCY_HEADER, HeaderValue::from_static(crate::wire::IDEMPOTENCY_HONORED));
 }

@@ -1,5 +1,4 @@
-//! Artifacts: streaming parser for multipart uploads of unknown length, and downloads (docs/spec/runner-api.md, section
-//! 5).
+//! Artifacts: streamed multipart uploads of unknown length, and downloads (docs/spec/runner-api.md, section 5).
 
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
@@ -12,8 +11,7 @@ use super::answer::Refusal;
 use super::{Service, empty, header_text, job_token};
 use crate::service::{ArtifactQuery, ServiceError};
 
-/// `POST /jobs/:id/artifacts`: 201. Reads the part `file`, and ignores its content type (docs/spec/runner-api.md,
-/// section 11.41).
+/// `POST /jobs/:id/artifacts`: 201. Reads the part `file` of any content type (docs/spec/runner-api.md, section 11.41).
 pub(super) async fn upload(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -43,7 +41,7 @@ pub(super) async fn upload(
     Err(ServiceError::BadRequest("the upload has no part `file`".to_owned()).into())
 }
 
-/// `GET /jobs/:id/artifacts`: 200 with the archive. `direct_download` is ignored.
+/// `GET /jobs/:id/artifacts`: 200 with the archive. Ignores `direct_download`.
 pub(super) async fn download(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -61,7 +59,7 @@ pub(super) async fn download(
     Ok(response)
 }
 
-/// Returns the last segment of a file name, which must not be used as a path.
+/// Returns the last segment of a file name. Paths must not be used.
 fn base_name(name: &str) -> &str {
     name.rsplit(['/', '\\']).next().unwrap_or_default()
 }

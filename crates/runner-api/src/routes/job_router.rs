@@ -1,8 +1,7 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! A client learns of this service in two ways: Muster's client from a header of each successful HTTP response to a job request, gitlab-runner from
-//! `GET /runners/router/discovery`. Both are offered only if the service returns the same job for the same idempotency key, because the loss of a gRPC response
-//! leads to a repeated request.
+//! A header of HTTP responses announces gRPC to Muster's client, and `GET /runners/router/discovery` to gitlab-runner.
+//! Both require a service with idempotency keys, because a lost response leads to a repeated request.
 
 use axum::Json;
 use axum::Router;
@@ -19,7 +18,7 @@ use crate::job_router::{self, GRPC, GetJobRequest, GetJobResponse, TRANSPORT_HEA
 use crate::service::ServiceError;
 use crate::wire::JobRequest;
 
-/// Returns the route of the gRPC service. Its path does not begin with `/api/v4`.
+/// Returns the route of the gRPC service, outside of `/api/v4`.
 pub(super) fn routes(service: Service) -> Router<Service> {
     let server = JobRouterServer::new(Jobs(service)).max_decoding_message_size(MAX_RUNNER_BODY_BYTES);
     Router::new().route_service(&format!("/{SERVICE_NAME}/{{*method}}"), server)
@@ -29,7 +28,7 @@ struct Jobs(Service);
 
 #[async_trait::async_trait]
 impl JobRouter for Jobs {
-    /// If the caller disconnects or cancels the call, this future is dropped, and with it the held request.
+    /// A disconnect or cancellation drops this future and the held request.
     async fn get_job(
         &self,
         request: tonic::Request<GetJobRequest>,
@@ -57,7 +56,6 @@ impl JobRouter for Jobs {
     }
 }
 
-/// Returns the token in `authorization: Bearer <token>`.
 fn bearer(metadata: &MetadataMap) -> Option<&str> {
     metadata.get(header::AUTHORIZATION.as_str()).map(MetadataValue::to_str)?.ok()?.strip_prefix("Bearer ")
 }
@@ -66,20 +64,18 @@ fn status(refusal: Refusal) -> tonic::Status {
     tonic::Status::new(job_router::code(refusal.logged_code()), refusal.0.to_string())
 }
 
-/// Announces that job requests are also served over gRPC.
 pub(super) fn announce(headers: &mut HeaderMap) {
     headers.insert(TRANSPORT_HEADER, HeaderValue::from_static(GRPC));
 }
 
-/// `GET /runners/router/discovery`: URL of the gRPC service, at the address that the caller used.
-///
-/// Without gRPC, 501: runners then poll over HTTP (docs/spec/runner-api.md, section 9.1).
+/// `GET /runners/router/discovery`: URL of the gRPC service, at the caller's address. Without gRPC, 501, so that
+/// runners poll over HTTP (docs/spec/runner-api.md, section 9.1).
 pub(super) async fn discovery(State(service): State<Service>, uri: Uri, headers: HeaderMap) -> Response {
     let host = uri.authority().map(|authority| authority.as_str()).or_else(|| header_text(&headers, "host"));
     let Some(host) = host.filter(|host| !host.is_empty() && service.repeats_assignments()) else {
         return empty(StatusCode::NOT_IMPLEMENTED);
     };
-    // A proxy that ends TLS sets this header.
+    // Set by a proxy that ends TLS.
     let scheme = if header_text(&headers, "x-forwarded-proto") == Some("https") { "grpcs" } else { "grpc" };
     Json(json!({ "server_url": format!("{scheme}://{host}") })).into_response()
 }

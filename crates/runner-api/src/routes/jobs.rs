@@ -12,7 +12,7 @@ use super::{Service, decode, empty, header_text, job_router, job_token, token_fr
 use crate::service::ServiceError;
 use crate::wire::{JobRequest, UpdateRequest};
 
-/// `POST /jobs/request`: 201 with a job, or 204; both with the version of the queue.
+/// `POST /jobs/request`: 201 with a job, or 204, with the version of the queue.
 pub(super) async fn request(
     State(service): State<Service>,
     headers: HeaderMap,
@@ -49,7 +49,7 @@ pub(super) async fn update(
     Ok(response)
 }
 
-/// `PATCH /jobs/:id/trace`: 202, or 416 if the start does not match; both with the size of the trace.
+/// `PATCH /jobs/:id/trace`: 202, or 416 after a wrong start, with the size of the trace.
 pub(super) async fn append_trace(
     State(service): State<Service>,
     Path(job): Path<i64>,
@@ -69,9 +69,8 @@ pub(super) async fn append_trace(
     Ok(response)
 }
 
-/// Returns the start in `<start>-<end>`, without unit and total.
-///
-/// The end is inclusive (docs/spec/runner-api.md, section 11.9), but any number is accepted as the end.
+/// Returns the start in `<start>-<end>`, without unit and total. The end is inclusive (docs/spec/runner-api.md, section
+/// 11.9), but not checked.
 fn range_start(text: &str) -> Option<u64> {
     let (start, end) = text.split_once('-')?;
     end.parse::<u64>().ok()?;

@@ -1,11 +1,10 @@
-//! Server routes under `/api/v4`, and the gRPC service for job requests, which call the port [`RunnerService`].
+//! Server routes of the runner API, which call the port [`RunnerService`]: HTTP under `/api/v4`, and gRPC for job
+//! requests.
 //!
-//! Converts HTTP and gRPC requests to calls, and results to the statuses, headers and bodies that gitlab-runner 16.6 to 19.4
-//! expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11). Has no state and makes no decisions about jobs.
+//! Responses are those that gitlab-runner 16.6 to 19.4 expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11).
 //!
-//! Depending on the version of the runner, tokens are in `RUNNER-TOKEN`, in `JOB-TOKEN` or in the body.
-//! `PRIVATE-TOKEN`, which some versions send with every call, is read only by the reset with a personal access token
-//! (docs/spec/runner-api.md, section 0). An invalid token is 403, never 401.
+//! Tokens are in `RUNNER-TOKEN`, in `JOB-TOKEN` or in the body. Only the reset with a personal access token reads
+//! `PRIVATE-TOKEN` (section 0). An invalid token is 403, never 401.
 
 mod answer;
 mod artifacts;
@@ -28,19 +27,19 @@ use serde::de::DeserializeOwned;
 use crate::service::{RunnerService, ServiceError};
 use answer::Refusal;
 
-/// Maximum size of the JSON body of runner calls in bytes. GitLab's front end accepts 32 KiB for a job request
-/// (docs/spec/runner-api.md, section 2.3).
+/// Maximum size of a runner call's body in bytes. GitLab accepts 32 KiB for a job request (docs/spec/runner-api.md,
+/// section 2.3).
 pub const MAX_RUNNER_BODY_BYTES: usize = 256 * 1024;
-/// Maximum size of a job update in bytes. It can contain the result tree.
+/// Maximum size of a job update, which may contain the result tree, in bytes.
 pub const MAX_UPDATE_BODY_BYTES: usize = 16 * 1024 * 1024;
-/// Maximum size of a piece of a trace in bytes. gitlab-runner sends up to 1 MiB (docs/spec/runner-api.md, section 3.1).
+/// Maximum size of a trace piece in bytes. gitlab-runner sends up to 1 MiB (docs/spec/runner-api.md, section 3.1).
 pub const MAX_TRACE_BODY_BYTES: usize = 4 * 1024 * 1024;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 type Service = Arc<dyn RunnerService>;
 
-/// Returns the routes of the runner API, with the prefix `/api/v4`, and the route of the gRPC service.
+/// Returns the routes of the runner API, with the prefix `/api/v4`, and of the gRPC service.
 pub fn router(service: Arc<dyn RunnerService>) -> Router {
     let runners = Router::new()
         .route("/runners", post(runners::register).delete(runners::unregister))
@@ -56,7 +55,7 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
     let traces = Router::new()
         .route("/jobs/{id}/trace", patch(jobs::append_trace))
         .layer(DefaultBodyLimit::max(MAX_TRACE_BODY_BYTES));
-    // The service limits the size of artifacts. They are never held in memory here.
+    // The service limits the size of artifacts.
     let artifacts = Router::new()
         .route("/jobs/{id}/artifacts", post(artifacts::upload).get(artifacts::download))
         .layer(DefaultBodyLimit::disable());
@@ -65,7 +64,7 @@ pub fn router(service: Arc<dyn RunnerService>) -> Router {
     api.layer(from_fn(echo_request_id)).with_state(service)
 }
 
-/// Sends the request ID of the caller back in the response, so that both logs can be correlated.
+/// Returns the caller's request ID in the response, to correlate both logs.
 async fn echo_request_id(request: Request, next: Next) -> Response {
     let id = request.headers().get(&REQUEST_ID).cloned();
     let mut response = next.run(request).await;
@@ -75,30 +74,29 @@ async fn echo_request_id(request: Request, next: Next) -> Response {
     response
 }
 
-/// Decodes a JSON body. Ignores its content type, because `DELETE` calls and old runners do not always set it.
+/// Decodes a JSON body of any content type, which `DELETE` calls and old runners may omit.
 fn decode<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal(ServiceError::BadRequest(format!("invalid request body: {error}"))))
 }
 
-/// Returns `body_token`, the token in the body. If it is empty, returns the token in the header `name`.
+/// Returns `body_token`, or if that is empty, the token in the header `name`.
 fn token_from(body_token: String, headers: &HeaderMap, name: &str) -> String {
     if body_token.is_empty() { header_text(headers, name).unwrap_or_default().to_owned() } else { body_token }
 }
 
-/// Returns a header as text. Treats an invalid header as missing.
+/// Returns a header as text. An invalid header counts as missing.
 fn header_text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Returns the token for trace and artifact calls of a job. A missing token is 403, like an invalid one.
+/// Returns the token for trace and artifact calls. A missing token is 403, like an invalid one.
 fn job_token(headers: &HeaderMap) -> Result<&str, Refusal> {
     header_text(headers, "job-token")
         .filter(|token| !token.is_empty())
         .ok_or(Refusal(ServiceError::Forbidden { status: None }))
 }
 
-/// Returns a response without a body.
 fn empty(status: StatusCode) -> Response {
     let mut response = Response::default();
     *response.status_mut() = status;

@@ -30,7 +30,6 @@ pub(super) async fn register(
     Ok((StatusCode::CREATED, Json(service.register(request).await?)).into_response())
 }
 
-/// Converts a list in `tag_list` to the comma-separated form of the wire type.
 fn join_tags(fields: &mut Map<String, Value>) {
     if let Some(tags) = fields.get_mut("tag_list")
         && let Some(list) = tags.as_array()
@@ -40,7 +39,7 @@ fn join_tags(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Accepts a field by its deprecated name. Both names together are an error, as on GitLab.
+/// Accepts a field by its deprecated name. Both names are an error, as on GitLab.
 fn rename(
     fields: &mut Map<String, Value>,
     old: &str,

@@ -1,4 +1,4 @@
-//! Tests requests and responses byte for byte, as gitlab-runner sends and reads them.
+//! Requests and responses byte for byte, as in gitlab-runner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,6 @@ impl Server {
         Self { coordinator, served }
     }
 
-    /// Starts a server with job 7 in state running.
     async fn with_job() -> Self {
         let server = Self::start().await;
         server.coordinator.enqueue(job(7));

@@ -1,36 +1,32 @@
-//! Imitates GitLab's handling of job requests (docs/spec/runner-api.md, section 2.3): without idempotency keys, a lost
-//! response loses the job.
+//! Imitates GitLab's job requests (docs/spec/runner-api.md, section 2.3): without idempotency keys, a lost response
+//! loses the job.
 //!
-//! The front end holds a request whose `last_update` equals the version of the queue. It answers without a job when the
-//! queue changes or the long poll ends, and drops the request if the caller disconnects. Any other request is forwarded
-//! and cannot be canceled: a job is assigned even if the caller has disconnected.
+//! The front end holds a request whose `last_update` is the version of the queue, until the queue changes or the long
+//! poll ends. A disconnect drops the held request. Other requests are forwarded and get a job even after a disconnect.
 
 use std::time::Duration;
 
 use super::{MemoryCoordinator, State};
 use crate::service::{JobRequestAnswer, ServiceError};
 
-/// Time that GitLab needs to find a job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct JobSearch {
     time: Duration,
 }
 
-/// State of the front end, which tests can control.
 #[derive(Debug, Default)]
 pub(super) struct Front {
-    /// Version of the queue.
     pub(super) version: u64,
-    /// Whether requests are held instead of being forwarded.
+    /// Whether requests are held, not forwarded.
     forwarding_disabled: bool,
-    /// Whether requests that were forwarded wait before a job is selected.
+    /// Whether forwarded requests wait for a job.
     assignment_disabled: bool,
-    /// Number of requests that were forwarded and are not answered.
+    /// Number of forwarded requests without an answer.
     pending: usize,
 }
 
 impl Front {
-    /// Counts a request as forwarded. Returns false if forwarding is disabled.
+    /// Returns false if forwarding is disabled.
     fn forward(&mut self) -> bool {
         self.pending += usize::from(!self.forwarding_disabled);
         !self.forwarding_disabled
@@ -44,20 +40,20 @@ impl State {
 }
 
 impl MemoryCoordinator {
-    /// Makes the coordinator behave like GitLab: it takes `time` to select a job, and assigns it even if the caller has
-    /// disconnected.
+    /// Makes the coordinator behave like GitLab: it selects a job within `time`, and assigns it even after a
+    /// disconnect.
     #[must_use]
     pub fn as_gitlab(self, time: Duration) -> Self {
         Self { gitlab: Some(JobSearch { time }), ..self }
     }
 
-    /// Returns true if the coordinator behaves like GitLab ([`Self::as_gitlab`]).
+    /// Returns whether the coordinator behaves like GitLab.
     #[must_use]
     pub fn imitates_gitlab(&self) -> bool {
         self.gitlab.is_some()
     }
 
-    /// Returns the number of assignments, and the number of finished jobs.
+    /// Returns the numbers of assignments and of finished jobs.
     #[must_use]
     pub fn assigned_and_ended(&self) -> (usize, usize) {
         let state = self.state.lock();
@@ -65,35 +61,34 @@ impl MemoryCoordinator {
         (assigned, state.jobs.values().filter(|job| job.status.is_complete()).count())
     }
 
-    /// Sets whether the front end forwards job requests. Requests that were already forwarded are not affected.
+    /// Sets whether the front end forwards new job requests.
     ///
-    /// A request that arrives while forwarding is disabled never gets a job, even if forwarding is enabled later. A test can thus kill the
-    /// caller of such a request: the coordinator notices the death late, and must not assign a job to the dead caller meanwhile.
+    /// A request that arrives while forwarding is disabled never gets a job. Thus a test can kill its caller, whose
+    /// death the coordinator notices late.
     pub fn set_forwarding_enabled(&self, enabled: bool) {
         self.change(|state| state.front.forwarding_disabled = !enabled);
     }
 
-    /// Sets whether jobs are assigned to requests that were forwarded. While assignment is disabled, these requests wait.
+    /// Sets whether forwarded requests get jobs. Otherwise, they wait.
     pub fn set_assignment_enabled(&self, enabled: bool) {
         self.change(|state| state.front.assignment_disabled = !enabled);
     }
 
-    /// Waits until exactly this number of forwarded requests are unanswered.
+    /// Waits until this number of forwarded requests have no answer.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
+    /// After the wait timeout.
     pub async fn wait_for_pending_requests(&self, count: usize) {
         let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.front.pending == count)).await;
         let now = self.state.lock().front.pending;
         assert!(waited.is_ok(), "{now} requests instead of {count} were forwarded and not answered");
     }
 
-    /// Waits until no job is being selected, and every assigned job has sent an update or a part of the trace.
-    ///
-    /// A manager stores a job before it sends an update or a trace.
+    /// Waits until no job is being selected, and all assigned jobs have sent an update or a trace, which a manager
+    /// sends only after it has stored the job.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
+    /// After the wait timeout.
     pub async fn wait_until_assigned_jobs_are_known(&self) {
         let known = |state: &State| {
             let mut assigned = state.jobs.values().filter(|job| job.assignments > 0);
@@ -103,10 +98,10 @@ impl MemoryCoordinator {
         assert!(waited.is_ok(), "a job is still being selected, or nothing has arrived for an assigned job");
     }
 
-    /// Waits until at least this number of job requests has been received in total.
+    /// Waits until this number of job requests has been received in total.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
+    /// After the wait timeout.
     pub async fn wait_for_requests(&self, count: usize) {
         let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.requests >= count)).await;
         assert!(waited.is_ok(), "received {} job requests instead of {count}", self.requests());
@@ -117,7 +112,7 @@ impl MemoryCoordinator {
         while !wanted(&self.state.lock()) && changes.changed().await.is_ok() {}
     }
 
-    /// Handles a job request as GitLab does. `last_update` is the version of the queue that the caller knows.
+    /// Handles a job request like GitLab. `last_update` is the caller's version of the queue.
     pub(super) async fn request_job_as_gitlab(
         &self,
         last_update: &str,
@@ -128,7 +123,7 @@ impl MemoryCoordinator {
         if last_update == version.to_string() {
             let changed =
                 async { while self.state.lock().front.version == version && changes.changed().await.is_ok() {} };
-            // After a timeout or a change, the response has neither a job nor a version (docs/spec/runner-api.md, section 2.3).
+            // The response has neither a job nor a version (docs/spec/runner-api.md, section 2.3).
             let _ = tokio::time::timeout(self.long_poll, changed).await;
             return Ok(JobRequestAnswer { job: None, last_update: String::new() });
         }
@@ -137,7 +132,7 @@ impl MemoryCoordinator {
             return Ok(self.state.lock().answer_without_job());
         }
         let (state, changed) = (std::sync::Arc::clone(&self.state), self.changed.clone());
-        // A separate task, so that a disconnect does not cancel it.
+        // A disconnect does not cancel a separate task.
         let task = tokio::spawn(async move {
             let mut changes = changed.subscribe();
             tokio::time::sleep(search.time).await;

@@ -1,8 +1,7 @@
-//! An in-memory coordinator with fault injection, for tests of other crates.
+//! In-memory coordinator with fault injection, for tests.
 //!
-//! The coordinator is as strict as GitLab: it rejects trace pieces at the wrong position, wrong tokens, and calls for
-//! finished jobs. A fault applies to one call: before the call takes effect, or after it, so that only the response is
-//! lost.
+//! As strict as GitLab: rejects trace pieces at wrong positions, wrong tokens, and calls for finished jobs. A fault
+//! applies to one call, before or after its effect.
 
 mod gitlab;
 mod relay;
@@ -27,10 +26,10 @@ use crate::wire::UpdateRequest;
 pub use relay::{Http2, Relay};
 pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 
-/// The token of the runner that exists from the start.
+/// Token of the initial runner.
 pub const RUNNER_TOKEN: &str = "glrt-memory-coordinator";
 
-/// A call that a fault can be injected into.
+/// Call for a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are those of the service")]
 pub enum Call {
@@ -44,39 +43,39 @@ pub enum Call {
     UploadArtifact,
 }
 
-/// A fault for one call.
+/// Fault of one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Fails with 500, without effect.
     FailBefore,
-    /// Takes effect, but fails with 500, so that the response is lost.
+    /// Takes effect, but fails with 500, as if the response was lost.
     FailAfter,
-    /// Fails with 400: the coordinator considers the call invalid.
+    /// Fails with 400, as an invalid call.
     Rejected,
-    /// Fails with 404, as if a proxy did not know the coordinator.
+    /// Fails with 404, as from a proxy.
     Missing,
-    /// Never sends a response. Only for traces and token resets.
+    /// Never responds. Only for traces and token resets.
     Hung,
-    /// Rejects the call and reports a trace length of 0. Only for traces.
+    /// Rejects the call with a trace length of 0. Only for traces.
     TraceReset,
 }
 
-/// A job of the coordinator.
+/// Job of the coordinator.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Payload that is sent to managers.
+    /// Payload for managers.
     pub payload: JobPayload,
     /// Status of the job.
     pub status: JobStatus,
-    /// Received bytes of the trace.
+    /// Received trace.
     pub trace: Vec<u8>,
-    /// All accepted updates in order.
+    /// Accepted updates in order.
     pub updates: Vec<UpdateRequest>,
     /// Uploaded files by name.
     pub artifacts: BTreeMap<String, Bytes>,
-    /// All accepted uploads in order: file name and query parameters.
+    /// Accepted uploads in order: file name and query parameters.
     pub uploads: Vec<(String, ArtifactQuery)>,
-    /// Number of assignments, without repetitions for the same idempotency key.
+    /// Number of assignments, except repetitions for an idempotency key.
     pub assignments: u32,
 }
 
@@ -87,7 +86,7 @@ impl Job {
         String::from_utf8_lossy(&self.trace).into_owned()
     }
 
-    /// Returns the updates that ended the job. There should be exactly one.
+    /// Returns the updates that ended the job, of which there should be one.
     pub fn reports(&self) -> impl Iterator<Item = &UpdateRequest> {
         self.updates.iter().filter(|update| matches!(&*update.state, "success" | "failed"))
     }
@@ -97,25 +96,19 @@ impl Job {
 struct State {
     queue: VecDeque<JobId>,
     jobs: BTreeMap<JobId, Job>,
-    /// Assigned jobs by idempotency key.
     keys: HashMap<String, JobId>,
-    /// Faults of the next calls, in order.
     faults: HashMap<Call, VecDeque<Fault>>,
-    /// Number of job requests so far.
     requests: usize,
-    /// Number of job requests that are held now.
     waiting: usize,
-    /// Maximum of `waiting` so far.
     max_waiting: usize,
-    /// Whether all job requests are rejected.
     refuses_runners: bool,
-    /// Whether an assigned job waits until its manager accepts it.
+    /// Whether an assigned job waits for its manager's acceptance.
     two_phase: bool,
     runners: runners::Runners,
     front: gitlab::Front,
 }
 
-/// The in-memory coordinator. Share it in an [`Arc`].
+/// In-memory coordinator.
 #[derive(Debug)]
 pub struct MemoryCoordinator {
     state: Arc<Mutex<State>>,
@@ -123,7 +116,7 @@ pub struct MemoryCoordinator {
     long_poll: Duration,
     interval: Duration,
     wait_timeout: Duration,
-    /// Time that GitLab needs to find a job. `None` for a coordinator with idempotency keys.
+    /// Imitation of GitLab. `None` means idempotency keys.
     gitlab: Option<gitlab::JobSearch>,
 }
 
@@ -142,7 +135,7 @@ impl MemoryCoordinator {
         Self { state, changed: watch::Sender::new(0), long_poll, interval, wait_timeout, gitlab: None }
     }
 
-    /// Sets the maximum time that the `wait_*` methods wait. Defaults to 30 s.
+    /// Sets the timeout of the `wait_*` methods. Defaults to 30 s.
     #[must_use]
     pub fn with_wait_timeout(self, wait_timeout: Duration) -> Self {
         Self { wait_timeout, ..self }
@@ -166,7 +159,7 @@ impl MemoryCoordinator {
         });
     }
 
-    /// Injects faults into the next calls of this kind, one each.
+    /// Injects faults into the next calls of this kind, one by one.
     pub fn fail(&self, call: Call, faults: impl IntoIterator<Item = Fault>) {
         self.change(|state| state.faults.entry(call).or_default().extend(faults));
     }
@@ -174,19 +167,19 @@ impl MemoryCoordinator {
     /// Waits until at most `left` faults for this kind of call remain.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
-    pub async fn faults_left(&self, call: Call, left: usize) {
+    /// After the wait timeout.
+    pub async fn wait_for_faults_left(&self, call: Call, left: usize) {
         let mut changes = self.changed.subscribe();
         let now = || self.state.lock().faults.get(&call).map_or(0, VecDeque::len);
         let used = async { while now() > left && changes.changed().await.is_ok() {} };
         tokio::time::timeout(self.wait_timeout, used).await.unwrap_or_else(|_| panic!("{} faults remain", now()));
     }
 
-    /// Waits for this number of further events. A call is at least one event, and so is a change by the test.
+    /// Waits for further events: calls, and changes by the test.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
-    pub async fn events(&self, count: u64) {
+    /// After the wait timeout.
+    pub async fn wait_for_events(&self, count: u64) {
         let mut changes = self.changed.subscribe();
         let wanted = *changes.borrow() + count;
         let result = tokio::time::timeout(self.wait_timeout, changes.wait_for(|version| *version >= wanted)).await;
@@ -198,18 +191,18 @@ impl MemoryCoordinator {
         self.change(|state| state.faults.clear());
     }
 
-    /// Rejects all job requests from now on, as if the runner tokens were invalid. Other calls are not affected.
+    /// Rejects all later job requests, as if the runner tokens were invalid.
     pub fn refuse_runners(&self) {
         self.change(|state| state.refuses_runners = true);
     }
 
-    /// Makes assigned jobs wait for acceptance: `PUT` with `running`. Until then a job is pending, and no other call is
-    /// accepted (docs/spec/runner-api.md, section 2.6).
+    /// Makes assigned jobs pending until `PUT` with `running`, and rejects other calls until then
+    /// (docs/spec/runner-api.md, section 2.6).
     pub fn offer_in_two_phases(&self) {
         self.change(|state| state.two_phase = true);
     }
 
-    /// Revokes the assignment of a job that was not accepted. The token of the job is rejected from now on.
+    /// Revokes the assignment of a job without acceptance, and its token.
     pub fn take_back(&self, id: JobId) {
         self.change(|state| {
             state.keys.retain(|_, assigned| *assigned != id);
@@ -220,7 +213,7 @@ impl MemoryCoordinator {
         });
     }
 
-    /// Appends a job to the queue again, after [`Self::take_back`].
+    /// Appends a job to the queue again after [`Self::take_back`].
     pub fn offer_again(&self, id: JobId) {
         self.change(|state| {
             state.queue.push_back(id);
@@ -249,16 +242,16 @@ impl MemoryCoordinator {
         self.state.lock().requests
     }
 
-    /// Returns the maximum number of job requests that were held at the same time.
+    /// Returns the maximum number of job requests held at once.
     #[must_use]
     pub fn max_waiting(&self) -> usize {
         self.state.lock().max_waiting
     }
 
-    /// Waits until exactly this number of job requests is held.
+    /// Waits until this number of job requests is held.
     ///
     /// # Panics
-    /// Panics after the wait timeout.
+    /// After the wait timeout.
     pub async fn wait_for_held_requests(&self, count: usize) {
         let waited = tokio::time::timeout(self.wait_timeout, self.until(|state| state.waiting == count)).await;
         assert!(waited.is_ok(), "{} requests instead of {count} are held", self.state.lock().waiting);
@@ -267,7 +260,7 @@ impl MemoryCoordinator {
     /// Waits until `wanted` returns true for a job.
     ///
     /// # Panics
-    /// Panics after the wait timeout, with the state of the job.
+    /// After the wait timeout, with the state of the job.
     #[expect(clippy::panic, reason = "a failed wait is a failed test")]
     pub async fn wait_for(&self, id: JobId, wanted: impl Fn(&Job) -> bool) -> Job {
         let mut changes = self.changed.subscribe();
@@ -299,7 +292,7 @@ impl MemoryCoordinator {
     }
 }
 
-/// A running server for the coordinator. It stops when dropped.
+/// Running server of a coordinator, until dropped.
 #[derive(Debug)]
 pub struct Served {
     /// Base URL.
@@ -313,10 +306,10 @@ impl Drop for Served {
     }
 }
 
-/// Serves the runner API on a free port of the loopback interface.
+/// Serves the runner API on a free loopback port.
 ///
 /// # Errors
-/// Returns an error if the port cannot be opened.
+/// The port cannot be opened.
 pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Result<Served> {
     serve_on(std::net::TcpListener::bind(("127.0.0.1", 0))?, service)
 }
@@ -324,7 +317,7 @@ pub async fn serve(service: Arc<dyn crate::service::RunnerService>) -> io::Resul
 /// Serves the runner API on an open port.
 ///
 /// # Errors
-/// Returns an error if the listener cannot be used.
+/// The listener cannot be used.
 pub fn serve_on(
     listener: std::net::TcpListener,
     service: Arc<dyn crate::service::RunnerService>,

@@ -1,4 +1,4 @@
-//! A TCP relay in front of a coordinator. It counts the HTTP/2 connections, on which only gRPC calls arrive, and can disturb them.
+//! TCP relay before a coordinator, which counts and disturbs HTTP/2 connections, on which only gRPC calls arrive.
 
 use std::io;
 use std::sync::Arc;
@@ -10,21 +10,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use url::Url;
 
-/// The first bytes of each HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
 
-/// What happens to HTTP/2 connections. HTTP/1.1 connections are always forwarded.
+/// Handling of HTTP/2 connections. HTTP/1.1 connections are forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Http2 {
-    /// Connections are forwarded.
+    /// Forwards connections.
     Forward,
-    /// Each connection gets the response to an invalid HTTP/1.1 request, as from a proxy without HTTP/2.
+    /// Responds as to an invalid HTTP/1.1 request, like a proxy without HTTP/2.
     Reject,
-    /// Connections are accepted, and get no response.
+    /// Accepts connections without a response.
     Ignore,
-    /// The coordinator gets the requests. Its response is dropped, and both connections are closed.
+    /// Forwards requests. Drops the response, and closes both connections.
     LoseResponse,
-    /// The coordinator gets the requests. Its responses are dropped, and both connections stay open.
+    /// Forwards requests. Drops responses, and keeps both connections open.
     DiscardResponse,
 }
 
@@ -35,7 +34,7 @@ struct Shared {
     http2_connections: AtomicUsize,
 }
 
-/// A running relay. It stops when dropped.
+/// Running relay, until dropped.
 #[derive(Debug)]
 pub struct Relay {
     /// URL for clients.
@@ -51,10 +50,10 @@ impl Drop for Relay {
 }
 
 impl Relay {
-    /// Starts a relay in front of the coordinator at `target`.
+    /// Starts a relay before the coordinator at `target`.
     ///
     /// # Errors
-    /// Returns an error if no port can be opened, or if the URL has no host and port.
+    /// No port can be opened, or the URL has no host and port.
     pub async fn start(target: &Url) -> io::Result<Self> {
         let address = target.host_str().zip(target.port_or_known_default()).ok_or(io::ErrorKind::InvalidInput)?;
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
@@ -68,9 +67,7 @@ impl Relay {
         Ok(Self { url, shared, task })
     }
 
-    /// Sets what happens to HTTP/2 connections.
-    ///
-    /// [`Http2::Reject`] and [`Http2::Ignore`] affect only new connections.
+    /// Sets the handling of HTTP/2 connections. [`Http2::Reject`] and [`Http2::Ignore`] affect only new connections.
     pub fn set_http2(&self, http2: Http2) {
         *self.shared.http2.lock() = http2;
     }

@@ -1,4 +1,4 @@
-//! Runners of the in-memory coordinator: one from the start, and those that are registered or added.
+//! Runners of the in-memory coordinator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,21 +6,21 @@ use super::{MemoryCoordinator, RUNNER_TOKEN};
 use crate::service::ServiceError;
 use crate::wire::{RegisterRequest, RunnerCredentials, TokenRequest};
 
-/// The registration token that the coordinator accepts.
+/// Accepted registration token.
 pub const REGISTRATION_TOKEN: &str = "GR1348941memory";
-/// The personal access token that the coordinator accepts.
+/// Accepted personal access token.
 pub const PERSONAL_TOKEN: &str = "glpat-memory";
 
-/// A runner of the coordinator.
+/// Runner of the coordinator.
 #[derive(Debug, Clone, Default)]
 pub struct Runner {
     /// ID of the runner.
     pub id: i64,
-    /// System IDs of its managers that were verified and not deleted.
+    /// System IDs of managers that were verified and not deleted.
     pub managers: BTreeSet<String>,
-    /// Registration request. `None` if the runner was created at the coordinator.
+    /// Registration request. `None` means created at the coordinator.
     pub registered: Option<RegisterRequest>,
-    /// Expiry of its tokens, in RFC 3339.
+    /// Expiry of its tokens in RFC 3339.
     pub expires: Option<String>,
 }
 
@@ -99,13 +99,13 @@ impl Runners {
 }
 
 impl MemoryCoordinator {
-    /// Creates a runner with this token, as an administrator would. Its tokens expire at `expires` (RFC 3339).
+    /// Creates a runner with this token, as an administrator does. Its tokens expire at `expires` (RFC 3339).
     pub fn add_runner(&self, token: &str, expires: Option<&str>) {
         let runner = Runner { expires: expires.map(str::to_owned), ..Runner::default() };
         self.change(|state| drop(state.runners.add(token, runner)));
     }
 
-    /// Deletes the runner with this token, as an administrator would.
+    /// Deletes a runner, as an administrator does.
     pub fn delete_runner(&self, token: &str) {
         self.change(|state| drop(state.runners.unregister(token)));
     }

@@ -17,7 +17,6 @@ fn injected_failure() -> ServiceError {
     ServiceError::Internal("injected fault".to_owned())
 }
 
-/// Returns the job, if the token belongs to it and a runner executes it.
 fn running<'a>(state: &'a mut State, id: JobId, token: &str) -> Result<&'a mut Job, ServiceError> {
     let job = state.jobs.get_mut(&id).filter(|job| job.payload.token == token);
     let job = job.ok_or(ServiceError::Forbidden { status: None })?;
@@ -25,7 +24,6 @@ fn running<'a>(state: &'a mut State, id: JobId, token: &str) -> Result<&'a mut J
 }
 
 impl State {
-    /// Assigns the next job, if there is one.
     pub(super) fn assign(&mut self) -> Option<JobId> {
         let id = self.queue.pop_front()?;
         let job = self.jobs.get_mut(&id)?;
@@ -36,7 +34,6 @@ impl State {
 }
 
 impl MemoryCoordinator {
-    /// Performs a call with the next injected fault, if there is one.
     fn with_faults<T>(
         &self,
         call: Call,
@@ -51,9 +48,7 @@ impl MemoryCoordinator {
         })
     }
 
-    /// If the next fault of the call is [`Fault::Hung`], removes it and never returns.
-    ///
-    /// Otherwise returns at once.
+    /// Never returns if the next fault of the call is [`Fault::Hung`]. Removes that fault.
     async fn hang(&self, call: Call) {
         let hung = self.change(|state| {
             let faults = state.faults.get_mut(&call)?;
@@ -124,7 +119,7 @@ impl RunnerService for MemoryCoordinator {
             state.waiting += 1;
             state.max_waiting = state.max_waiting.max(state.waiting);
         });
-        // If the caller disconnects, this future is dropped, and the guard updates the count.
+        // A disconnect drops this future and the guard.
         let waiting = Waiting(self);
         let deadline = tokio::time::sleep(self.long_poll);
         tokio::pin!(deadline);
@@ -234,7 +229,7 @@ impl RunnerService for MemoryCoordinator {
     }
 }
 
-/// A held job request. Counted as waiting until dropped.
+/// Held job request, counted as waiting until dropped.
 struct Waiting<'a>(&'a MemoryCoordinator);
 
 impl Drop for Waiting<'_> {

@@ -1,4 +1,4 @@
-//! Tests of fetching secrets from a real server (OpenBao), and from servers that misbehave.
+//! Secrets from OpenBao, and from servers that misbehave.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic")]
 
@@ -10,12 +10,12 @@ use std::time::Duration;
 use muster_job::Secret;
 use muster_secret_store::{Engine, VaultError, VaultOptions, VaultSecret, VaultServer, VaultSession};
 
-/// Returns options without retries. If a test enables retries, the delay before a retry is short.
+/// Without retries, and with a short delay for tests that enable them.
 pub(crate) fn options() -> VaultOptions {
     VaultOptions { max_retries: 0, retry_delay: Duration::from_millis(1), ..VaultOptions::default() }
 }
 
-/// Returns the secret in field `password` at path `app` of an engine. Jobs read it with the ID token `jwt` and the role `ci`.
+/// Returns the field `password` at path `app`. Jobs read it with the ID token `jwt` and the role `ci`.
 pub(crate) fn secret(url: &str, jwt: &str, engine: &str, mount: &str) -> VaultSecret {
     VaultSecret {
         server: VaultServer {

@@ -1,4 +1,4 @@
-//! Tests with servers that behave as a real server rarely does: they send redirects, nothing, too much, or answers that Vault never sends.
+//! Servers that misbehave: they send redirects, nothing, too much, or answers that Vault never sends.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use crate::{fetch, options, secret};
 const TOKEN: &str = r#"{"auth": {"client_token": "s.token"}}"#;
 const VALUE: &str = r#"{"data": {"data": {"password": "two"}}}"#;
 
-/// Starts a server that sends `answers`, one per connection. If an answer is empty, its connection stays open. Returns the server's URL
-/// and the requests that it receives.
+/// Starts a server that sends `answers`, one per connection. The connection of an empty answer stays open. Returns the
+/// URL and the received requests.
 async fn serve(answers: Vec<String>) -> (String, mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

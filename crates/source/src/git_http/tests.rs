@@ -1,12 +1,9 @@
-//! Tests of the routes from which gitlab-runner clones.
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::*;
 use crate::Snapshot;
 
-/// Runs git in a directory, with a fixed user name and without prompts. Returns whether it succeeded.
 fn git(directory: &Path, arguments: &[&str]) -> bool {
     let mut command = Command::new("git");
     command.current_dir(directory).env("GIT_TERMINAL_PROMPT", "0");
@@ -29,7 +26,6 @@ async fn serve(snapshot: &Snapshot) -> String {
     address.to_string()
 }
 
-/// Creates the repository `app` in a directory, with one committed file.
 fn repository(home: &Path) -> PathBuf {
     let app = home.join("app");
     std::fs::create_dir(&app).unwrap();

@@ -1,5 +1,3 @@
-//! Snapshots of real repositories.
-
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::process::Command;
@@ -52,7 +50,6 @@ impl Repository {
         Snapshot::take(&self.path(), &self.store()).unwrap()
     }
 
-    /// Checks out the snapshot from the store with git, as a job does.
     fn checkout(&self, snapshot: &Snapshot) -> tempfile::TempDir {
         let target = tempfile::tempdir().unwrap();
         snapshot.pin(7, Some("refs/heads/main")).unwrap();
@@ -69,7 +66,6 @@ fn git_in(directory: &Path, arguments: &[&str]) -> String {
     line(&output.stdout)
 }
 
-/// Returns the content of each file below `path`.
 fn bytes_of(path: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut directories = vec![path.to_owned()];
@@ -179,7 +175,7 @@ fn change_in_the_same_second_as_the_index_is_detected() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     repository.commit("First");
-    // The file has the same size and the same time as before, so git detects the change only by reading its content.
+    // The file has the same size and time as before, so git must read its content.
     let time = fs::metadata(repository.path().join(".git/index")).unwrap().modified().unwrap();
     repository.write("a.txt", "two");
     fs::File::options().write(true).open(repository.path().join("a.txt")).unwrap().set_modified(time).unwrap();

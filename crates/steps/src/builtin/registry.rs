@@ -39,7 +39,6 @@ pub enum PlanError {
 
 type StepFactory<J> = fn(Value) -> Result<Box<dyn Builtin<J>>, serde_json::Error>;
 
-/// Converts the inputs of a step to the inputs that are recorded.
 type Recorder = fn(&Value) -> Map<String, Value>;
 
 type TargetFactory<J> = fn(Value) -> Result<Box<dyn DelegateTarget<J>>, serde_json::Error>;
@@ -91,7 +90,7 @@ impl<J> Registry<J> {
     /// Converts the steps of a plan to steps that can run.
     ///
     /// # Errors
-    /// A step calls an unknown built-in step, or its inputs or its step file are invalid.
+    /// A built-in step is unknown, or inputs or a step file are invalid.
     pub fn load(&self, steps: Vec<plan::Step>) -> Result<Vec<Step<J>>, PlanError> {
         steps.into_iter().map(|step| self.load_one(step)).collect()
     }

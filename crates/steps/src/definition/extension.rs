@@ -1,4 +1,4 @@
-//! Muster's own keys of an entry: `if`, `when`, `retry`, `timeout`, `allow_failure`, `section`, `parallel` and `matrix`, below the key `muster`.
+//! Muster's own keys of an entry, below the key `muster`.
 //!
 //! GitLab's step-runner ignores the key `muster`, and GitLab rejects it in the `run:` list of a pipeline.
 
@@ -11,24 +11,23 @@ use serde_json::{Map, Value};
 use crate::yaml::Node;
 
 const KEYS: [&str; 8] = ["if", "when", "retry", "timeout", "allow_failure", "section", "parallel", "matrix"];
-/// Maximum number of retries. Together with the first attempt, this is the maximum number of attempts in a plan.
+/// One less than the maximum number of attempts in a plan.
 const MAX_RETRIES: u64 = 9;
-/// Maximum number of steps that run at the same time.
 const MAX_PARALLEL: u64 = 32;
 
 /// Muster's own keys of an entry.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Extension {
-    /// Boolean, or text with an expression, that decides whether the step runs. `None` means that it does.
+    /// Boolean, or text with an expression. `None` means that the step runs.
     pub condition: Option<Value>,
     /// Conditions and limits under which the engine runs the step.
     pub policy: Policy,
-    /// Delay before the second attempt. The delay doubles before each further attempt. `None` means the delay of the job's plan.
+    /// Delay before the second attempt, doubled before each further attempt. `None` means the delay of the job's plan.
     pub retry_delay: Option<Duration>,
-    /// Maximum number of steps that run at the same time, including this one. `None` means that the step runs alone.
+    /// Maximum number of steps that run at the same time, including this step. `None` means that the step runs alone.
     pub parallel: Option<usize>,
-    /// Values for which the step runs, by name: lists, or texts with expressions that return lists. The step runs for all combinations of
-    /// the values of a mapping. Empty means that the step runs once.
+    /// Lists of values by name, or texts with expressions that return lists. The step runs for all combinations of each
+    /// mapping's values. Empty means that the step runs once.
     pub matrix: Vec<Map<String, Value>>,
 }
 
@@ -56,10 +55,8 @@ fn invalid_value(key: &'static str, expected: &'static str) -> ExtensionError {
 }
 
 impl Extension {
-    /// Name of the key that contains all others.
     pub(super) const KEY: &'static str = "muster";
 
-    /// Parses the value of the key `muster`. `None` means that the entry does not have the key.
     pub(super) fn parse(node: Option<&Node>) -> Result<Self, ExtensionError> {
         let mut parsed = Self::default();
         let fields = match node {
@@ -104,7 +101,7 @@ fn count(node: &Node) -> Option<u64> {
     if let Node::Scalar { value: Value::Number(number), .. } = node { number.as_u64() } else { None }
 }
 
-/// Returns the value of a duration. `None` means that the node is not a duration. A number has no unit and is not a duration.
+/// A number without a unit is not a duration.
 fn duration(node: &Node) -> Option<Duration> {
     match GoDuration::parse(node.as_str()?) {
         Some(GoDuration::NonNegative(duration)) => Some(duration),
@@ -139,7 +136,7 @@ fn when(node: &Node) -> Result<When, ExtensionError> {
     }
 }
 
-/// Returns the maximum number of attempts, and the delay before the second one.
+/// Returns the maximum number of attempts, and the delay before the second attempt.
 fn retry(node: &Node) -> Result<(u32, Option<Duration>), ExtensionError> {
     let invalid = || {
         invalid_value(

@@ -38,7 +38,7 @@ impl StepFile {
         Self { spec: Spec::default(), body, env: IndexMap::new() }
     }
 
-    /// Returns the step file that runs a list of steps, and has the outputs of the last one.
+    /// Returns the step file that runs a list of steps, and has the outputs of the last step.
     #[must_use]
     pub fn with_outputs_of_last(entries: Vec<StepEntry>) -> Self {
         let last = entries.last().map(|entry| entry.name.clone());
@@ -90,7 +90,7 @@ impl Default for Outputs {
 pub struct Parameter {
     /// Type of its values.
     pub kind: Kind,
-    /// Default value. `None` means that the input must be given, or that the step must return the output.
+    /// Default value. `None` means that the caller must set the input, or that the step must return the output.
     pub default: Option<Value>,
     /// Whether its values must not appear in the log.
     pub is_sensitive: bool,

@@ -12,12 +12,9 @@ type Fields = IndexMap<String, Node>;
 /// Repository of the step that runs a GitHub action, and its revision (docs/spec/steps.md, section 1.7).
 const ACTION_RUNNER: (&str, &str) = ("https://gitlab.com/components/action-runner", "main");
 
-/// Names that are accepted for steps, inputs, outputs and environment variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Names {
-    /// Letters, digits and underscores.
     Identifiers,
-    /// Any text.
     Any,
 }
 
@@ -49,10 +46,10 @@ impl StepFile {
     }
 }
 
-/// Parses the text of a list of steps, in YAML or JSON. Its names are not checked.
+/// Parses the text of a list of steps, in YAML or JSON. Accepts any names.
 ///
 /// # Errors
-/// The text is not valid YAML, or the list or one of its steps is invalid. The error has the position of the step.
+/// The text is not valid YAML, or a step is invalid.
 pub fn parse_list(text: &str) -> Result<Vec<StepEntry>, StepFileError> {
     let documents = yaml::parse_documents(text, 1)?;
     entries(documents.first().unwrap_or(&Node::List(Vec::new())), Names::Any)
@@ -61,7 +58,7 @@ pub fn parse_list(text: &str) -> Result<Vec<StepEntry>, StepFileError> {
 /// Parses the text of one value, in YAML or JSON.
 ///
 /// # Errors
-/// The text is not valid YAML, or contains a date that is not quoted. The error has the name of the value.
+/// The text is not valid YAML, or contains an unquoted date.
 pub fn parse_value(name: &str, text: &str) -> Result<Value, StepFileError> {
     match yaml::parse_documents(text, 1)?.first() {
         Some(node) => json(name, node),
@@ -69,10 +66,10 @@ pub fn parse_value(name: &str, text: &str) -> Result<Value, StepFileError> {
     }
 }
 
-/// Parses the `run:` list of a job. Its names are not checked (docs/spec/steps.md, section 1.1).
+/// Parses the `run:` list of a job. Accepts any names (docs/spec/steps.md, section 1.1).
 ///
 /// # Errors
-/// The list or one of its steps is invalid. The error has the position of the step.
+/// The list or a step is invalid.
 pub fn parse_run_list(run: &Value) -> Result<Vec<StepEntry>, StepFileError> {
     entries(&Node::from(run), Names::Any)
 }
@@ -129,7 +126,7 @@ fn parse_entry(node: &Node, names: Names) -> Result<StepEntry, StepFileError> {
     Ok(StepEntry { env: env(entry, names)?, name, inputs, call, extension })
 }
 
-/// Returns an entry that runs a GitHub action. It has only a call and inputs, and the caller sets the other fields.
+/// Returns an entry that runs a GitHub action. The caller sets its name, `env` and extension.
 fn action(text: String, inputs: Value) -> StepEntry {
     let (url, rev) = ACTION_RUNNER;
     let (dir, file) = (String::new(), String::new());

@@ -10,7 +10,6 @@ use crate::builtin::{BesideSteps, Step};
 use crate::failure::Failure;
 use crate::stop::StopToken;
 
-/// The steps beside one environment, and their nodes in the result tree.
 pub(super) struct Beside<'a, J> {
     engine: &'a Engine<J>,
     steps: &'a [Step<J>],
@@ -19,17 +18,14 @@ pub(super) struct Beside<'a, J> {
 }
 
 impl<'a, J: Job> Beside<'a, J> {
-    /// Returns the steps that run until `stop` is stopped.
     pub(super) fn new(engine: &'a Engine<J>, steps: &'a [Step<J>], stop: &'a StopToken) -> Self {
         Self { engine, steps, stop, nodes: Mutex::default() }
     }
 
-    /// Forgets the nodes of a failed attempt to create the environment.
     pub(super) fn forget_nodes(&self) {
         self.nodes.lock().clear();
     }
 
-    /// Returns the nodes of the last attempt.
     pub(super) fn into_nodes(self) -> Vec<StepNode> {
         self.nodes.into_inner()
     }
@@ -46,7 +42,7 @@ impl<J: Job> BesideSteps for Beside<'_, J> {
     }
 }
 
-/// Adds the results of what ran beside the environment (`ended`) to the steps that started it.
+/// Merges the nodes of what ran beside the environment (`ended`) into the nodes of the steps that started it.
 ///
 /// Nodes with the same name are matched in order. A step that failed has started nothing.
 pub(super) fn complete(nodes: &mut [StepNode], ended: Vec<StepNode>) {

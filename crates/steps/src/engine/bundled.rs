@@ -1,4 +1,5 @@
-//! Steps that come with the agent: the step that fetches an image, and the steps of the port [`BundledSteps`](crate::bundled::BundledSteps).
+//! Runs the steps that come with the agent: the step that fetches an image, and the steps of the port
+//! [`BundledSteps`](crate::bundled::BundledSteps).
 
 use indexmap::IndexMap;
 use rustix::process::Signal;
@@ -15,7 +16,6 @@ use crate::log::{Log, Stream};
 use crate::remote::{Location, ReferenceError, RemoteStep};
 use crate::style;
 
-/// Returns the step file of a bundled step.
 pub(super) fn file(steps: &UserSteps<'_>, name: &str) -> Result<StepFile, StepError> {
     let spec = match &steps.bundled {
         _ if name == OCI_FETCH => Some(fetch_spec()),
@@ -26,12 +26,9 @@ pub(super) fn file(steps: &UserSteps<'_>, name: &str) -> Result<StepFile, StepEr
     Ok(StepFile { spec, body: Body::Bundled(name.to_owned()), env: IndexMap::new() })
 }
 
-/// Signals that end the shell of a bundled step without a failure of the step.
-///
-/// gitlab-runner tolerates the same signals (docs/spec/steps.md, section 8.6).
+/// Signals that end a bundled step's shell without a failure, as in gitlab-runner (docs/spec/steps.md, section 8.6).
 const TOLERATED_SIGNALS: [Signal; 4] = [Signal::HUP, Signal::PIPE, Signal::USR1, Signal::USR2];
 
-/// Runs a bundled step in the environment of `frame`. Returns its outputs.
 pub(super) async fn run(
     steps: &UserSteps<'_>,
     name: &str,
@@ -73,14 +70,13 @@ impl From<PortError> for StepError {
     }
 }
 
-/// Runs the commands of a bundled step in a shell, which also gets the variables of the job.
 async fn run_commands(
     steps: &UserSteps<'_>,
     commands: &str,
     frame: &Frame<'_>,
     shell: &mut Option<ExecResult>,
 ) -> Result<Map<String, Value>, StepError> {
-    // The system accepts no other names and values in the environment of a process.
+    // The environment of a process cannot contain other names and values.
     let is_valid = |(name, value): &(&String, String)| !name.contains(['=', '\0']) && !value.contains('\0');
     let variables = steps.variables.iter().map(|(name, value)| (name, to_text(value))).filter(is_valid);
     let mut env = frame.env.clone();

@@ -24,46 +24,38 @@ use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
 
-/// Limits of a rule, with its position in the policy.
 pub(super) type RuleLimits<'r> = (usize, &'r StepLimits);
 
-/// Step that is called, with its evaluated inputs.
 pub(super) struct Invocation<'i> {
     pub(super) file: &'i StepFile,
     dir: &'i Path,
-    /// Inputs with their defaults.
     pub(super) inputs: Map<String, Value>,
-    /// Names of the inputs that the caller gives.
-    pub(super) given_inputs: Vec<String>,
+    pub(super) caller_inputs: Vec<String>,
     /// Variables that take precedence over exports, without the `env` of the step file.
     env: IndexMap<String, String>,
     depth: usize,
-    /// Name of the step. Empty if no other step calls it.
+    /// Empty for a step file that no other step calls.
     pub(super) name: &'i str,
-    /// Path of the step, as in [`Frame::path`].
     pub(super) path: &'i str,
     pub(super) reference: Value,
     /// Text reference of the step, with its expressions.
     pub(super) text: &'i str,
 }
 
-/// Details of a step for the results file. The environments do not contain the exports of the step.
+/// Details of a step for the results file. Its environments lack the exports of the step itself.
 #[derive(Default)]
 pub(super) struct Details {
     /// Environment without the `env` of the file.
     pub(super) call_env: IndexMap<String, String>,
     /// Environment with the `env` of the file.
     pub(super) env: IndexMap<String, String>,
-    /// Result of the process. `None` if the step did not start one.
+    /// Process of the step. `None` means that the step needs no process, or that its command is invalid.
     pub(super) exec: Option<ExecResult>,
-    /// Variables that the step exported.
     pub(super) exports: IndexMap<String, String>,
-    /// Results of the steps that the step called.
     pub(super) inner: Record,
 }
 
 impl UserSteps<'_> {
-    /// Runs one step of a sequence. Returns its outputs.
     pub(super) async fn run_entry(
         &self,
         entry: &StepEntry,
@@ -98,9 +90,9 @@ impl UserSteps<'_> {
                 (file, dir, limits)
             }
         };
-        let given_inputs = inputs.keys().cloned().collect();
+        let caller_inputs = inputs.keys().cloned().collect();
         let inputs = match fake {
-            // The specification of a replaced step is not known.
+            // The specification of a faked step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
             None => checked_inputs(&file, &inputs, self.offered_at(frame.depth), &scope)?,
         };
@@ -109,7 +101,7 @@ impl UserSteps<'_> {
             file: &file,
             dir: &dir,
             inputs,
-            given_inputs,
+            caller_inputs,
             env: self.entry_env(entry, frame, &scope)?,
             depth: frame.depth + 1,
             name: &entry.name,
@@ -128,7 +120,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the fake step that replaces a step. `None` means that the step is not replaced.
+    /// Returns the fake that replaces a step.
     fn fake(&self, entry: &StepEntry, path: &str, scope: &Scope) -> Result<Option<&FakeStep>, StepError> {
         if self.fakes().is_empty() {
             return Ok(None);
@@ -143,7 +135,6 @@ impl UserSteps<'_> {
         self.development.map(|development| development.fakes.as_slice()).unwrap_or_default()
     }
 
-    /// Returns the step that an entry calls, and the limits of the rule that allows it.
     fn target(
         &self,
         entry: &StepEntry,
@@ -161,7 +152,8 @@ impl UserSteps<'_> {
         };
         let site = "failed to load: fetching step: interpolating reference";
         let reference = scope.expand_text(text).map_err(expression_error(site))?;
-        // In the legacy dialect (step-runner 0.11.0), such a reference is relative to the directory of the agent (docs/spec/steps.md, section 2.5).
+        // In the legacy dialect (step-runner 0.11.0), a dynamic reference is relative to the directory of the agent
+        // (docs/spec/steps.md, section 2.5).
         let base = if self.is_legacy() && is_dynamic(text) { Path::new("") } else { dir };
         let target = Target::parse(&reference, base, self.settings.dialect)?;
         let step = match &target {
@@ -177,18 +169,17 @@ impl UserSteps<'_> {
         Ok((target, limits))
     }
 
-    /// Checks a step against the operator's policy, right before it is loaded.
-    /// Returns the limits of the rule that allows the step, with the position of the rule.
+    /// Checks a step against the operator's policy. Returns the limits of the rule that allows the step.
     pub(super) fn check_policy(&self, step: &StepReference) -> Result<Option<RuleLimits<'_>>, StepError> {
         let Some(policy) = self.policy else { return Ok(None) };
         policy.check_call(step).map_err(|violation| StepError::Refused(Box::new(violation)))?;
         Ok(policy.limits_of(step))
     }
 
-    /// Returns the step that a step file in `base` calls, as the rules of a policy name it. A local step in the project is relative to the
-    /// project directory.
+    /// Returns the step that a step file in `base` calls, in the form that a policy uses. A local step in the project
+    /// is relative to the project.
     ///
-    /// `None` means that the step needs no rule: a step outside of the project calls a step beside it, and both were fetched together.
+    /// `None` means that the step needs no rule: it was fetched together with its caller, from outside of the project.
     fn as_called(&self, step: StepReference, base: &Path) -> Option<StepReference> {
         let StepReference::Local { path } = &step else { return Some(step) };
         // In the legacy dialect, an empty base is the directory of the agent.
@@ -225,7 +216,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Runs a step file that is not called by another step. Its inputs have their defaults. Returns its outputs.
+    /// Runs a step file that no other step calls, with default inputs. Returns its outputs.
     ///
     /// # Errors
     /// An input has no default, or the step fails.
@@ -239,7 +230,7 @@ impl UserSteps<'_> {
             file,
             dir: self.work_dir,
             inputs: with_defaults(file, Map::new())?,
-            given_inputs: Vec::new(),
+            caller_inputs: Vec::new(),
             env: IndexMap::new(),
             depth: 0,
             name: "",
@@ -257,7 +248,6 @@ impl UserSteps<'_> {
         result
     }
 
-    /// Calls a step, and records its nodes and, for the results file, its result.
     pub(super) async fn call(
         &self,
         invocation: Invocation<'_>,
@@ -279,7 +269,7 @@ impl UserSteps<'_> {
             RecordedCalls::WithoutValues => Some(CallRecord::without_values(invocation.text, &invocation.inputs)),
             RecordedCalls::Complete => {
                 let outputs = result.as_ref().ok().cloned().unwrap_or_default();
-                Some(self.limited(self.call_record(&invocation, &details, &outputs)))
+                Some(self.limit_record(self.call_record(&invocation, &details, &outputs)))
             }
         };
         if self.records_results() {
@@ -364,7 +354,6 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Prints the output of a fake step, and returns its outputs.
     fn run_fake(
         &self,
         fake: &FakeStep,
@@ -408,32 +397,27 @@ impl UserSteps<'_> {
         Ok(env)
     }
 
-    /// Masks the values of sensitive inputs or outputs in the log from now on.
     fn mask_sensitive(&self, parameters: &IndexMap<String, Parameter>, values: &Map<String, Value>) {
         let sensitive = parameters.iter().filter(|(_, parameter)| parameter.is_sensitive);
         sensitive.filter_map(|(name, _)| values.get(name)).for_each(|value| self.log.add(value));
     }
 }
 
-/// Returns the bundled step that runs a script.
 fn script_file() -> StepFile {
     let script = Parameter { kind: Kind::String, default: None, is_sensitive: false };
     let spec = Spec { inputs: IndexMap::from_iter([("script".to_owned(), script)]), outputs: Outputs::default() };
     StepFile { spec, body: Body::Script, env: IndexMap::new() }
 }
 
-/// Returns the fake for a step with this path and reference.
 fn find_fake<'f>(fakes: &'f [FakeStep], path: &str, reference: Option<&str>) -> Option<&'f FakeStep> {
     let reference = reference.map(str::trim);
     fakes.iter().find(|fake| reference == Some(&*fake.step) || matches_path(&fake.step, path))
 }
 
-/// Returns a step file that runs a fake.
 fn fake_file(fake: &FakeStep) -> StepFile {
     StepFile { spec: Spec::default(), body: Body::Fake(Box::new(fake.clone())), env: IndexMap::new() }
 }
 
-/// Loads the first file of these `names` that exists in `dir`.
 pub(super) async fn load(dir: &Path, names: &[String]) -> Result<StepFile, StepError> {
     let mut result = Err(StepError::Step(format!("failed to load: {:?} has no step file", dir.display())));
     for name in names {

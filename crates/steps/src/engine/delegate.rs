@@ -7,9 +7,9 @@
 //!                        stop, timeout --> Stop, then the environment is removed
 //! ```
 //!
-//! This engine is the client of the second agent, just as the manager is the client of the first. The engine reconnects if the connection
-//! breaks. The step fails if the agent does not answer for [`OpenTarget::silence_timeout`] or its environment is lost. The step is never run
-//! again, because the user's code may have run already (invariant J2).
+//! The engine is the client of the second agent, and reconnects if the connection breaks. The step fails if the agent
+//! does not answer for [`OpenTarget::silence_timeout`] or its environment is lost. The step never runs again, because
+//! the user's code may have run (invariant J2).
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -29,18 +29,13 @@ use crate::log::Stream;
 use crate::stop::StopToken;
 use crate::style;
 
-/// Maximum time for the second agent to clean up after it received `Stop`.
+/// Maximum time for the second agent's cleanup after `Stop`.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Delay before the creation of an environment is tried again.
 const OPEN_RETRY_DELAY: Duration = Duration::from_secs(3);
-/// Delay before a cancel that did not reach the agent is sent again.
 const CANCEL_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Maximum duration of a call that cancels, stops or closes a job.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl<J: Job> Engine<J> {
-    /// Creates the environment of a step, runs the steps inside at its agent, and removes the environment. Adds the nodes of the steps to
-    /// `nodes`.
     pub(super) async fn delegate(
         &self,
         step: &Step<J>,
@@ -82,7 +77,7 @@ impl<J: Job> Engine<J> {
         }
         nodes.append(&mut steps);
         let Some(failure) = failure else { return Ok(()) };
-        // If this engine stopped the steps, it reports the cause of the stop, and not the message of the second agent.
+        // If this engine stopped the steps, it reports the cause of the stop instead of the second agent's message.
         let stopped = cancellation.stop.cause().filter(|cause| failure.cause() == Some(*cause));
         Err(stopped.map_or(failure, Failure::Stopped))
     }
@@ -112,7 +107,6 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Sends the request to the agent of the environment and waits until the job has ended there.
     async fn run_at(
         &self,
         target: &dyn OpenTarget,
@@ -170,7 +164,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Returns whether the call succeeded. Logs the error of a call that failed.
+/// Logs the error of a failed call.
 fn is_ok_or_logged(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
     match &result {
         Ok(Ok(())) => {}
@@ -180,7 +174,7 @@ fn is_ok_or_logged(result: Result<Result<(), AgentError>, tokio::time::error::El
     matches!(result, Ok(Ok(())))
 }
 
-/// Waits until the deadline of a stopped agent, and returns the cause of the stop. `None` means no stop, and waits forever.
+/// Waits until the deadline of a stopped agent, and returns the cause of the stop. `None` waits forever.
 async fn stop_timeout(stopped: Option<(TerminationCause, Instant)>) -> TerminationCause {
     match stopped {
         Some((cause, deadline)) => {

@@ -1,5 +1,4 @@
-//! Runs steps within the disk limits of the operator's policy: the limit for all steps of the author, and the limits of the rules that
-//! allow single steps.
+//! Runs steps within the disk limits of the operator's policy: one for all steps of the author, and one in each rule.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +11,7 @@ use crate::failure::Failure;
 use crate::stop::StopToken;
 
 impl<J: Job> Engine<J> {
-    /// Runs `work`, which executes a step of the plan. If the author wrote it, the disk limit of the policy applies.
+    /// Runs `work`, which executes `step`. If the author wrote `step`, the disk limit of the policy applies.
     pub(super) async fn run_within_disk_limit(
         &self,
         step: &Step<J>,
@@ -32,7 +31,6 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Calls a step with the limits of the rule that allows it.
 pub(super) async fn call_with_limits(
     steps: &UserSteps<'_>,
     invocation: Invocation<'_>,
@@ -41,7 +39,7 @@ pub(super) async fn call_with_limits(
 ) -> Result<Map<String, Value>, StepError> {
     let Some(bytes) = limits.disk_bytes else {
         let called = Box::pin(steps.call(invocation, record));
-        return steps.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?;
+        return steps.processes.run_limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?;
     };
     let stop = steps.stop.child();
     let own = steps.with_stop(&stop);
@@ -49,11 +47,11 @@ pub(super) async fn call_with_limits(
     let limit = DiskLimit { bytes, directories, may_start_above: false };
     let limited = async {
         let called = Box::pin(own.call(invocation, record));
-        steps.processes.limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
+        steps.processes.run_limited_by_rule(rule, limits, called).await.map_err(StepError::Limits)?
     };
     let log = steps.log.inner();
     let run = Box::pin(limit.enforce(&stop, &log, limited));
-    // Steps that run at the same time and have no such limit continue.
+    // A stop at this limit must not end other steps that run at the same time.
     let (result, error) = steps.processes.in_own_set(&stop, steps.grace, run).await;
     error.map_or(result, |error| Err(StepError::Disk(error)))
 }

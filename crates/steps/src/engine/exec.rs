@@ -1,4 +1,4 @@
-//! Runs the processes of `exec` and `script` steps, with the files in which they return values.
+//! Runs the processes of `exec` and `script` steps.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,11 +21,9 @@ use crate::process::{Command, ProcessEnd, RunError, find_program};
 use crate::shell::shell_not_found;
 use muster_files::Limit;
 
-/// Maximum size of an output or export file.
 const VALUES_LIMIT: Limit =
     Limit { bytes: 4 * 1024 * 1024, remedy: "write a large value to a separate file, and return its path" };
 
-/// Output and export file of one step. Both are removed when the value is dropped.
 pub(super) struct ValueFiles {
     pub(super) output: NamedTempFile,
     pub(super) export: NamedTempFile,
@@ -37,7 +35,6 @@ impl UserSteps<'_> {
         Ok(ValueFiles { output: file()?, export: file()? })
     }
 
-    /// Runs the process of an exec step. Stores its command and exit code in `result`.
     pub(super) async fn exec(
         &self,
         command: &[String],
@@ -54,7 +51,8 @@ impl UserSteps<'_> {
             Some(dir) => {
                 let site = format!("exec: interpolate workdir {dir:?}");
                 let dir = PathBuf::from(scope.expand_text(dir).map_err(expression_error(&site))?);
-                // In the legacy dialect (step-runner 0.11.0), the directory is relative to the directory of the agent (docs/spec/steps.md, section 1.4).
+                // In the legacy dialect, the directory is relative to the agent's directory (docs/spec/steps.md,
+                // section 1.4).
                 if self.is_legacy() { dir } else { self.work_dir.join(dir) }
             }
             None => self.work_dir.to_owned(),
@@ -73,7 +71,8 @@ impl UserSteps<'_> {
         self.process(program, words.map(Into::into).collect(), &frame.env, dir, None, result).await
     }
 
-    /// Runs a script in a shell. The shell reads the text from standard input, because other users can read arguments (invariant J6).
+    /// Runs a script in a shell, which reads the text from standard input, because other users can read arguments
+    /// (invariant J6).
     pub(super) async fn script(
         &self,
         text: &str,
@@ -118,7 +117,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the environment of a process. The variables in `env` take precedence over exports.
+    /// `env` overrides exports.
     pub(super) fn process_env(&self, env: &IndexMap<String, String>) -> Vec<(OsString, OsString)> {
         let exports = self.exports.lock();
         let own = exports.iter().chain(env).map(|(key, value)| (key.into(), value.into()));
@@ -134,7 +133,7 @@ impl UserSteps<'_> {
         files: &ValueFiles,
         exported: &mut IndexMap<String, String>,
     ) -> Result<Map<String, Value>, StepError> {
-        // An error that quotes the file could contain a sensitive value, which is not known before the file is read.
+        // A quoted value could be sensitive, which is not known before the file is read.
         let quotes_file = self.settings.is_debug && !file.spec.outputs.have_sensitive();
         let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
         let output = self.read_value_file("output file", files.output.path()).await?;
@@ -145,7 +144,7 @@ impl UserSteps<'_> {
         Ok(outputs)
     }
 
-    /// Reads a file that was created for the process, by its name: the process may have replaced the file.
+    /// Reads a file by its name, because the process may have replaced the file.
     async fn read_value_file(&self, kind: &str, path: &Path) -> Result<String, StepError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let text = muster_files::read_in(self.temp_dir.to_owned(), name, VALUES_LIMIT).await;
@@ -154,7 +153,6 @@ impl UserSteps<'_> {
 }
 
 impl ExecResult {
-    /// Returns the result of a process that has not been started yet.
     fn new(command: Vec<String>, work_dir: &Path) -> Self {
         Self { command, work_dir: work_dir.display().to_string(), exit_code: -1 }
     }

@@ -9,7 +9,7 @@ use crate::expression::{Dialect, ExpressionError, Scope};
 
 /// Evaluates the inputs for a step file.
 ///
-/// Other inputs that the file declares get their `offered` values, which are not evaluated, or else their defaults.
+/// Missing inputs get their `offered` values, which are not evaluated, or else their defaults.
 pub(super) fn checked_inputs<'o>(
     file: &StepFile,
     inputs: &Map<String, Value>,
@@ -64,7 +64,6 @@ pub(super) fn expand_key(key: &str, scope: &Scope) -> Result<String, StepError> 
     )))
 }
 
-/// Adds the defaults of the inputs that are not given.
 pub(super) fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> Result<Map<String, Value>, StepError> {
     for (name, parameter) in &file.spec.inputs {
         if inputs.contains_key(name) {
@@ -79,7 +78,6 @@ pub(super) fn with_defaults(file: &StepFile, mut inputs: Map<String, Value>) -> 
     Ok(inputs)
 }
 
-/// Returns a function that adds a description of the text to the error of an expression in that text.
 pub(super) fn expression_error(description: &str) -> impl FnOnce(ExpressionError) -> StepError {
     let description = description.to_owned();
     move |source| StepError::Expression { description, source }

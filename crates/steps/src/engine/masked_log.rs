@@ -1,5 +1,3 @@
-//! Log that masks the values of sensitive inputs and outputs.
-
 use std::sync::Arc;
 
 use muster_agent_api::result::masked_value;
@@ -9,7 +7,7 @@ use serde_json::Value;
 
 use crate::log::{Log, Stream};
 
-/// Writes to the log of the job, without the values of sensitive inputs and outputs.
+/// Log of the job without the values of sensitive inputs and outputs.
 ///
 /// Steps that run at the same time have separate logs, which mask the same values.
 pub(super) struct MaskedLog {
@@ -26,9 +24,8 @@ struct Sensitive {
 
 #[derive(Default)]
 struct Output {
-    /// Masker of the output. `None` means that there are no sensitive values yet.
     masker: Option<Masker>,
-    /// Number of values that the masker knows. Values are never removed, so a larger number of sensitive values means new ones.
+    /// Number of values that the masker knows.
     values: usize,
 }
 
@@ -37,7 +34,7 @@ impl MaskedLog {
         Self { inner, sensitive: Arc::default(), output: Mutex::default() }
     }
 
-    /// Masks all strings and numbers of a value from now on.
+    /// Masks the strings and numbers of a value from now on.
     pub(super) fn add(&self, value: &Value) {
         let mut sensitive = self.sensitive.lock();
         let known = sensitive.values.len();
@@ -47,38 +44,34 @@ impl MaskedLog {
         }
     }
 
-    /// Returns the sensitive values that are known so far.
     pub(super) fn values(&self) -> Vec<String> {
         self.sensitive.lock().values.clone()
     }
 
-    /// Returns a text without the sensitive values.
     pub(super) fn mask(&self, text: &str) -> String {
         let sensitive = self.sensitive.lock();
         if sensitive.values.is_empty() { text.to_owned() } else { sensitive.secrets.mask(text) }
     }
 
-    /// Returns the log that the masked output is written to.
     pub(super) fn inner(&self) -> Arc<dyn Log> {
         Arc::clone(&self.inner)
     }
 
-    /// Returns a log that writes to `inner` and masks the same values, including those added later.
+    /// Returns a log that writes to `inner` and masks the same values, even those added later.
     pub(super) fn with_same_values(&self, inner: Arc<dyn Log>) -> Self {
         Self { inner, sensitive: Arc::clone(&self.sensitive), output: Mutex::default() }
     }
 
-    /// Returns a value without the sensitive values in its strings and numbers.
     pub(super) fn mask_value(&self, value: &Value) -> Value {
         masked_value(value, &|text| self.mask(text))
     }
 
-    /// Writes the output that was held back because it could be the start of a sensitive value.
+    /// Writes the output that the masker held back as a possible start of a sensitive value.
     pub(super) fn flush(&self) {
         self.end_masker(&mut self.output.lock());
     }
 
-    /// Writes the output that was held back, and prepares to mask all values that are sensitive now.
+    /// Writes the output that the masker held back, and prepares a masker for all current values.
     fn end_masker(&self, output: &mut Output) {
         let mut out = Vec::new();
         if let Some(mut masker) = output.masker.take() {
@@ -123,7 +116,6 @@ impl Log for MaskedLog {
     }
 }
 
-/// Adds the texts of the strings and numbers of a value.
 fn collect(value: &Value, texts: &mut Vec<String>) {
     let text = match value {
         Value::String(text) => text.clone(),

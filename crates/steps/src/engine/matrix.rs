@@ -7,19 +7,16 @@ use super::user_steps::StepError;
 use crate::definition::StepEntry;
 use crate::expression::{Scope, to_text};
 
-/// Maximum number of runs of one step. GitLab has the same limit for the jobs of one `parallel: matrix:`.
+/// Limit of GitLab for the jobs of one `parallel: matrix:`.
 const MAX_RUNS: usize = 200;
 
-/// Run of a step. A step without a matrix has one.
+/// Run of a step. A step without a matrix has one run.
 pub(super) struct StepRun<'e> {
     pub(super) entry: &'e StepEntry,
     /// Name of the step, with the values of its matrix: `build: [linux, 1]`.
     pub(super) name: String,
-    /// Path of the step, with the values of its matrix.
     pub(super) path: String,
-    /// Name of the log section.
     pub(super) section: String,
-    /// Values of the matrix by name. Empty for a step without a matrix.
     pub(super) matrix: Map<String, Value>,
 }
 
@@ -30,18 +27,18 @@ impl StepRun<'_> {
         let values = self.name.strip_prefix(&self.entry.name).unwrap_or_default();
         match (title.as_str(), self.entry.extension.parallel) {
             ("", None) => String::new(),
-            // Without sections, the output of parallel steps could not be told apart.
+            // Without sections, readers could not tell the output of parallel steps apart.
             ("", Some(_)) => self.name.clone(),
             (title, _) => format!("{title}{values}"),
         }
     }
 }
 
-/// Returns the runs of a step: one for each combination of the values of its matrix, in the order of the lists. `mask` replaces sensitive
+/// Returns a run for each combination of the step's matrix values, in the order of the lists. `mask` replaces sensitive
 /// values in names.
 ///
 /// # Errors
-/// An expression of the matrix is invalid, or does not return a list of scalars, or there are too many runs.
+/// The matrix has an invalid expression, a value that is not a list of scalars, or too many runs.
 pub(super) fn runs_of<'e>(
     entry: &'e StepEntry,
     path: &str,
@@ -81,7 +78,7 @@ fn combinations(mapping: &Map<String, Value>, scope: &Scope) -> Result<Vec<Map<S
             Value::Array(values) if !values.iter().any(|value| value.is_array() || value.is_object()) => values,
             _ => return Err(StepError::Step(format!("matrix: {name:?} must be a list of texts, numbers or booleans"))),
         };
-        // Checked before the product is computed, because the lists come from outputs.
+        // Checked before the product is computed, because outputs determine the size of the lists.
         if found.len().saturating_mul(values.len()) > MAX_RUNS {
             return Err(too_many());
         }
@@ -94,7 +91,8 @@ fn combinations(mapping: &Map<String, Value>, scope: &Scope) -> Result<Vec<Map<S
     Ok(found)
 }
 
-/// Returns the outputs of a step, given the outputs of its runs. With a matrix, each output is a list with an item for each run.
+/// Returns the outputs of a step from the outputs of its runs. With a matrix, each output is a list with an item for
+/// each run.
 pub(super) fn outputs_of(entry: &StepEntry, runs: Vec<Map<String, Value>>) -> Map<String, Value> {
     if entry.extension.matrix.is_empty() {
         return runs.into_iter().next().unwrap_or_default();
@@ -111,7 +109,8 @@ pub(super) fn outputs_of(entry: &StepEntry, runs: Vec<Map<String, Value>>) -> Ma
 
 /// Returns the paths of the steps of a sequence.
 ///
-/// A repeated name is followed by the step's position in the list, as in `build#3`. A step without a name has only the position.
+/// A repeated name ends with the step's position in the list, as in `build#3`. A step without a name has only the
+/// position.
 pub(super) fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     let mut paths: Vec<String> = Vec::with_capacity(entries.len());
     for (index, StepEntry { name, .. }) in entries.iter().enumerate() {
@@ -126,7 +125,6 @@ pub(super) fn paths(parent: &str, entries: &[StepEntry]) -> Vec<String> {
     paths
 }
 
-/// Returns the name of a log section. Characters that are not valid in such a name are replaced.
 fn section_name(path: &str) -> String {
     path.replace(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '_' | '-' | '.'), "_")
 }

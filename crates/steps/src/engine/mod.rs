@@ -1,4 +1,4 @@
-//! Engine that executes the tree of steps of a job, each under its policy (docs/spec/job-execution.md, section 1).
+//! Engine that executes a job's tree of steps, each under its policy (docs/spec/job-execution.md, section 1).
 //!
 //! ```text
 //! step --condition--> section --attempts, timeout--> built-in step | `run:` list of the job | steps inside it
@@ -51,7 +51,7 @@ use crate::bundled::BundledSteps;
 pub use crate::disk::DiskError;
 use crate::failure::Failure;
 use crate::log::{Log, Stream};
-use crate::process::{JobNetwork, Processes, Usage, limited, measured};
+use crate::process::{JobNetwork, Processes, Usage, measure_usage, run_limited};
 use crate::remote::StepSource;
 use crate::stop::StopToken;
 use crate::style;
@@ -65,9 +65,7 @@ pub use settings::SettingError;
 pub use used_steps::{Reader, UsedSteps};
 pub use user_steps::StepError;
 
-/// First and longest delay between two attempts of a step, if the plan has none.
-///
-/// See docs/spec/job-execution.md, section 1.4.
+/// Default first and longest delay between two attempts of a step (docs/spec/job-execution.md, section 1.4).
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// Access to the job whose steps the engine executes.
@@ -81,28 +79,27 @@ pub trait Job: Send + Sync + 'static {
     /// Returns the time between TERM and KILL when processes are terminated.
     fn grace(&self) -> Duration;
 
-    /// Returns the path of the job's directory. It is the same during the whole job.
+    /// Returns the path of the job's directory, which never changes.
     fn work_dir(&self) -> &Path;
 
-    /// Returns the image of the container in which the steps run. Empty means that they run on this machine.
+    /// Returns the image of the container in which the steps run. Empty means no container.
     #[expect(clippy::unnecessary_literal_bound, reason = "an implementation returns a name that it owns")]
     fn image(&self) -> &str {
         ""
     }
 
-    /// Returns the directory for temporary files of the steps. It is private to the job.
+    /// Returns the job's private directory for temporary files of the steps.
     fn temp_dir(&self) -> &Path;
 
     /// Returns the job's variables for expressions.
     fn values(&self) -> Map<String, Value>;
 
-    /// Returns the operator's policy for the steps that the author of the job wrote. `None` means that every step is allowed.
+    /// Returns the operator's policy for steps of the job's author. `None` allows every step.
     fn step_policy(&self) -> Option<&StepPolicy> {
         None
     }
 
-    /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects whether they are written to a
-    /// file.
+    /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects a file.
     fn on_results(&self) -> Option<OnResults> {
         None
     }
@@ -112,7 +109,7 @@ pub trait Job: Send + Sync + 'static {
         self.processes().environment().to_vec()
     }
 
-    /// Returns the options for authors of steps. `None` means that there are none.
+    /// Returns the options for authors of steps.
     fn development(&self) -> Option<&Development> {
         None
     }
@@ -127,22 +124,22 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
-    /// Returns the port that fetches remote steps for the job. `None` means that only steps of this machine can be called.
+    /// Returns the port that fetches remote steps. `None` means that remote steps cannot be called.
     fn step_source(&self) -> Option<Arc<dyn StepSource>> {
         None
     }
 
-    /// Returns the port to the steps that come with the agent and that lists of steps may call. `None` means that there are none.
+    /// Returns the port to the steps that come with the agent.
     fn bundled_steps(self: &Arc<Self>) -> Option<Arc<dyn BundledSteps>> {
         None
     }
 
-    /// Returns the network of the job. `None` means that the job shares its network, so that its traffic cannot be counted.
+    /// Returns the job's own network. `None` means that the job shares its network, so that its traffic is not counted.
     fn network(&self) -> Option<&JobNetwork> {
         None
     }
 
-    /// Returns the time that an earlier step used of the timeout for the sources.
+    /// Returns how much of the timeout for the sources an earlier step used.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
     }
@@ -159,10 +156,10 @@ pub trait Job: Send + Sync + 'static {
     /// Masks values in the log and in the result from now on.
     fn mask_values(&self, _values: &[String]) {}
 
-    /// Adds variables to the job, after masking the values that must be masked. They replace variables of the same name.
+    /// Masks the variables that must be masked, and adds all to the job. They replace variables of the same name.
     ///
     /// # Errors
-    /// [`Failure`] if the job does not support this, or if a file cannot be replaced.
+    /// [`Failure`] if the job does not support this, or a file cannot be replaced.
     fn add_variables(&self, _variables: Vec<ExportedVariable>) -> Result<(), Failure> {
         Err(Failure::System("this agent cannot add variables to a job".to_owned()))
     }
@@ -170,7 +167,7 @@ pub trait Job: Send + Sync + 'static {
     /// Adds files to the archives of the job's artifacts: paths or patterns relative to the job's directory.
     fn add_artifact_files(&self, _files: Vec<String>) {}
 
-    /// Adds what delegated steps used at a second agent to the usage of the job.
+    /// Adds what steps used at a second agent to the usage of the job.
     fn add_delegated_usage(&self, usage: &ResourceUsage);
 
     /// Prepares the job's files for a step.
@@ -185,7 +182,7 @@ pub trait Job: Send + Sync + 'static {
 pub struct JobCancellation {
     /// Graceful cancel. After a cancel during the script, after_script and uploads still run.
     pub cancel: CancellationToken,
-    /// Stop. The current step is ended, and then only cleanup steps run.
+    /// Stop. The current step ends, and then only cleanup steps run.
     pub stop: StopToken,
 }
 
@@ -193,7 +190,6 @@ pub struct JobCancellation {
 #[derive(Debug)]
 pub struct Engine<J> {
     job: Arc<J>,
-    /// Whether section markers are written around the log of each step.
     has_section_markers: bool,
     /// First and longest delay between two attempts.
     retry_backoff: (Duration, Duration),
@@ -206,8 +202,9 @@ pub struct Engine<J> {
 /// Result of running a list of steps.
 #[derive(Debug)]
 pub struct StepsResult {
-    /// First failure that is not ignored. `None` means that there was none.
+    /// First failure that is not ignored.
     pub failure: Option<Failure>,
+
     /// Nodes of the steps that are part of the result.
     pub nodes: Vec<StepNode>,
 }
@@ -225,7 +222,7 @@ impl<J: Job> Engine<J> {
         Self { job, has_section_markers: plan.trace_sections, retry_backoff, timeout, deadline }
     }
 
-    /// Returns the time when the job's timeout expires. `None` means that it has no timeout.
+    /// Returns the time when the job's timeout expires. `None` means no timeout.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -244,7 +241,7 @@ impl<J: Job> Engine<J> {
         StepsResult { failure: progress.failure(), nodes }
     }
 
-    /// Runs one step if its condition is met. Returns `None` if the step is not part of the result.
+    /// Runs a step if its condition is met. Returns `None` if the step is not part of the result.
     async fn run_step(
         &self,
         step: &Step<J>,
@@ -259,8 +256,8 @@ impl<J: Job> Engine<J> {
         // GitLab's results have no node for the step that prints the environment.
         let is_in_result = step.role() != Role::Prepare;
         if !progress.allows(step) {
-            // For some steps a plan has two variants: one for a job that succeeded, and one for a job that failed. If the variant for a
-            // failed job is skipped, the result does not list it.
+            // A plan may contain a step twice, for successful and for failed jobs. Only the first variant is listed
+            // when skipped.
             self.set_state(step, StepState::Skipped);
             let is_listed = is_in_result && step.policy.when != When::OnFailure;
             return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Usage::default(), Vec::new()));
@@ -272,9 +269,9 @@ impl<J: Job> Engine<J> {
         // Boxed, because the types of nested steps would otherwise be nested, too.
         let running = Box::pin(self.run_in_section(step, cancellation, progress.is_cancelable(step)));
         let ((StepsResult { failure, nodes }, attempts), used) = if step.is_by_author() {
-            measured(network, limited(running)).await
+            measure_usage(network, run_limited(running)).await
         } else {
-            measured(network, running).await
+            measure_usage(network, running).await
         };
         self.set_state(step, StepState::from_end(failure.is_none()));
         if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
@@ -304,7 +301,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Returns the names of the steps and of the steps inside them. Omits step files, because their steps have their own paths.
+/// Returns the names of the steps and their inner steps. Omits step files, because their steps have their own paths.
 fn names<J>(steps: &[Step<J>]) -> Vec<String> {
     let mut found = Vec::new();
     for step in steps.iter().filter(|step| !step.is_idle() && !matches!(step.call, Call::StepFile(_))) {

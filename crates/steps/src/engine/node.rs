@@ -30,14 +30,13 @@ impl StartTime {
         self.at.elapsed()
     }
 
-    /// Returns the time `duration` after the start. `None` means that it cannot be represented.
+    /// Returns the time `duration` after the start. `None` means that the time is too large.
     #[must_use]
     pub fn after(&self, duration: Duration) -> Option<Instant> {
         self.at.checked_add(duration)
     }
 
-    /// Returns the node of a step that has just ended. `own` is the usage of its processes, without the processes of the steps
-    /// inside it.
+    /// Returns the node of a step that has just ended. `own` excludes the usage of the steps inside it.
     #[must_use]
     pub fn node(&self, name: &str, end: StepEnd, own: Usage, steps: Vec<StepNode>) -> StepNode {
         let StepEnd { status, exit_code, message, cause } = end;
@@ -58,7 +57,7 @@ impl StartTime {
     }
 }
 
-/// Returns the usage of a step, including the steps inside it. `None` means that none of these steps started a process or used the network.
+/// `None` means that neither processes nor the network were used.
 fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
     let of_processes = (own.processes > 0).then(|| StepUsage {
         cpu_ms: Some(milliseconds(own.cpu)),
@@ -95,7 +94,6 @@ impl StepEnd {
     pub(super) const SKIPPED: Self =
         Self { status: StepStatus::Skipped, exit_code: None, message: String::new(), cause: None };
 
-    /// Returns the end of an author's step that did not run.
     pub(super) fn skipped(reason: String) -> Self {
         Self { message: reason, ..Self::SKIPPED }
     }
@@ -154,7 +152,7 @@ mod tests {
         assert_eq!(received_and_sent(&inner), (Some(5), Some(6)));
         let outer = node(Usage { traffic: traffic(8, 9), ..process }, vec![inner.clone(), inner.clone()]);
         assert_eq!((received_and_sent(&outer), outer.used.unwrap().cpu_ms), ((Some(8), Some(9)), Some(21)));
-        // The steps inside ran at another agent, whose network this agent does not see.
+        // These steps ran at another agent, so their traffic was not counted here.
         let delegating = node(Usage::default(), vec![inner.clone(), inner]);
         assert_eq!(received_and_sent(&delegating), (Some(10), Some(12)));
     }

@@ -1,4 +1,4 @@
-//! Effects of an operator's step on the rest of its job: exported variables, masked values, and files for the artifacts.
+//! Effects of an operator's step on its job: exported variables, masked values, and files for the artifacts.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,9 @@ use crate::failure::Failure;
 use crate::log::Stream;
 use crate::style;
 
-/// Minimum size of a value that is masked in the log of the whole job, as in GitLab. A shorter value could be part of any line.
+/// As in GitLab. A shorter value could be part of any line.
 const MIN_MASKED_BYTES: usize = 8;
 
-/// Name of the output with which a step adds files to the artifacts.
 const FILES: &str = "files";
 
 /// Variable that an operator's step has exported for the rest of the job.
@@ -36,7 +35,6 @@ impl std::fmt::Debug for ExportedVariable {
     }
 }
 
-/// Masks the sensitive values of an operator's step in the rest of the job.
 pub(super) fn mask_sensitive_values(job: &impl Job, steps: &UserSteps<'_>) {
     let values: Vec<_> = steps.log.values().into_iter().filter(|value| is_long_enough(value)).collect();
     if !values.is_empty() {
@@ -44,10 +42,11 @@ pub(super) fn mask_sensitive_values(job: &impl Job, steps: &UserSteps<'_>) {
     }
 }
 
-/// Passes the declared exports and outputs of an operator's step to the rest of the job.
+/// Passes the declared exports and outputs of an operator's step to its job.
 ///
 /// # Errors
-/// A declared export is missing or cannot be masked, the job does not support exports, or the output `files` is not valid.
+/// A declared export is missing or cannot be masked, the job does not support exports, or the output `files` is
+/// invalid.
 pub(super) fn publish(
     job: &impl Job,
     policy: &Policy,
@@ -78,7 +77,7 @@ pub(super) fn publish(
     Ok(())
 }
 
-/// Returns the declared variables. `exported` returns the value that the step exported under a name.
+/// `exported` looks up an exported value by name.
 fn declared(
     kinds: &BTreeMap<String, ExportKind>,
     exported: impl Fn(&str) -> Option<String>,

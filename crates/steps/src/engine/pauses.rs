@@ -1,4 +1,4 @@
-//! Points at which the engine can pause: before and after each step of a plan, and of each step that an author wrote.
+//! Pauses of the engine before and after each step.
 
 use muster_agent_api::result::CallRecord;
 use serde_json::{Map, Value};
@@ -15,8 +15,7 @@ use crate::stop::StopToken;
 const FAILED_BY_DEBUGGER: &str = "failed by the debugger";
 
 impl<J: Job> Engine<J> {
-    /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is `None` before the step. After the step, it is the
-    /// message of its failure, or empty if the step succeeded.
+    /// Pauses before or after a step of the plan, if there is a breakpoint. `failure` is as in [`PausePoint::enter`].
     async fn pause(&self, step: &Step<J>, failure: Option<&str>, stop: &StopToken) -> Verdict {
         // The steps of a step file are paused separately.
         let debugger = self.job.debugger().filter(|_| !matches!(step.call, Call::StepFile(_)));
@@ -37,7 +36,6 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Serves the debugger until the pause ends.
     async fn serve_debugger(&self, mut point: PausePoint, stop: &StopToken) -> Verdict {
         loop {
             match point.next(stop).await {
@@ -55,7 +53,6 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Runs `work`, which executes a step of the plan, with the pauses before and after it.
     pub(super) async fn run_with_pauses(
         &self,
         step: &Step<J>,
@@ -68,7 +65,7 @@ impl<J: Job> Engine<J> {
                 return Ok(());
             }
             Verdict::Fail => return Err(Failure::Step(FAILED_BY_DEBUGGER.to_owned())),
-            // The step itself reacts to the stop: a cleanup step runs nevertheless.
+            // The step itself reacts to the stop, because cleanup steps run nevertheless.
             Verdict::Continue | Verdict::Stopped(_) => {}
         }
         let result = work.await;
@@ -81,7 +78,6 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Step of an author that is being run. The engine can pause before and after it.
 pub(super) struct PausableStep<'p> {
     pub(super) steps: &'p UserSteps<'p>,
     pub(super) invocation: &'p Invocation<'p>,
@@ -92,7 +88,7 @@ pub(super) struct PausableStep<'p> {
 type StepResult = Result<Map<String, Value>, StepError>;
 
 impl PausableStep<'_> {
-    /// Pauses before the step, if there is a breakpoint. Returns the result if the step must not run.
+    /// Pauses before the step, if there is a breakpoint. Returns a result if the step must not run.
     pub(super) async fn before(&self) -> Option<StepResult> {
         match self.pause(None).await {
             Verdict::Continue => None,
@@ -105,7 +101,7 @@ impl PausableStep<'_> {
         }
     }
 
-    /// Pauses after the step, if there is a breakpoint. Returns the result of the step.
+    /// Pauses after the step, if there is a breakpoint. Returns the new result of the step.
     pub(super) async fn after(&self, result: StepResult) -> StepResult {
         if matches!(&result, Err(error) if matches!(error.cause(), StepError::Stopped(_))) {
             return result;
@@ -120,7 +116,7 @@ impl PausableStep<'_> {
 
     async fn pause(&self, result: Option<&StepResult>) -> Verdict {
         let Self { steps, invocation, frame, details } = *self;
-        // The path of the list that contains all other steps is empty.
+        // Only the outermost list has an empty path.
         let Some(debugger) = steps.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };
         let failure = result.map(|result| match result {
             Ok(_) => String::new(),
@@ -134,13 +130,11 @@ impl PausableStep<'_> {
             record.masked(&|text| steps.log.mask(text))
         };
         match PausePoint::enter(debugger, &frame.path, failure.as_deref(), call).await {
-            // Boxed, so that the future takes memory only in jobs with a debugger.
             Some(point) => Box::pin(self.serve_debugger(point)).await,
             None => Verdict::Continue,
         }
     }
 
-    /// Serves the debugger until the pause ends.
     async fn serve_debugger(&self, mut point: PausePoint) -> Verdict {
         let Self { steps, frame, .. } = *self;
         loop {
@@ -160,7 +154,6 @@ impl PausableStep<'_> {
     }
 }
 
-/// Returns the declared defaults of the step's outputs.
 fn default_outputs(invocation: &Invocation<'_>) -> Map<String, Value> {
     let Outputs::Declared(outputs) = &invocation.file.spec.outputs else { return Map::new() };
     outputs.iter().filter_map(|(name, output)| Some((name.clone(), output.default.clone()?))).collect()

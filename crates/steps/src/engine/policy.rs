@@ -1,4 +1,4 @@
-//! Policy of a step: its log section, attempts and timeouts.
+//! Policy of a step: log section, attempts and timeouts.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,12 +20,10 @@ use crate::log::{Log, Stream};
 use crate::stop::{StopToken, wait_until};
 use crate::style;
 
-/// Maximum number of attempts, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
+/// As in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
-/// Returns the end of a sentence that names the setting for the timeout of a step.
-///
-/// Empty if there is no such setting.
+/// Returns the end of a sentence that names the setting for the timeout of a step. Empty means no setting.
 fn timeout_setting(step: &str) -> &'static str {
     match step {
         "after_script" => ", or RUNNER_AFTER_SCRIPT_TIMEOUT",
@@ -36,7 +34,6 @@ fn timeout_setting(step: &str) -> &'static str {
 }
 
 impl<J: Job> Engine<J> {
-    /// Runs a step in its section of the log. Also returns the number of attempts.
     pub(super) async fn run_in_section(
         &self,
         step: &Step<J>,
@@ -49,7 +46,7 @@ impl<J: Job> Engine<J> {
         let failure = result.err();
         self.job.log().end_lines();
         let timed_out = failure.as_ref().and_then(Failure::cause) == Some(TerminationCause::TimedOut);
-        // If the step is a group, its steps have already printed the warning.
+        // The inner steps have already printed the warning.
         if timed_out && !step.has_inner_steps() {
             self.print(&style::warning(&format!(
                 "{} could not run to completion because the timeout was exceeded. Raise the job's `timeout`{}.",
@@ -57,14 +54,13 @@ impl<J: Job> Engine<J> {
                 timeout_setting(&step.name)
             )));
         }
-        // The section of a delegating step has ended before its steps.
+        // The section of a delegating step ended before its steps started.
         if !matches!(step.call, Call::Delegate(_)) {
             self.close_section(step.section_name(), &step.policy.title);
         }
         (StepsResult { failure, nodes }, attempts)
     }
 
-    /// Runs the attempts of a step. Returns the result of the last attempt, and the number of attempts.
     async fn run_attempts(
         &self,
         step: &Step<J>,
@@ -72,14 +68,14 @@ impl<J: Job> Engine<J> {
         is_cancelable: bool,
         nodes: &mut Vec<StepNode>,
     ) -> (Result<(), Failure>, u32) {
-        // A step of the operator after the job has only its own timeout. It also runs if the job was stopped.
+        // An operator's step after the job runs even if the job was stopped.
         let is_detached = step.policy.by_operator && step.policy.when == When::Finally;
         let stop = if is_detached { StopToken::new() } else { cancellation.stop.child() };
-        // The steps of a group handle a cancel themselves: the role of each step determines whether a cancel ends the step.
+        // The steps of a group handle a cancel themselves, each by its role.
         let has_inner_steps = step.has_inner_steps();
         let cancel = if is_cancelable { cancellation.cancel.clone() } else { CancellationToken::new() };
         let inner = JobCancellation { cancel: cancel.clone(), stop: stop.clone() };
-        // The steps in an environment may be user code, so only the creation of the environment is repeated (invariant J2).
+        // Only the creation of an environment is repeated, because the inner steps may be user code (invariant J2).
         let attempts = if matches!(step.call, Call::Delegate(_)) { 1 } else { step.policy.attempts };
         let mut attempts = Attempts::new(attempts, self.retry_backoff);
         let result = {
@@ -96,7 +92,7 @@ impl<J: Job> Engine<J> {
                     }
                 }
             };
-            // Pinned here, so that the future is not moved, and thereby copied, into each of the futures around it.
+            // Pinned here, so that each of the futures around it does not copy it.
             let work = pin!(work);
             let work = self.run_within_disk_limit(step, &stop, work);
             let work = self.run_with_pauses(step, &stop, work);
@@ -105,7 +101,7 @@ impl<J: Job> Engine<J> {
         (result, attempts.number)
     }
 
-    /// Clears what the first attempt left, in a separate section (docs/spec/job-execution.md, section 1.4).
+    /// Clears what the first attempt left, in its own section (docs/spec/job-execution.md, section 1.4).
     async fn clear(&self, step: &Step<J>, stop: &StopToken) -> Result<(), Failure> {
         let (Call::Builtin(builtin) | Call::Replaced(builtin, _)) = &step.call else { return Ok(()) };
         let Some((name, title)) = builtin.clear_section() else { return Ok(()) };
@@ -135,7 +131,7 @@ impl<J: Job> Engine<J> {
         let used = if step.role() == Role::Sources { self.job.sources_time() } else { Duration::ZERO };
         let remaining = step_timeout.saturating_sub(used);
         let step_deadline = if step_timeout.is_zero() { None } else { Instant::now().checked_add(remaining) };
-        // A cleanup step has only its own timeout, because it also runs after the job's deadline.
+        // A cleanup step also runs after the job's deadline.
         let job_deadline = self.deadline.filter(|_| step.policy.when != When::Finally);
         let debugger = self.job.debugger();
         let job_deadline =
@@ -163,7 +159,7 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Runs the step once. Calls with much state are boxed, so that a simple step takes less memory while it runs.
+    /// Large futures are boxed, so that a simple step takes less memory.
     async fn run_once(
         &self,
         step: &Step<J>,
@@ -194,7 +190,7 @@ impl<J: Job> Engine<J> {
         let mut user_steps = UserSteps::new(&self.job, stop, step).map_err(|error| Failure::Step(error.to_string()))?;
         let is_by_operator = step.is_by_operator();
         user_steps.policy = self.job.step_policy().filter(|_| !is_by_operator);
-        // The lock file in the job's repository does not apply to steps of the operator.
+        // The repository's lock file does not apply to steps of the operator.
         user_steps.obeys_lock_file = !is_by_operator;
         user_steps.recorded_calls = match self.job.records_calls() {
             false => RecordedCalls::None,
@@ -222,17 +218,17 @@ impl<J: Job> Engine<J> {
         };
         user_steps.mask_nodes(nodes);
         if is_by_operator {
-            // Also after a failure, because the step may have stored or started something that shows a value later.
+            // Also after a failure, because what the step started may show a value later.
             mask_sensitive_values(&*self.job, &user_steps);
         }
         if stop.cause().is_some() {
-            // A step with a timeout terminates only its own processes. Those that other steps have left behind must also end before after_script.
+            // Processes that earlier steps have left must also end before after_script.
             self.job.processes().terminate(self.job.grace()).await;
         }
         let outputs = result.map_err(|error| {
             let failure = user_steps.failure(&error);
             match &step.call {
-                // A failure of the script is the result of the job, even if the operator's step runs the script.
+                // A failure of the script is the job's failure, even if the operator's step runs the script.
                 Call::Replaced(_, Replacement { builtin, step: reference, .. }) if !step.is_by_author() => {
                     failure.in_replacement(builtin, reference)
                 }
@@ -243,7 +239,6 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Attempts of a step. The delay before each further attempt doubles, up to a maximum.
 #[derive(Debug)]
 pub(super) struct Attempts {
     max: u32,
@@ -254,12 +249,13 @@ pub(super) struct Attempts {
 }
 
 impl Attempts {
-    /// Returns the first of at most `max` attempts. `backoff` has the first and the longest delay.
+    /// `max` is the maximum number of attempts, and `backoff` has the first and the longest delay.
     pub(super) fn new(max: u32, (delay, max_delay): (Duration, Duration)) -> Self {
         Self { max: max.clamp(1, MAX_ATTEMPTS), number: 1, delay, max_delay }
     }
 
-    /// Announces the next attempt and waits before it. Returns false after the last attempt, and if the step was stopped.
+    /// Announces the next attempt and waits before it. Returns false after the last attempt, or if the step was
+    /// stopped.
     ///
     /// # Errors
     /// The cause of a stop during the delay.
@@ -278,12 +274,10 @@ impl Attempts {
     }
 }
 
-/// Returns the line that announces another attempt of a step.
 pub(super) fn retry_warning(step: &str, failure: &dyn std::fmt::Display) -> String {
     style::warning(&format!("Retrying... {step} error={failure}"))
 }
 
-/// Waits until a deadline, which the debugger postpones by the time for which the job is paused.
 pub(super) async fn wait_until_postponed(debugger: Option<&Arc<Debugger>>, deadline: Option<Instant>) {
     match (debugger, deadline) {
         (Some(debugger), Some(deadline)) => debugger.wait_until(deadline).await,
@@ -291,7 +285,7 @@ pub(super) async fn wait_until_postponed(debugger: Option<&Arc<Debugger>>, deadl
     }
 }
 
-/// Runs `work`. Stops it as timed out when `expired` completes, and as canceled when `canceled` completes. Returns the result of `work`, and
+/// Runs `work`. Stops it as timed out when `expired` completes, and as canceled when `canceled` completes. Also returns
 /// whether `expired` has completed.
 pub(super) async fn run_until<T>(
     stop: &StopToken,
@@ -317,7 +311,7 @@ pub(super) async fn run_until<T>(
     }
 }
 
-/// Writes the start of a section and its title to the log. A step without a title has no section.
+/// Writes the start and title of a section to the log. A section without a title is omitted.
 pub(super) fn open_section(log: &dyn Log, has_section_markers: bool, name: &str, title: &str) {
     if title.is_empty() {
         return;
@@ -328,7 +322,6 @@ pub(super) fn open_section(log: &dyn Log, has_section_markers: bool, name: &str,
     log.write(Stream::Runner, style::title(title).as_bytes());
 }
 
-/// Writes the end of a section to the log.
 pub(super) fn close_section(log: &dyn Log, has_section_markers: bool, name: &str, title: &str) {
     if has_section_markers && !title.is_empty() {
         log.write(Stream::Runner, style::section_end(name).as_bytes());

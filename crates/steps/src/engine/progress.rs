@@ -1,4 +1,4 @@
-//! Progress of a job between two steps. It determines which steps may still run.
+//! Progress of a job between two steps, which determines the steps that may still run.
 
 use muster_agent_api::plan::{UploadRole, When};
 use muster_job::TerminationCause;
@@ -8,18 +8,14 @@ use crate::builtin::{Role, Step};
 use crate::failure::Failure;
 use crate::style;
 
-/// Progress of a job, updated before and after each step.
 #[derive(Debug, Default)]
 pub(super) struct JobProgress {
-    /// First failure, which the job reports.
     failure: Option<Failure>,
     /// Whether only cleanup steps may still run.
     is_finishing: bool,
-    /// Whether an operator's step that checks or signs the artifacts failed, so that none are uploaded.
+    /// Whether an operator's step that checks or signs artifacts failed, so that no artifacts are uploaded.
     refuses_upload: bool,
-    /// Whether the user's script has started.
     script_started: bool,
-    /// Whether a step after the script has begun.
     script_ended: bool,
 }
 
@@ -32,7 +28,6 @@ impl JobProgress {
         self.failure
     }
 
-    /// Records a cancel or stop since the last step.
     pub(super) fn observe_cancel(&mut self, cancellation: &JobCancellation) {
         if let Some(cause) = cancellation.stop.cause() {
             self.record_first_failure(Failure::Stopped(cause));
@@ -40,7 +35,7 @@ impl JobProgress {
         }
         if cancellation.cancel.is_cancelled() && !self.is_canceled() {
             self.record_first_failure(Failure::Stopped(TerminationCause::CanceledByUser));
-            // A cancel between two script steps counts as a cancel of the script. A cancel before or after them ends the job.
+            // A cancel between two script steps cancels the script. A cancel before or after the script ends the job.
             self.is_finishing |= !self.script_started || self.script_ended;
         }
     }
@@ -68,7 +63,7 @@ impl JobProgress {
         self.script_started |= is_script;
     }
 
-    /// Returns whether a cancel ends the step while it runs. A cancel does not end after_script, which must also run in canceled jobs.
+    /// Returns whether a cancel ends the step while it runs. A cancel never ends after_script.
     pub(super) fn is_cancelable<J>(&self, step: &Step<J>) -> bool {
         step.role() != Role::AfterScript && step.policy.when != When::Finally && !self.is_canceled()
     }
@@ -77,7 +72,7 @@ impl JobProgress {
     pub(super) fn ci_job_status<J>(&self, step: &Step<J>) -> &'static str {
         match &self.failure {
             _ if step.role() == Role::Script => "running",
-            // A step of the operator after a job whose script never started gets the result of the job.
+            // An operator's step after a job whose script never started gets the result of the job.
             failure if !self.script_started && (failure.is_none() || !step.policy.by_operator) => "running",
             None => "success",
             Some(Failure::Stopped(TerminationCause::CanceledByUser)) => "canceled",
@@ -88,7 +83,6 @@ impl JobProgress {
         }
     }
 
-    /// Records the failure of a step and decides which steps may still run. `print` writes to the log.
     pub(super) fn record_failure<J>(
         &mut self,
         step: &Step<J>,
@@ -109,12 +103,12 @@ impl JobProgress {
                 return;
             }
             Failure::Stopped(_) | Failure::JobTimeout(_) => self.is_finishing = true,
-            // After a timeout of the script, after_script still runs. After any other timeout, only cleanup steps run.
+            // After a timeout outside of the script, only cleanup steps run.
             Failure::StepTimeout(_) if !step.policy.allow_failure => self.is_finishing |= !in_script,
             _ => {}
         }
         if step.policy.by_operator && self.failure.is_some() {
-            // The job reports its first failure, but the log also has this one.
+            // The job reports only its first failure.
             print(&style::warning(&failure.to_string()));
             return;
         }

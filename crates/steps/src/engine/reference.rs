@@ -5,9 +5,8 @@ use std::path::{Component, Path, PathBuf};
 use crate::expression::Dialect;
 use crate::remote::{ReferenceError, RemoteStep, default_files, split};
 
-/// Name of the step that fetches an image.
 pub(super) const OCI_FETCH: &str = "step/oci/fetch";
-/// Steps with `dist://`, besides `script`.
+/// Steps with `dist://`, except `script`.
 const DISTRIBUTED: [&str; 3] = ["step/oci/build", OCI_FETCH, "step/oci/promote"];
 /// Steps with `builtin://` that lists of steps may call.
 const FUNCTIONS: [&str; 9] = [
@@ -21,28 +20,22 @@ const FUNCTIONS: [&str; 9] = [
     "function/oci/publish",
     "script_legacy",
 ];
-/// Step as which gitlab-runner sends a whole job if its feature flag `FF_CONCRETE` is on.
+/// Step with which gitlab-runner sends a whole job if its feature flag `FF_CONCRETE` is on.
 const WHOLE_JOB: &str = "concrete";
 
-/// Step to which a reference refers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
-    /// Bundled step that runs a shell script.
     Script,
     /// Another step that comes with the agent, by its name without `dist://` or `builtin://`.
     Bundled(String),
-    /// Step file in a directory.
     File {
-        /// Directory of the file.
         dir: PathBuf,
-        /// Possible names of the file. The first that exists is used.
+        /// Possible names of the file. The first existing file is used.
         names: Vec<String>,
     },
-    /// Step in a Git repository or an OCI registry.
     Remote(RemoteStep),
 }
 
-/// Returns whether a reference contains an expression.
 pub(super) fn is_dynamic(reference: &str) -> bool {
     reference.contains("${{")
 }
@@ -64,8 +57,7 @@ impl Target {
                 name => Err(ReferenceError::Bundled(name.to_owned())),
             };
         }
-        // For these steps, the inputs of a call only select from what the job declares. A list must not call the other steps of a job's plan,
-        // whose inputs are not checked.
+        // The inputs of these steps only select from what the job declares.
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),
@@ -103,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_built_in_step_is_answered_with_all_names() {
+    fn error_for_an_unknown_built_in_step_lists_all_names() {
         let error = Target::parse("builtin://cache", Path::new(""), Dialect::Current).unwrap_err().to_string();
         for name in FUNCTIONS {
             assert!(error.contains(&format!(" {name},")), "{error}");

@@ -18,12 +18,11 @@ use crate::style;
 
 const LOCK_LIMIT: Limit = Limit { bytes: 4 * 1024 * 1024, remedy: "restore it from the repository" };
 
-/// Remote steps that a `run:` list has used so far.
 #[derive(Debug, Default)]
 pub(super) struct RemoteSteps {
-    /// Lock file, as it was before the first step ran. The inner `None` means that the file does not exist or does not apply.
+    /// Lock file as it was before the first step ran. The inner `None` means that the file does not exist or does not
+    /// apply.
     lock: tokio::sync::OnceCell<Option<StepLock>>,
-    /// Directories of the fetched sources.
     fetched: tokio::sync::Mutex<HashMap<Source, PathBuf>>,
 }
 
@@ -82,7 +81,7 @@ impl UserSteps<'_> {
         Ok(result.dir)
     }
 
-    /// Writes to the log what was fetched, with the notices of its publisher.
+    /// Logs what was fetched, with the notices of its publisher.
     fn report(&self, source: &Source, fetched: &FetchedSource) {
         let is_pinned = self.remote.lock.get().is_some_and(Option::is_some);
         let locked = if is_pinned { ", as locked" } else { "" };
@@ -103,7 +102,7 @@ impl UserSteps<'_> {
 
     /// Returns the step at a location.
     ///
-    /// In the legacy dialect (step-runner 0.11.0), only the URL of a repository can have expressions.
+    /// In the legacy dialect (step-runner 0.11.0), only the URL of a Git repository can have expressions.
     pub(super) fn located(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
         let expand = |text: &String| {
             let site = "failed to load: fetching step: interpolating reference";
@@ -128,8 +127,10 @@ impl UserSteps<'_> {
         Ok(RemoteStep::at(&expanded, self.settings.dialect)?)
     }
 
-    /// Returns the scope of the expressions in an entry. In the legacy dialect, an entry that calls an image cannot read the inputs and the
-    /// earlier steps of its caller (docs/spec/steps.md, section 2.8).
+    /// Returns the scope of the expressions in an entry.
+    ///
+    /// In the legacy dialect, an entry that calls an image cannot read its caller's inputs and earlier steps
+    /// (docs/spec/steps.md, section 2.8).
     pub(super) fn entry_scope(&self, entry: &StepEntry, frame: &Frame<'_>) -> Scope {
         if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) {
             let (env, path) = (frame.env.clone(), frame.path.clone());
@@ -139,8 +140,9 @@ impl UserSteps<'_> {
         self.scope(frame)
     }
 
-    /// Returns the error of an entry whose source could not be fetched. In step-runner 0.11.0, a separate step fetches an image, and prints
-    /// the error (docs/spec/steps.md, section 2.8).
+    /// Returns the error of an entry whose source could not be fetched.
+    ///
+    /// In step-runner 0.11.0, a separate step fetches an image and prints the error (docs/spec/steps.md, section 2.8).
     pub(super) fn fetch_failed(&self, entry: &StepEntry, error: StepError) -> StepError {
         match error {
             StepError::Fetch { .. } if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) => {

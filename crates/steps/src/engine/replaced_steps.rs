@@ -1,6 +1,4 @@
 //! Runs steps of the operator in place of built-in steps.
-//!
-//! The operator's step gets the inputs that the operator sets, and the offered inputs that its step file declares.
 
 use std::sync::Arc;
 
@@ -12,10 +10,7 @@ use super::user_steps::{StepError, UserSteps};
 use crate::builtin::{Offer, Replacement};
 use crate::definition::{Call, Extension, StepEntry, StepFile};
 
-/// Runs the operator's step with the inputs that the built-in step offers. Adds its node to `nodes`.
-///
-/// # Errors
-/// [`StepError`] of the operator's step.
+/// Runs the operator's step with its own inputs, and the offered inputs that its step file declares.
 pub(super) async fn run(
     steps: &mut UserSteps<'_>,
     path: &str,

@@ -1,4 +1,4 @@
-//! File with the results of all steps, as step-runner writes it: `StepResult` as JSON (docs/spec/steps.md, section 5).
+//! File with the results of all steps: step-runner's `StepResult` as JSON (docs/spec/steps.md, section 5).
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -24,15 +24,12 @@ use crate::style;
 /// Receiver of the `StepResult` of the outermost step, as JSON.
 pub type OnResults = Arc<dyn Fn(Value) + Send + Sync>;
 
-/// Name of the file in the job's directory.
 const RESULTS_FILE: &str = "step-results.json";
 
-/// Result of a step that was loaded.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StepResult {
     pub(super) step: StepCall,
-    /// Step file, with its expressions.
     pub(super) spec_definition: Value,
     /// `success` or `failure`.
     pub(super) status: &'static str,
@@ -40,12 +37,9 @@ pub(super) struct StepResult {
     pub(super) outputs: Map<String, Value>,
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
     pub(super) exports: IndexMap<String, String>,
-    /// Environment of the step, with the `env` of its file.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(super) env: Map<String, Value>,
-    /// Process of the step.
-    ///
-    /// `None` means that the step needs no process, such as a sequence, or that its command could not be evaluated.
+    /// Process of the step. `None` means that the step needs no process, or that its command is invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) exec_result: Option<ExecResult>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -65,7 +59,6 @@ pub(super) struct StepCall {
     pub(super) inputs: Map<String, Value>,
 }
 
-/// Process of a step.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ExecResult {
@@ -82,7 +75,7 @@ fn is_zero(code: &i32) -> bool {
 }
 
 impl UserSteps<'_> {
-    /// Returns the record of a call. Its environment does not contain the variables that all steps have.
+    /// Returns the record of a call, without the variables that all steps have.
     pub(super) fn call_record(
         &self,
         invocation: &Invocation<'_>,
@@ -107,9 +100,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Masks all sensitive values in nodes.
-    ///
-    /// A value may become sensitive only after a node that contains it was recorded.
+    /// Masks all sensitive values in nodes that were recorded before these values became sensitive.
     pub(super) fn mask_nodes(&self, nodes: &mut [StepNode]) {
         if self.log.values().is_empty() {
             return;
@@ -122,10 +113,8 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the record, or only its reference if the records of the list have no space left.
-    ///
-    /// Without this limit, the steps of a job could fill the memory of the agent.
-    pub(super) fn limited(&self, record: CallRecord) -> CallRecord {
+    /// Returns the record, or only its reference if the list has reached its memory limit for records.
+    pub(super) fn limit_record(&self, record: CallRecord) -> CallRecord {
         if self.development.is_some_and(|development| development.full_records) {
             return record;
         }
@@ -141,7 +130,7 @@ impl UserSteps<'_> {
         succeeded: bool,
         outputs: Map<String, Value>,
     ) -> StepResult {
-        let Invocation { file, inputs, given_inputs, name, reference, .. } = invocation;
+        let Invocation { file, inputs, caller_inputs, name, reference, .. } = invocation;
         let values = |env: IndexMap<String, String>| {
             env.into_iter().map(|(key, value)| (key, Value::String(value))).collect::<Map<_, _>>()
         };
@@ -151,7 +140,7 @@ impl UserSteps<'_> {
                 name: name.to_owned(),
                 reference,
                 env: if is_called { values(details.call_env) } else { Map::new() },
-                inputs: inputs.into_iter().filter(|(name, _)| given_inputs.contains(name)).collect(),
+                inputs: inputs.into_iter().filter(|(name, _)| caller_inputs.contains(name)).collect(),
             },
             spec_definition: spec_definition(file, self.settings.dialect, !is_called),
             status: if succeeded { "success" } else { "failure" },
@@ -167,9 +156,7 @@ impl UserSteps<'_> {
         self.settings.is_debug || self.on_results.is_some()
     }
 
-    /// Passes the results, without sensitive values, to their receiver or else to the results file.
-    ///
-    /// If this fails, the result of the job does not change.
+    /// Passes the results, without sensitive values, to their receiver or to the results file. Errors are only logged.
     pub(super) async fn write_results(&self, result: &StepResult) {
         let dir = self.work_dir.to_owned();
         let value = serde_json::to_value(result).map(|value| self.log.mask_value(&value));
@@ -192,7 +179,7 @@ impl UserSteps<'_> {
     }
 }
 
-/// Writes the results to a file. Replaces the file, even if it is a symbolic link.
+/// Writes the results file. Replaces an existing file, even a symbolic link.
 fn write(dir: &Path, result: &Value) -> io::Result<()> {
     let permissions = Permissions::from_mode(0o640);
     let mut file = tempfile::Builder::new().prefix(RESULTS_FILE).permissions(permissions).tempfile_in(dir)?;
@@ -241,7 +228,6 @@ fn entry(entry: &StepEntry, dialect: Dialect) -> Value {
     fields.into()
 }
 
-/// Returns a reference as a `Step.Reference`.
 pub(super) fn reference(call: &Call, dialect: Dialect) -> Value {
     let text = match call {
         Call::Script(_) => "dist://script",
@@ -290,7 +276,6 @@ fn remote(step: &RemoteStep) -> Value {
     }
 }
 
-/// Returns a location with expressions as a `Step.Reference`.
 fn dynamic(location: &Location) -> Value {
     match location {
         Location::Git { url, rev, .. } => json!({"protocol": "git", "url": url, "version": rev}),
@@ -303,14 +288,14 @@ fn dynamic(location: &Location) -> Value {
 fn parameters(parameters: &IndexMap<String, Parameter>) -> Value {
     let parameter = |(name, parameter): (&String, &Parameter)| {
         let mut fields = fields([("type", json!(parameter.kind.name())), ("sensitive", json!(parameter.is_sensitive))]);
-        // An empty default is not omitted: an input without a default is required.
+        // An empty default is not omitted, because an input without a default is required.
         fields.extend(parameter.default.clone().map(|default| ("default".to_owned(), default)));
         (name.clone(), Value::Object(fields))
     };
     Value::Object(parameters.iter().map(parameter).collect())
 }
 
-/// Returns the fields whose values are not empty, as the JSON mapping of protobuf omits empty values.
+/// Returns the fields, without empty values, as in the JSON mapping of protobuf.
 fn fields<const N: usize>(fields: [(&str, Value); N]) -> Map<String, Value> {
     let is_empty = |value: &Value| match value {
         Value::Null | Value::Bool(false) => true,

@@ -31,38 +31,31 @@ use super::{StartTime, StepEnd};
 use crate::definition::StepEntry;
 use crate::expression::{to_text, truthy};
 use crate::log::{Log, Stream};
-use crate::process::{Usage, measured};
+use crate::process::{Usage, measure_usage};
 use crate::style;
 
-/// Minimum free stack for polling a nested step, in bytes.
 const MIN_STACK: usize = 512 * 1024;
-/// Size of an additional stack in bytes.
 const NEW_STACK: usize = 2 * 1024 * 1024;
 
-/// Reason why a step of a group did not run.
 const OTHER_FAILED: &str = "another of the parallel steps has failed";
 
-/// Sequence of steps while it runs.
 pub(super) struct Sequence<'s> {
     steps: &'s UserSteps<'s>,
     frame: Frame<'s>,
-    /// First failure. Only steps that run `on_failure` or `always` follow it.
+    /// First failure. Only `on_failure` and `always` steps follow it.
     failure: Option<StepError>,
 }
 
-/// Entry of the sequence, with the path of its step.
 type PathEntry<'e> = (&'e StepEntry, String);
 
-/// Step that has ended.
 struct EndedStep {
     node: StepNode,
     results: Vec<StepResult>,
-    /// Outputs of the step, or its failure. A skipped step has no outputs, and neither has a failed step with
-    /// `allow_failure`.
+    /// Outputs of the step, or its failure. Empty for a skipped step, and for a failed step with `allow_failure`.
     result: Result<Map<String, Value>, StepError>,
 }
 
-/// Position of the step in its group, its end, and its exports.
+/// Position of the step in its group, the ended step, and its exports.
 type ParallelEnd = (usize, EndedStep, Arc<Mutex<IndexMap<String, String>>>);
 
 type ParallelFuture<'f> = Pin<Box<dyn Future<Output = ParallelEnd> + Send + 'f>>;
@@ -70,7 +63,7 @@ type ParallelFuture<'f> = Pin<Box<dyn Future<Output = ParallelEnd> + Send + 'f>>
 type EndedFuture<'f> = Pin<Box<dyn Future<Output = EndedStep> + Send + 'f>>;
 
 impl<'s> Sequence<'s> {
-    /// Runs the steps. Returns the outputs of all of them by name.
+    /// Runs the steps. Returns the outputs of all steps by name.
     ///
     /// # Errors
     /// The first failure.
@@ -98,13 +91,12 @@ impl<'s> Sequence<'s> {
         sequence.failure.map_or(Ok(sequence.frame.steps), Err)
     }
 
-    /// Runs the steps of a group, and records how they have ended.
     async fn run_group(&mut self, group: &[PathEntry<'_>], record: &mut Record) {
         let has_failed_before = self.failure.is_some();
         let mut runs = Vec::new();
         for (entry, path) in group {
             let when = entry.extension.policy.when;
-            // The steps of a group start together, so a failure of one of them is not earlier than the others.
+            // The steps of a group start together, so a failure of one does not skip the others.
             let ended = if when.allows(has_failed_before) {
                 match runs_of(entry, path, &self.steps.scope(&self.frame), &|text| self.steps.log.mask(text)) {
                     Ok(found) if found.is_empty() => Some(self.skip(&entry.name, path, "its matrix has no values")),
@@ -120,7 +112,7 @@ impl<'s> Sequence<'s> {
             } else if when == When::OnFailure {
                 Some(self.skip(&entry.name, path, "no earlier step has failed"))
             } else {
-                // A step that does not run because of an earlier failure is not listed.
+                // A step that an earlier failure skips is not listed.
                 self.steps.set_state(path, StepState::Skipped);
                 None
             };
@@ -129,7 +121,7 @@ impl<'s> Sequence<'s> {
             }
         }
         if self.failure.is_some() && !has_failed_before {
-            // One of the steps could not be started, so the group starts only the steps that also run after a failure.
+            // A step could not be started, so only steps that run after a failure start.
             for run in runs.extract_if(.., |run: &mut StepRun<'_>| !runs_after_failure(run)) {
                 let skipped = self.skip(&run.name, &run.path, OTHER_FAILED);
                 self.record(record, &run.name, skipped);
@@ -154,7 +146,7 @@ impl<'s> Sequence<'s> {
         }
     }
 
-    /// Records how a step has ended. The failures after the first one are only printed.
+    /// Records an ended step. Failures after the first failure are only printed.
     fn record(&mut self, record: &mut Record, name: &str, ended: EndedStep) {
         let EndedStep { node, mut results, result } = ended;
         record.nodes.push(node);
@@ -167,7 +159,6 @@ impl<'s> Sequence<'s> {
         }
     }
 
-    /// Returns the end of a step that did not run.
     fn skip(&self, name: &str, path: &str, reason: &str) -> EndedStep {
         self.steps.set_state(path, StepState::Skipped);
         let end = StepEnd::skipped(self.steps.log.mask(reason));
@@ -175,7 +166,7 @@ impl<'s> Sequence<'s> {
         EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    /// Returns the end of a step that did not run because the steps were stopped. The end counts as a failure of the sequence.
+    /// Counts as a failure of the sequence.
     fn skip_stopped(&self, run: &StepRun<'_>, cause: TerminationCause) -> EndedStep {
         let reason = match cause {
             TerminationCause::CanceledByUser => "the job was canceled before the step started",
@@ -185,7 +176,7 @@ impl<'s> Sequence<'s> {
         EndedStep { result: Err(StepError::Stopped(cause)), ..self.skip(&run.name, &run.path, reason) }
     }
 
-    /// Runs steps in order. After a failure, the other steps are skipped, unless they also run after a failure. After a stop, no step starts.
+    /// Runs steps in order. After a failure, only `always` and `on_failure` steps run. After a stop, no step starts.
     async fn run_serial(&self, runs: &[StepRun<'_>]) -> Vec<EndedStep> {
         let mut all = Vec::new();
         for run in runs {
@@ -203,8 +194,8 @@ impl<'s> Sequence<'s> {
         all
     }
 
-    /// Runs steps at the same time. After a failure, steps that have started run to their end. The others are skipped unless they also run
-    /// after a failure.
+    /// Runs steps at the same time. A failure does not end running steps. Waiting steps are skipped, unless they also
+    /// run after a failure.
     async fn run_parallel(&self, runs: &[StepRun<'_>], limit: usize) -> Vec<EndedStep> {
         let steps = self.steps;
         steps.log.flush();
@@ -217,7 +208,7 @@ impl<'s> Sequence<'s> {
         }
         let mut all: Vec<_> = stream::iter(waiting).buffer_unordered(limit).collect().await;
         all.sort_by_key(|(index, ..)| *index);
-        // If steps export variables of the same name, the last step in the list takes effect, not the step that ended last.
+        // If several steps export a variable, the last step in the list takes effect, not the step that ended last.
         let mut exports = steps.exports.lock();
         for (_, _, own) in &all {
             let own = own.lock();
@@ -228,7 +219,7 @@ impl<'s> Sequence<'s> {
         all.into_iter().map(|(_, ended, _)| ended).collect()
     }
 
-    /// Runs one of several steps that run at the same time. Boxed, because the compiler cannot prove that a stream of the futures is `Send`.
+    /// Boxed, because the compiler cannot prove that a stream of the futures is `Send`.
     fn run_in_turn<'f>(
         &'f self,
         run: &'f StepRun<'_>,
@@ -252,7 +243,7 @@ impl<'s> Sequence<'s> {
         })
     }
 
-    /// Runs a step under its policy, if its condition is met. Boxed, because this function is recursive.
+    /// Boxed, because this function is recursive.
     fn run_step<'f>(&'f self, steps: &'f UserSteps<'_>, run: &'f StepRun<'_>) -> EndedFuture<'f> {
         Box::pin(self.run_under_policy(steps, run))
     }
@@ -280,7 +271,8 @@ impl<'s> Sequence<'s> {
         let title = run.section_title();
         open_section(&*steps.log, steps.has_section_markers, &run.section, &title);
         let mut record = Record::default();
-        let ((result, attempts), used) = measured(steps.network, run_attempts(steps, run, &frame, &mut record)).await;
+        let ((result, attempts), used) =
+            measure_usage(steps.network, run_attempts(steps, run, &frame, &mut record)).await;
         if !title.is_empty() {
             steps.log.end_lines();
             close_section(&*steps.log, steps.has_section_markers, &run.section, &title);
@@ -294,7 +286,6 @@ impl<'s> Sequence<'s> {
     }
 }
 
-/// Returns the end of a step whose matrix or condition is invalid.
 fn failed_to_start(
     steps: &UserSteps<'_>,
     entry: &StepEntry,
@@ -308,7 +299,7 @@ fn failed_to_start(
     EndedStep { node, results: Vec::new(), result: tolerated(steps, entry, name, result) }
 }
 
-/// Returns the result of a step for its sequence. The failure of a step that is allowed to fail is only printed.
+/// Returns the result of a step for its sequence. A failure that is allowed is only printed.
 fn tolerated(
     steps: &UserSteps<'_>,
     entry: &StepEntry,
@@ -325,7 +316,6 @@ fn tolerated(
     }
 }
 
-/// Runs the attempts of a step until its timeout. Returns the result of the last attempt, and the number of attempts.
 async fn run_attempts(
     steps: &UserSteps<'_>,
     run: &StepRun<'_>,
@@ -364,7 +354,7 @@ async fn run_attempts(
         let ended = if timeout.is_zero() {
             running.await
         } else {
-            // Only this step is stopped at the timeout, so the steps that run at the same time must keep their processes.
+            // The timeout must not end the processes of steps that run at the same time.
             Box::pin(steps.processes.in_own_set(&stop, steps.grace, running)).await
         };
         match ended {
@@ -379,7 +369,6 @@ fn is_parallel(entry: &StepEntry) -> bool {
     entry.extension.parallel.is_some()
 }
 
-/// Returns whether the `when` of a step permits that it starts after a failure.
 fn runs_after_failure(run: &StepRun<'_>) -> bool {
     run.entry.extension.policy.when.allows(true)
 }
@@ -388,7 +377,6 @@ fn is_stop(error: &StepError) -> bool {
     matches!(error.cause(), StepError::Stopped(_))
 }
 
-/// Returns whether the condition of an entry is met.
 fn is_met(entry: &StepEntry, frame: &Frame<'_>, steps: &UserSteps<'_>) -> Result<bool, StepError> {
     let Some(condition) = &entry.extension.condition else { return Ok(true) };
     steps.scope(frame).expand(condition).map(|value| truthy(&value)).map_err(expression_error("if"))
@@ -402,7 +390,7 @@ fn print(steps: &UserSteps<'_>, line: &str) {
     steps.log.write(Stream::Runner, line.as_bytes());
 }
 
-/// Polls a future on an additional stack if the thread has little stack left. A job decides how deeply its steps are nested.
+/// Polls a future on an additional stack if the thread has little stack left, because steps can be deeply nested.
 async fn on_growing_stack<T>(mut future: Pin<Box<impl Future<Output = T>>>) -> T {
     poll_fn(|context| stacker::maybe_grow(MIN_STACK, NEW_STACK, || future.as_mut().poll(context))).await
 }

@@ -1,23 +1,18 @@
-//! Settings of steps. A variable of the job takes precedence over an environment variable of the same name.
-//!
-//! The operator's steps have fixed settings.
+//! Settings of steps, from variables of the job or else of the environment. The operator's steps have fixed settings.
 
 use crate::expression::Dialect;
 
-/// Variable with the log level of GitLab's own steps. Every process of a step gets this variable.
+/// Variable with the log level of GitLab's own steps, which every process of a step gets.
 pub(super) const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 const DEBUG: &str = "CI_STEPS_DEBUG";
 const DIALECT: &str = "CI_STEPS_DIALECT";
 
-/// Settings of the steps of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Settings {
     /// Value of [`LOG_LEVEL`]. Defaults to `info`.
     pub(super) log_level: &'static str,
-    /// Whether the results are written to a file, and whether an error about a step's output or export file quotes its content. Defaults to
-    /// false.
+    /// Whether results are written to a file, and errors quote a step's output and export files. Defaults to false.
     pub(super) is_debug: bool,
-    /// Dialect of the step files.
     pub(super) dialect: Dialect,
 }
 
@@ -33,7 +28,7 @@ pub enum SettingError {
 }
 
 impl Settings {
-    /// Settings of the operator's steps. The author of the job must neither change how these steps are read, nor get a file with their results.
+    /// The author of the job must not change the settings of the operator's steps.
     pub(super) const OF_OPERATOR: Self = Self { log_level: "info", is_debug: false, dialect: Dialect::Current };
 
     /// Reads the settings. `lookup` returns the value of a variable.

@@ -1,10 +1,10 @@
-//! Log of steps that run at the same time: the log of the job gets their output one step after the other, in the order of the list.
+//! Log of steps that run at the same time: the log of the job gets their output step by step, in the order of the list.
 //!
-//! The output of the first step that has not ended is written immediately. The output of the steps after it waits in files. So sections do
-//! not overlap, and no other output comes between the lines of a secret. Masking could not recognize an interrupted secret.
+//! The output of the first step that has not ended is written immediately. Later steps write to files. Thus sections do
+//! not overlap, and the masker finds secrets, because no other output interrupts them.
 //!
 //! ```text
-//! waiting --its turn comes--> replayed: its output still goes to the file, and the file to the log --end of the file--> current
+//! waiting --its turn comes--> replayed (output goes to the file, the file to the log) --end of the file--> current
 //! ```
 
 use std::fs::File;
@@ -18,50 +18,43 @@ use parking_lot::Mutex;
 use crate::log::{Log, Stream};
 use crate::style;
 
-/// Maximum size of the waiting output of one step in bytes. Further output is dropped, with a warning. The file can become larger, because what
-/// the log has shown already is not removed from it.
+/// Maximum size of a step's waiting output in bytes. Further output is dropped. The file may be larger, because output
+/// that was copied stays in it.
 const MAX_WAITING_BYTES: u64 = 256 * 1024 * 1024;
-/// Size in bytes of the header of a record in the file: the kind and the length of its content.
+/// Size in bytes of a record's header: kind and length of the content.
 const HEADER_BYTES: usize = 5;
-/// Number of bytes to copy from a file to the log before other tasks have their turn.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Logs of steps that run at the same time.
 pub(super) struct Turns {
     inner: Arc<dyn Log>,
-    /// Directory for the files with waiting output.
     temp_dir: PathBuf,
     state: Mutex<State>,
 }
 
 struct State {
-    /// First step whose output has not been written completely.
+    /// First step whose output is not completely written.
     current: usize,
-    /// Whether a task copies the file of `current` to the log. Otherwise its output is written immediately.
+    /// Whether a task copies the file of `current` to the log. If not, output of `current` is written immediately.
     is_replayed: bool,
     steps: Vec<Waiting>,
 }
 
-/// Output of a step that waits.
 #[derive(Default)]
 struct Waiting {
     file: Option<File>,
     /// Size of the file in bytes.
     written: u64,
-    /// Number of bytes of the file that were copied to the log.
+    /// Number of bytes that were copied from the file to the log.
     read: u64,
-    /// Whether further output is dropped.
     is_full: bool,
     has_ended: bool,
 }
 
-/// Log of one of the steps.
 struct TurnLog {
     turns: Arc<Turns>,
     step: usize,
 }
 
-/// Record in the file of a step that waits.
 #[derive(Clone, Copy)]
 enum Record<'r> {
     Write(Stream, &'r [u8]),
@@ -69,21 +62,19 @@ enum Record<'r> {
 }
 
 impl Turns {
-    /// Creates the logs of this number of steps. Their output is written to `inner`.
     pub(super) fn new(inner: Arc<dyn Log>, temp_dir: PathBuf, steps: usize) -> Arc<Self> {
         let steps = std::iter::repeat_with(Waiting::default).take(steps).collect();
         Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, is_replayed: false, steps }) })
     }
 
-    /// Returns the log of a step.
     pub(super) fn log(self: &Arc<Self>, step: usize) -> Arc<dyn Log> {
         Arc::new(TurnLog { turns: Arc::clone(self), step })
     }
 
-    /// Ends the output of a step. Then writes the waiting output of the next steps, unless another call is writing it. Must be called for
-    /// every step.
+    /// Ends the output of a step, and writes the waiting output of the next steps, unless another call writes it. Must
+    /// be called for every step.
     ///
-    /// The output is written in pieces, so that a step with much output does not block other jobs.
+    /// Yields after each piece, so that other jobs are not blocked.
     pub(super) async fn end(&self, step: usize) {
         let mut is_replaying = self.state.lock().end(step);
         while is_replaying {
@@ -109,7 +100,7 @@ impl Turns {
         let waiting = state.steps.get_mut(step).filter(|_| step > current || (step == current && is_replayed));
         let Some(waiting) = waiting else { return self.write(record) };
         if let Err(error) = waiting.add(record, &self.temp_dir) {
-            // A record may be incomplete, so nothing is written after it.
+            // A record may be incomplete, so no record may follow it.
             waiting.is_full = true;
             self.warn(&format!("failed to store the output of a parallel step: {error}; the log lacks a part of it"));
         }
@@ -139,7 +130,7 @@ impl Turns {
 }
 
 impl State {
-    /// Ends the output of a step. Returns whether the caller must copy the file of the next step to the log.
+    /// Ends the output of a step. Returns whether the caller must copy the next step's file to the log.
     fn end(&mut self, step: usize) -> bool {
         if let Some(step) = self.steps.get_mut(step) {
             step.has_ended = true;
@@ -158,9 +149,8 @@ impl State {
         }
     }
 
-    /// Returns the next records of the file that is copied.
-    ///
-    /// Empty at the end of the file. From then on, the output of the step is written immediately.
+    /// Returns the next records of the file that is copied. Empty at its end, after which output is written
+    /// immediately.
     fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(step) = self.steps.get_mut(self.current) else { return Ok(Vec::new()) };
         let piece = step.next_piece();
@@ -198,18 +188,17 @@ impl Waiting {
     fn append(&mut self, kind: u8, bytes: &[u8], temp_dir: &Path) -> io::Result<()> {
         let file = match &mut self.file {
             Some(file) => file,
-            // The file has no name, so no job can change it, and it is removed in any case.
+            // An unnamed file: no job can change it, and it is always removed.
             None => self.file.insert(tempfile::tempfile_in(temp_dir)?),
         };
         let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-        // One call, so that a failure does not separate header and content.
+        // One write, so that a failure does not separate header and content.
         let record = [&[kind], &length.to_le_bytes()[..], bytes].concat();
         file.write_all(&record)?;
         self.written += record.len() as u64;
         Ok(())
     }
 
-    /// Returns the next complete records of the file. Empty at the end of the file.
     fn next_piece(&mut self) -> io::Result<Vec<u8>> {
         let Some(file) = &self.file else { return Ok(Vec::new()) };
         let left = usize::try_from(self.written - self.read).unwrap_or(usize::MAX);
@@ -236,7 +225,7 @@ fn content_length([_, length @ ..]: [u8; HEADER_BYTES]) -> usize {
     usize::try_from(u32::from_le_bytes(length)).unwrap_or(usize::MAX)
 }
 
-/// Returns kind and content of the first record, and the bytes after it. `None` means that the record is not complete.
+/// Returns kind and content of the first record, and the bytes after it. `None` means that the record is incomplete.
 fn split_record(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let (content, rest) = rest.split_at_checked(content_length(*header))?;

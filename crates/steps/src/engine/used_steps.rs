@@ -1,4 +1,4 @@
-//! Finds the remote steps that a list of steps uses, directly or through other steps, without running anything.
+//! Finds the remote steps that a list of steps uses, directly or through other steps, without running steps.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,6 @@ pub struct UsedSteps {
     pub dynamic: Vec<String>,
     /// Local steps that could not be read, with the reason. A job may create them.
     pub unreadable: Vec<String>,
-    /// Step files that were read.
     visited: HashSet<(PathBuf, Vec<String>)>,
 }
 
@@ -30,7 +29,7 @@ pub struct UsedSteps {
 pub struct Reader<'a> {
     /// Port that fetches remote steps.
     pub port: &'a dyn StepSource,
-    /// Returns the digest of the only acceptable content of a source. `None` accepts the content that the server has now.
+    /// Returns the only acceptable digest of a source. `None` accepts any content.
     pub pin: &'a (dyn Fn(&Source) -> Option<String> + Sync),
     /// Variables, which can contain credentials.
     pub lookup: Lookup<'a>,
@@ -48,7 +47,7 @@ impl UsedSteps {
     /// Adds the remote steps that a list uses. Local references are relative to `dir`.
     ///
     /// # Errors
-    /// A remote step cannot be fetched or read, or a reference is invalid. The error names the path of the step.
+    /// A remote step cannot be fetched or read, or a reference is invalid.
     pub async fn add(&mut self, entries: &[StepEntry], dir: &Path, reader: Reader<'_>) -> Result<(), StepError> {
         self.add_at(entries, dir, reader, (0, false)).await
     }
@@ -72,8 +71,8 @@ impl UsedSteps {
         Ok(dir)
     }
 
-    /// Adds the remote steps that a list uses. `depth` is the number of steps that contain the list, and `is_remote` means that the list
-    /// is in a fetched source.
+    /// Adds the remote steps that a list uses. `depth` is the number of steps around the list. `is_remote` means that
+    /// the list is in a fetched source.
     async fn add_at(
         &mut self,
         entries: &[StepEntry],

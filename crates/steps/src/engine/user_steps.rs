@@ -1,4 +1,4 @@
-//! Executes the `run:` list of a job: its steps in order, each loaded right before it runs (docs/spec/steps.md, sections 1.5 and 4).
+//! Executes the `run:` list of a job, loading each step right before it runs (docs/spec/steps.md, sections 1.5 and 4).
 //!
 //! A process gets its environment variables from these layers. A later layer replaces variables of earlier layers:
 //! 1. the agent's environment, and `CI_STEPS_LOG_LEVEL`
@@ -7,7 +7,7 @@
 //! 4. `env` of the entry that calls the step
 //! 5. `env` of the step file
 //!
-//! Job variables are not part of the environment. Expressions read them as `vars.NAME` or `job.NAME`.
+//! Job variables are not in the environment. Expressions read them as `vars.NAME` or `job.NAME`.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -113,12 +113,11 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// Returns the error of a sequence in which the step `name` failed with this error.
     pub(super) fn within(self, name: &str) -> Self {
         Self::Inner { name: name.to_owned(), source: self.into() }
     }
 
-    /// Returns the error of the innermost step, without the names of the steps that contain it.
+    /// Returns the innermost error, without the names of the steps around it.
     #[must_use]
     pub fn cause(&self) -> &Self {
         match self {
@@ -127,10 +126,10 @@ impl StepError {
         }
     }
 
-    /// Returns whether another attempt of the step may succeed.
+    /// Whether another attempt of the step may succeed.
     pub(super) fn may_pass_later(&self) -> bool {
         let fails_again = match self.cause() {
-            // Expressions inside the step can use outputs of its other steps, which another attempt may change.
+            // Another attempt may change the outputs that expressions inside the step use.
             Self::Expression { .. } => !matches!(self, Self::Inner { .. }),
             Self::Setting(_)
             | Self::Reference(_)
@@ -145,7 +144,7 @@ impl StepError {
 }
 
 impl From<&StepError> for Failure {
-    /// Returns the failure of the job. Its text names the nested steps down to the step that failed.
+    /// The text names the nested steps down to the step that failed.
     fn from(error: &StepError) -> Self {
         match error.cause() {
             StepError::Exit(code) => Self::Exit(*code),
@@ -158,101 +157,87 @@ impl From<&StepError> for Failure {
     }
 }
 
-/// State of a `run:` list while it runs, with the exports of its steps. Clones share the exports.
+/// State of a running `run:` list. Clones share the exports.
 #[derive(Clone)]
 pub(super) struct UserSteps<'a> {
     pub(super) processes: &'a Processes,
     pub(super) log: Arc<MaskedLog>,
     pub(super) stop: &'a StopToken,
-    /// Time between TERM and KILL when processes are terminated.
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
     pub(super) environment: Arc<[(OsString, OsString)]>,
-    /// Inputs that each step of the list gets if its step file declares them. Empty unless the list replaces a built-in step.
+    /// Inputs that each step gets if its step file declares them. Empty unless the list replaces a built-in step.
     pub(super) offered: Arc<Map<String, Value>>,
-    /// Variables of the job, for expressions.
     pub(super) variables: Arc<Map<String, Value>>,
     pub(super) settings: Settings,
-    /// The operator's policy for the steps of the list. `None` means that it may call every step.
+    /// Operator's policy for the steps. `None` allows every step.
     pub(super) policy: Option<&'a StepPolicy>,
     /// Whether the lock file of the checkout pins the remote steps.
     pub(super) obeys_lock_file: bool,
     pub(super) work_dir: &'a Path,
-    /// Image of the container in which the steps run. Empty means that they run on this machine.
     pub(super) image: &'a str,
-    /// Directory for output and export files. It is private to the job.
+    /// Private directory of the job for output and export files.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Arc<Mutex<IndexMap<String, String>>>,
-    /// Whether this is a step file that a client of step-runner sent, and not the `run:` list of a job. The log then names each step that
-    /// starts a process, and failures name the path of the step that failed.
+    /// Whether a client of step-runner sent the step file. The log then names each step that starts a process, and
+    /// failures name the path of the failed step.
     is_step_file: bool,
-    /// Receiver of the results. `None` means that they are written to a file if [`Settings::is_debug`] is set.
+    /// Receiver of the results. `None` writes them to a file if [`Settings::is_debug`] is set.
     pub(super) on_results: Option<OnResults>,
     pub(super) recorded_calls: RecordedCalls,
-    /// Number of bytes that the complete records of calls may still have.
     pub(super) record_bytes_left: Arc<AtomicUsize>,
-    /// Options for authors of steps.
     pub(super) development: Option<&'a Development>,
     pub(super) debugger: Option<&'a Arc<Debugger>>,
-    /// Port that fetches remote steps.
     pub(super) step_source: Option<Arc<dyn StepSource>>,
-    /// Port to the steps that come with the agent.
     pub(super) bundled: Option<Arc<dyn BundledSteps>>,
     pub(super) remote: Arc<RemoteSteps>,
-    /// First and longest delay between two attempts of a step.
     pub(super) retry_backoff: (Duration, Duration),
-    /// Whether the log has markers of sections.
     pub(super) has_section_markers: bool,
-    /// Network whose traffic is the traffic of the current step. `None` means that the traffic cannot be counted.
+    /// Network that only the current step uses. `None` means that its traffic cannot be counted.
     pub(super) network: Option<&'a JobNetwork>,
 }
 
-/// What the result contains about the calls of the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RecordedCalls {
-    /// Nothing.
     None,
-    /// References of the steps, and names of their inputs. For steps of the operator, whose values the author of the job must not see.
+    /// References of the steps, and names of their inputs. For steps of the operator, whose values are hidden from the
+    /// author.
     WithoutValues,
-    /// All parameters and results.
     Complete,
 }
 
-/// Nodes and results of steps.
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) nodes: Vec<StepNode>,
     /// Results for the results file. Empty if the file is not written.
     pub(super) results: Vec<StepResult>,
-    /// Call of the step itself. `None` means that calls are not recorded, or that the step could not be loaded.
+    /// Call of the step. `None` means that calls are not recorded, or that the step could not be loaded.
     pub(super) call: Option<CallRecord>,
 }
 
-/// Values that expressions and calls of one sequence or step can use, like a stack frame.
+/// Values of one sequence or step, like a stack frame.
 pub(super) struct Frame<'f> {
     /// Directory that local references are relative to.
     pub(super) dir: &'f Path,
-    /// Variables that take precedence over exports: the variables of layers 3 to 5.
+    /// Variables that take precedence over exports (layers 3 to 5).
     pub(super) env: IndexMap<String, String>,
     pub(super) inputs: Map<String, Value>,
-    /// Outputs of the earlier steps of the same sequence, by their names.
     pub(super) steps: Map<String, Value>,
-    /// Values for which a step with a matrix runs. Empty for other steps.
+    /// Values for one run of a step with a matrix. Empty for other steps.
     pub(super) matrix: Map<String, Value>,
     pub(super) output_file: &'f Path,
     pub(super) export_file: &'f Path,
     pub(super) depth: usize,
-    /// Path of the step: the names of the steps from the outermost one to this one. Empty for the outermost list of steps.
+    /// Names of the steps from the outermost step to this step. Empty for the outermost list.
     pub(super) path: String,
 }
 
-/// Maximum total size in bytes of the complete records of a list's calls, before they are masked.
+/// Maximum total size in bytes of the complete call records of a list, before masking.
 pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
-/// Maximum depth of steps that call steps.
 pub(super) const MAX_DEPTH: usize = 32;
 
 impl<'a> UserSteps<'a> {
-    /// Returns the state for the steps that `step` calls. They end when `stop` is stopped.
+    /// Returns the state for the steps that `step` calls, until `stop` is stopped.
     ///
     /// # Errors
     /// A setting is invalid.
@@ -298,19 +283,19 @@ impl<'a> UserSteps<'a> {
         Ok(steps)
     }
 
-    /// Sets the lowest layer of the processes' environment, in which the log level is that of the settings.
+    /// Sets the lowest layer of the processes' environment, with the log level of the settings.
     pub(super) fn set_environment(&mut self, mut environment: Vec<(OsString, OsString)>) {
         environment.push((LOG_LEVEL.into(), self.settings.log_level.into()));
         self.environment = environment.into();
     }
 
-    /// Runs the steps of a job's `run:` list.
+    /// Runs a job's `run:` list, and adds the nodes of its steps to `nodes`. Steps that an earlier failure skips have
+    /// no node.
     ///
-    /// Adds a node for each step to `nodes`. A skipped step has a node, too, unless it was skipped because of an earlier failure. If
-    /// `returns_outputs` is set, returns the outputs of the last step.
+    /// If `returns_outputs` is set, returns the outputs of the last step.
     ///
     /// # Errors
-    /// The first failure. After it, only steps that run `on_failure` or `always` are started.
+    /// The first failure. After it, only `on_failure` and `always` steps run.
     pub(super) async fn run(
         &self,
         name: &str,
@@ -323,7 +308,6 @@ impl<'a> UserSteps<'a> {
         self.run_file(name, &file, nodes).await
     }
 
-    /// Converts an error to the failure of the job, without sensitive values.
     pub(super) fn failure(&self, error: &StepError) -> Failure {
         let message = || self.log.mask(&error_chain(error));
         match Failure::from(error) {
@@ -335,7 +319,6 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// Writes the name of a step to the log before its process starts, as step-runner does.
     pub(super) fn announce(&self, name: &str) {
         if self.is_step_file {
             let line = if self.is_legacy() {
@@ -347,22 +330,22 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// Returns the state for steps that end when `stop` is stopped.
     pub(super) fn with_stop<'s>(&'s self, stop: &'s StopToken) -> UserSteps<'s> {
         UserSteps { stop, ..self.clone() }
     }
 
-    /// Returns the state for steps that run at the same time as others.
+    /// Returns the state for a step that runs at the same time as others, with a separate log and a copy of the
+    /// exports.
     ///
-    /// It has a separate log and a copy of the exports. The kernel cannot count their traffic separately, so the traffic counts for the step around them.
+    /// The kernel cannot count the traffic of such steps separately.
     pub(super) fn for_parallel_step(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }
     }
 
-    /// Returns the inputs that a replaced built-in step offers to the steps at this depth.
+    /// Returns the inputs that a replaced built-in step offers at this depth.
     pub(super) fn offered_at(&self, depth: usize) -> impl Iterator<Item = (&String, &Value)> {
-        // The steps that a step calls get their inputs only from that step.
+        // Nested steps get inputs only from their calling step.
         self.offered.iter().filter(move |_| depth == 0)
     }
 
@@ -372,7 +355,7 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// Returns the complete environment of a step. The variables in `own` take precedence over exports.
+    /// `own` overrides exports.
     pub(super) fn full_env(&self, own: &IndexMap<String, String>) -> IndexMap<String, String> {
         let inherited = self.environment.iter().filter_map(|(key, value)| Some((key.to_str()?, value.to_str()?)));
         let mut env: IndexMap<String, String> = inherited.map(|(key, value)| (key.into(), value.into())).collect();
@@ -381,7 +364,6 @@ impl<'a> UserSteps<'a> {
         env
     }
 
-    /// Returns the values that expressions can use.
     pub(super) fn scope(&self, frame: &Frame<'_>) -> Scope {
         let env = self.full_env(&frame.env).into_iter().map(|(key, value)| (key, Value::String(value))).collect();
         let path = |path: &Path| Value::String(path.to_string_lossy().into_owned());

@@ -13,7 +13,7 @@ fn error(message: impl Into<String>) -> ExpressionError {
     ExpressionError::Eval(message.into())
 }
 
-/// Evaluates `node`. `depth` is the number of strings with expressions that contain `node`.
+/// Evaluates `node`. `depth` is the number of strings with expressions around `node`.
 pub(super) fn eval(node: &Node, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
@@ -143,7 +143,6 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Expressi
     })
 }
 
-/// Returns whether a value counts as true in a condition.
 pub(crate) fn truthy(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -172,7 +171,7 @@ fn compare(left: &Value, right: &Value) -> Ordering {
     match (left, right) {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         (Value::Number(a), Value::Number(b)) => {
-            // The numbers of JSON are never NaN. -0 equals 0.
+            // JSON numbers are never NaN. -0 equals 0.
             a.as_f64().partial_cmp(&b.as_f64()).unwrap_or(Ordering::Equal)
         }
         (Value::String(a), Value::String(b)) => a.as_bytes().cmp(b.as_bytes()),

@@ -9,9 +9,7 @@ use crate::value::Kind;
 const OPEN: &str = "${{";
 const CLOSE: &str = "}}";
 
-/// Names of the values that are maps, which only Moa can read as a whole.
 const MAPS: [&str; 4] = ["env", "inputs", "job", "steps"];
-/// Names of all values.
 const ROOTS: [&str; 8] = ["env", "export_file", "inputs", "job", "output_file", "step_dir", "steps", "work_dir"];
 
 /// Splits a text into literals and expressions. An expression ends at the `}}` that closes its own `${{`.
@@ -38,12 +36,11 @@ pub(super) fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
     Ok(parts)
 }
 
-/// Returns the position of the next `${{` or `}}`.
 fn next_token(text: &str) -> Option<usize> {
     [OPEN, CLOSE].iter().filter_map(|token| text.find(token)).min()
 }
 
-/// Returns the length of the expression at the start of `text`. `None` means that it is not closed.
+/// Returns the length of the expression at the start of `text`. `None` means that the expression is not closed.
 fn end_of_expression(text: &str) -> Option<usize> {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -59,7 +56,6 @@ fn end_of_expression(text: &str) -> Option<usize> {
     }
 }
 
-/// Evaluates an expression, without its `${{ }}`.
 pub(super) fn evaluate(text: &str, scope: &Scope) -> Result<Value, ExpressionError> {
     let expression = text.trim();
     let not_found =

@@ -9,12 +9,11 @@ pub(super) enum Token {
     /// String. An expression inside double quotes is a separate part.
     Text(Vec<Part>),
     Name(String),
-    /// Operator, punctuation or bracket.
     Symbol(&'static str),
     End,
 }
 
-/// Operators, punctuation and brackets. Longer symbols come first, so that `<=` does not become `<` and `=`.
+/// Operators, punctuation and brackets. Longer symbols come first: `<=` is not `<` and `=`.
 const SYMBOLS: [&str; 26] = [
     "||", "&&", "==", "!=", "<=", ">=", "<", ">", "+", "-", "*", "/", "%", "!", ".", ",", ":", "(", ")", "[", "]", "{",
     "}", "?", "|", "&",

@@ -1,8 +1,7 @@
-//! Expressions of step files, `${{ ... }}`, in two dialects (docs/spec/steps.md, section 3). The current dialect is the language Moa, and
-//! also accepts the lookups of Moa's predecessor. The legacy dialect accepts only these lookups.
+//! Expressions of step files, `${{ ... }}`, in two dialects (docs/spec/steps.md, section 3). The current dialect is the
+//! language Moa and the lookups of its predecessor. The legacy dialect has only these lookups.
 //!
-//! Values are JSON values, and numbers are doubles. The parser limits the depth. Evaluation always terminates, because the language
-//! has no loops.
+//! Values are JSON values, and numbers are doubles.
 
 mod eval;
 mod legacy;
@@ -16,7 +15,7 @@ use serde_json::Value;
 pub(crate) use eval::truthy;
 pub use text::to_text;
 
-/// Maximum depth of expressions inside strings of other expressions.
+/// Maximum depth of strings with expressions inside expressions.
 const MAX_STRING_DEPTH: usize = 16;
 
 /// Dialect of step files and their expressions (docs/spec/steps.md, section 0.2).
@@ -37,7 +36,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Returns a scope in which the keys of the object `values` are names.
+    /// Returns a scope with the names and values of the object `values`.
     #[must_use]
     pub fn new(dialect: Dialect, values: Value) -> Self {
         Self { dialect, values }
@@ -54,7 +53,7 @@ impl Scope {
     }
 }
 
-/// Error of an expression. The messages are based on those of GitLab's step-runner.
+/// Error of an expression, with messages like those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
     /// A `${{` has no matching `}}`.
@@ -106,12 +105,12 @@ pub enum ExpressionError {
         /// Name of the field.
         piece: String,
     },
-    /// Legacy dialect: the expression names all values of a kind, not one of them.
+    /// Legacy dialect: the expression reads a whole map.
     #[error("{0}: invalid type: a map; name one of its values")]
     WholeMap(String),
 }
 
-/// Evaluates the expression `text`, without its `${{ }}`. Names are looked up in `scope`.
+/// Evaluates the expression `text`, without its `${{ }}`.
 ///
 /// # Errors
 /// The expression could not be parsed or evaluated.
@@ -119,7 +118,7 @@ pub fn evaluate(text: &str, scope: &Scope) -> Result<Value, ExpressionError> {
     evaluate_within(text, scope, 0)
 }
 
-/// Evaluates an expression that is inside `depth` strings of other expressions.
+/// Evaluates an expression inside `depth` strings of other expressions.
 fn evaluate_within(text: &str, scope: &Scope, depth: usize) -> Result<Value, ExpressionError> {
     if scope.dialect == Dialect::Legacy {
         return legacy::evaluate(text, scope);
@@ -132,12 +131,12 @@ fn evaluate_within(text: &str, scope: &Scope, depth: usize) -> Result<Value, Exp
     let result = parser::parse(text).and_then(|node| eval::eval(&node, scope, depth));
     match result {
         Ok(value) => Ok(value),
-        // Names like `foo-bar` are invalid in Moa, but were valid in its predecessor.
+        // Names like `foo-bar` are invalid in Moa, but valid in its predecessor.
         Err(error) => lookup_dotted_path(text, scope).ok_or(error),
     }
 }
 
-/// Looks up a dotted path by its parts, as the predecessor of Moa does. Unlike in Moa, names may contain `-`.
+/// Looks up a dotted path, as Moa's predecessor does. Unlike in Moa, names may contain `-`.
 fn lookup_dotted_path(text: &str, scope: &Scope) -> Option<Value> {
     let text = text.trim();
     if text.contains(['"', '\'', '[', ']', '(', ')', '{', '}', '|', '&']) {

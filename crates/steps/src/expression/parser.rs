@@ -7,7 +7,6 @@ use super::template::Part;
 /// Maximum depth of an expression, and maximum number of operators of one precedence in a row.
 const MAX_DEPTH: usize = 64;
 
-/// Reserved words of Moa.
 const RESERVED: [&str; 34] = [
     "array",
     "as",

@@ -1,11 +1,10 @@
-//! Expands text that contains expressions. A text that consists of a single expression keeps the type of its value.
+//! Expands text with expressions. A single expression keeps the type of its value.
 
 use serde_json::Value;
 
 use super::text::to_text;
 use super::{Dialect, ExpressionError, Scope, evaluate_within, legacy};
 
-/// Part of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Part {
     Literal(String),
@@ -14,7 +13,7 @@ pub(super) enum Part {
 }
 
 impl Scope {
-    /// Expands all strings in a value, at any depth. Keys of objects are not expanded.
+    /// Expands all strings in a value, except keys of objects.
     ///
     /// # Errors
     /// The first expression that could not be evaluated.
@@ -35,7 +34,7 @@ impl Scope {
         }
     }
 
-    /// Expands a text. Values that are not strings are written as JSON.
+    /// Expands a text. Values other than strings become JSON.
     ///
     /// # Errors
     /// The first expression that could not be evaluated.
@@ -89,9 +88,10 @@ fn parts(text: &str) -> Result<Vec<Part>, ExpressionError> {
     Ok(parts)
 }
 
-/// Returns the length of the expression at the start of `text`, with its `${{` and `}}`. `None` means that it is not closed.
+/// Returns the length of the expression at the start of `text`, with its `${{` and `}}`. `None` means that the `}}` is
+/// missing.
 ///
-/// A `}}` inside a string, or one that closes braces of the expression, does not end it.
+/// A `}}` inside a string or nested braces does not end the expression.
 pub(super) fn expression_length(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let mut quote = None;

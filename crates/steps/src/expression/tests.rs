@@ -1,4 +1,4 @@
-//! Examples of Moa and its predecessor, and the property that no text makes the evaluator panic.
+//! Examples of Moa and its predecessor. No text may make the evaluator panic.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -104,7 +104,7 @@ fn deeply_nested_expression_is_rejected() {
     }
 }
 
-/// Expressions inside strings are parsed separately, so the depth limit of one expression does not limit them.
+/// Expressions inside strings are parsed separately, so the depth limit of the parser does not apply.
 #[test]
 fn deeply_nested_strings_are_rejected() {
     let nested = |depth: usize| (0..depth).fold("${{ 1 }}".to_owned(), |inner, _| format!("${{{{ \"{inner}\" }}}}"));

@@ -1,5 +1,4 @@
-//! Values as text, as the predecessor of Moa prints them: strings as they are, other values as compact JSON (docs/spec/steps.md,
-//! section 3.1).
+//! Values as text: strings as they are, other values as compact JSON (docs/spec/steps.md, section 3.1).
 
 use serde_json::Value;
 
@@ -27,7 +26,7 @@ fn json(value: &Value) -> String {
     }
 }
 
-/// Quotes a string as Go's JSON encoder does. The encoder also escapes characters that are special in HTML.
+/// Quotes a string as Go's JSON encoder does, which also escapes characters that are special in HTML.
 fn go_string(text: &str) -> String {
     let quoted = Value::String(text.to_owned()).to_string();
     quoted
@@ -38,7 +37,7 @@ fn go_string(text: &str) -> String {
         .replace('\u{2029}', "\\u2029")
 }
 
-/// Formats a number as Go's JSON encoder does. The encoder uses an exponent below 1e-6 and from 1e21.
+/// Formats a number as Go's JSON encoder does: with an exponent below 1e-6 and from 1e21.
 fn go_number(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();

@@ -1,9 +1,6 @@
 //! Version 2 cgroups that contain the processes of jobs: one cgroup for the agent, and below it one for each job.
 //!
-//! Containing processes requires no controllers, but only a writable directory in a mounted cgroup2 hierarchy, which can be the
-//! `unified` hierarchy of a hybrid system. Root has such a directory, and so does a user with a delegated subtree. Processes are
-//! started inside these cgroups ([`super::spawn`]). Only the cgroups of a slot, a job's share of the machine ([`super::slot`]), can
-//! require moving a process. [`super::limits`] enables controllers for a job's cgroup if the operator limits the job.
+//! Requires a writable directory of a cgroup2 hierarchy, but no controllers.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,29 +12,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::procfs;
 use super::spawn::can_start_in;
 
-/// Number of cgroups for which this process has chosen a name. Makes the names of one process unique.
-static AGENT_CGROUPS: AtomicU64 = AtomicU64::new(0);
-/// Prefix of the name of an agent's cgroup. The agent's process ID and a number follow.
+static TRIED_NAMES: AtomicU64 = AtomicU64::new(0);
+/// Prefix of the name of an agent's cgroup, before the agent's process ID and a number.
 const AGENT_PREFIX: &str = "muster-agent-";
-/// Maximum number of names to try. Agents in other PID namespaces can have the same process ID.
+/// Agents in other PID namespaces can use the same names.
 const MAX_NAMES: usize = 1000;
 
-/// Cgroup directory that Muster created.
 #[derive(Debug, Clone)]
 pub(super) struct Cgroup(PathBuf);
 
-/// Cgroup of an agent, beside the cgroups of other agents. It is locked, because other agents remove unlocked cgroups.
+/// Cgroup of an agent, locked so that other agents do not remove it.
 ///
-/// A process ID would not show whether the agent still runs: agents in different PID namespaces can create cgroups in the same directory.
+/// A process ID would not show whether the agent still runs, because agents may be in different PID namespaces.
 #[derive(Debug)]
 pub(super) struct AgentCgroup {
     cgroup: Cgroup,
-    /// The opened and locked directory. The kernel unlocks it when this process ends.
+    /// Locked directory. The kernel unlocks it when this process ends.
     _lock: File,
 }
 
 impl AgentCgroup {
-    /// Creates the cgroup that contains the processes of all jobs. `None` means that the system does not support or permit it.
+    /// Creates the cgroup for the processes of all jobs. `None` means that the system does not support or permit
+    /// cgroups.
     pub(super) fn for_processes() -> Option<Self> {
         let mount = mount_point(&procfs::read("/proc/self/mountinfo").ok()?)?;
         let own_path = procfs::read("/proc/self/cgroup").ok()?;
@@ -50,15 +46,15 @@ impl AgentCgroup {
         Some(created)
     }
 
-    /// Removes the cgroups of agents that no longer run, and creates a cgroup inside the cgroup `parent`.
+    /// Removes the cgroups of dead agents in `parent`, and creates the cgroup of this agent.
     pub(super) fn create(parent: &Path) -> io::Result<Self> {
         remove_dead_agents(parent);
         for _ in 0..MAX_NAMES {
-            let number = AGENT_CGROUPS.fetch_add(1, Ordering::Relaxed);
+            let number = TRIED_NAMES.fetch_add(1, Ordering::Relaxed);
             let path = parent.join(format!("{AGENT_PREFIX}{}-{number}", std::process::id()));
-            // Other users must not be able to open the directory: they could lock it.
+            // Other users must not open the directory, because they could lock it.
             match DirBuilder::new().mode(0o711).create(&path).and_then(|()| File::open(&path)) {
-                // Another agent may have locked the cgroup first, in order to remove it.
+                // Another agent may lock the cgroup first, to remove it.
                 Ok(directory) if directory.try_lock().is_ok() && is_same_file(&directory, &path) => {
                     return Ok(Self { cgroup: Cgroup(path), _lock: directory });
                 }
@@ -83,14 +79,12 @@ impl Deref for AgentCgroup {
 }
 
 impl Cgroup {
-    /// Returns the cgroup at `path`, which may be from an earlier agent. `None` means that there is no cgroup.
     pub(super) fn existing(path: &Path) -> Option<Self> {
         path.join(PROCS_FILE).exists().then(|| Self(path.to_owned()))
     }
 
-    /// Returns whether processes can be started in a child of the cgroup and can be killed with it.
-    ///
-    /// Old kernels support only one of these, or neither.
+    /// Returns whether processes can start in a child of the cgroup, and can be killed with it. Old kernels lack these
+    /// abilities.
     pub(super) fn is_usable(&self) -> bool {
         let Some(probe) = self.child("probe") else { return false };
         let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();
@@ -98,7 +92,6 @@ impl Cgroup {
         is_usable
     }
 
-    /// Opens the child cgroup with this name for processes to start in, and creates it if it does not exist.
     pub(super) fn open_child(&self, name: &str) -> io::Result<(Self, File)> {
         let path = self.0.join(name);
         let directory = match File::open(&path) {
@@ -126,24 +119,23 @@ impl Cgroup {
         &self.0
     }
 
-    /// Moves a process into the cgroup. Processes that it starts later will be in the cgroup too.
+    /// Moves a process into the cgroup. Its later children belong to the cgroup, too.
     pub(super) fn add(&self, pid: i32) -> io::Result<()> {
         fs::write(self.0.join(PROCS_FILE), pid.to_string())
     }
 
-    /// Returns all processes in the cgroup and in the cgroups that the job created inside it. Zombies are not included.
+    /// Returns all processes in the cgroup and its children, except zombies.
     pub(super) fn members(&self) -> Vec<i32> {
         let mut pids = Vec::new();
         collect_pids(&self.0, &mut pids);
         pids
     }
 
-    /// Kills all processes in the cgroup at once.
     pub(super) fn kill(&self) -> io::Result<()> {
         fs::write(self.0.join("cgroup.kill"), "1")
     }
 
-    /// Removes the cgroup, with the cgroups that the job created inside it. The kernel refuses while a process is in one of them.
+    /// Removes the cgroup and its children. The kernel refuses while they contain processes.
     pub(super) fn remove(&self) {
         for child in children(&self.0) {
             Self(child).remove();
@@ -158,27 +150,24 @@ impl Cgroup {
 
 const PROCS_FILE: &str = "cgroup.procs";
 
-/// Removes the empty cgroups of agents that no longer run.
 fn remove_dead_agents(parent: &Path) {
     for path in children(parent).into_iter().filter(|path| is_of_agent(path)) {
         if let Ok(directory) = File::open(&path)
             && directory.try_lock().is_ok()
         {
-            // The kernel refuses while there are processes in the cgroup.
             Cgroup(path).remove();
         }
     }
 }
 
-/// Removes the cgroup of the dead agent to which the cgroup `job` belonged. The cgroup of a slot is kept.
+/// Removes the cgroup of the dead agent that created the cgroup `job`. Keeps the cgroup of a slot.
 pub(super) fn remove_agent_cgroup_of(job: &Path) {
     if let Some(parent) = job.parent().filter(|parent| is_of_agent(parent)) {
-        // The call fails while other jobs are in the cgroup.
+        // Fails while the cgroup contains other jobs.
         let _ = fs::remove_dir(parent);
     }
 }
 
-/// Returns whether the path of a cgroup has the name of an agent's cgroup.
 fn is_of_agent(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -186,7 +175,6 @@ fn is_of_agent(path: &Path) -> bool {
     numbers.is_some_and(|(pid, number)| is_number(pid) && is_number(number))
 }
 
-/// Returns whether the opened directory is at `path`. If not, it was removed.
 fn is_same_file(directory: &File, path: &Path) -> bool {
     let identity = |found: fs::Metadata| (found.dev(), found.ino());
     directory
@@ -197,7 +185,7 @@ fn is_same_file(directory: &File, path: &Path) -> bool {
 fn collect_pids(path: &Path, pids: &mut Vec<i32>) {
     let text = fs::read_to_string(path.join(PROCS_FILE)).unwrap_or_default();
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
-    // The number of links shows whether there are child cgroups, without reading the directory.
+    // The number of links shows whether the cgroup has children.
     if has_children(path) {
         for child in children(path) {
             collect_pids(&child, pids);
@@ -214,7 +202,7 @@ fn children(path: &Path) -> Vec<PathBuf> {
     entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect()
 }
 
-/// Returns the mount point of the cgroup2 file system, from the text of `/proc/self/mountinfo`. `None` means that it is not mounted.
+/// Returns the mount point of the cgroup2 file system from `/proc/self/mountinfo`. `None` means that it is not mounted.
 fn mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (fields, rest) = line.split_once(" - ")?;
@@ -240,8 +228,8 @@ mod tests {
     #[test]
     fn only_cgroups_of_ended_agents_are_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let next = AGENT_CGROUPS.load(Ordering::Relaxed);
-        // An agent with the same process ID in another PID namespace has these names.
+        let next = TRIED_NAMES.load(Ordering::Relaxed);
+        // An agent with this process ID in another PID namespace uses these names.
         let names = next..next + 50;
         let others: Vec<_> = names
             .map(|number| {
@@ -262,7 +250,7 @@ mod tests {
         let third = AgentCgroup::create(parent.path()).unwrap();
         let expected = BTreeSet::from([second.path().to_owned(), third.path().to_owned(), unrelated]);
         let left = || children(parent.path()).into_iter().collect::<BTreeSet<_>>();
-        // A process that another test has just started has a copy of the locked file until it executes its program.
+        // A process that another test starts holds a copy of the lock until it executes its program.
         let end = Instant::now() + Duration::from_secs(30);
         while left() != expected && Instant::now() < end {
             remove_dead_agents(parent.path());

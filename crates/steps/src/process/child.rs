@@ -1,5 +1,3 @@
-//! Child process whose exit status will be collected.
-
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -10,7 +8,7 @@ use super::AWAITED;
 use super::sys::{self, Watched};
 use super::usage::Usage;
 
-/// Child of this process. It is killed if the value is dropped before its exit status was collected.
+/// Child of this process. Dropping the value kills the child unless its exit status was collected.
 #[derive(Debug)]
 pub(super) struct Child {
     pid: i32,
@@ -20,7 +18,7 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Returns the child `pid`. The caller has added it to [`AWAITED`]; dropping the value removes it from there.
+    /// Returns the child `pid`, which the caller has added to [`AWAITED`]. Dropping the value removes the ID.
     pub(super) fn new(pid: i32) -> Self {
         let watched = Watched::open(pid);
         if let Err(error) = &watched {
@@ -34,20 +32,20 @@ impl Child {
     }
 
     pub(super) fn kill(&self) {
-        // The exit status was not collected yet, so the process ID cannot belong to another process.
+        // The exit status was not collected yet, so the process ID is not reused.
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 
-    /// Waits until the process has ended, then collects its resource usage and its exit status. Cancel-safe.
+    /// Waits until the process has ended, then collects its exit status and resource usage. Cancel-safe.
     pub(super) async fn wait(&mut self) -> io::Result<(ExitStatus, Option<Usage>)> {
         let watched = self.watched.as_ref().ok_or_else(|| io::Error::other("the process cannot be watched"))?;
         watched.ended().await;
         let usage = sys::usage_of_ended(self.pid);
         let pid = Pid::from_raw(self.pid).ok_or(io::ErrorKind::NotFound)?;
         self.is_reaped = true;
-        // The process has ended, so this does not block.
+        // Does not block, because the process has ended.
         let status = waitpid(Some(pid), WaitOptions::NOHANG)?;
         let (_, status) = status.ok_or_else(|| io::Error::other("the process has no exit status yet"))?;
         Ok((ExitStatus::from_raw(status.as_raw()), usage))
@@ -59,7 +57,7 @@ impl Drop for Child {
         if !self.is_reaped {
             self.kill();
         }
-        // From here on, the process is handled like any other orphan. It is reaped at the end of its job.
+        // The process is now an orphan, which is reaped at the end of its job.
         AWAITED.lock().remove(&self.pid);
     }
 }

@@ -1,4 +1,4 @@
-//! Operator's limits for the processes that run commands and steps of the job's author, enforced by the kernel.
+//! Operator's limits for the processes of the job's author, enforced by the kernel.
 //!
 //! ```text
 //! CPU, memory   cgroup version 1: a cgroup for the job, inside the cgroup of the agent's process; version 2: the cgroup of the job.
@@ -7,7 +7,7 @@
 //! file size     RLIMIT_FSIZE
 //! ```
 //!
-//! A process joins its cgroups and namespaces before it executes its program, so nothing that it starts can escape.
+//! A process joins its cgroups and namespaces before it executes its program, so that no child can escape.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -23,22 +23,19 @@ use super::cgroup::{AgentCgroup, Cgroup};
 use super::spawn::{Namespaces, Restrictions, can_restrict};
 use super::{Processes, procfs};
 
-/// Period of the CPU limit in microseconds. This is the kernel's default.
+/// The kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the names of rules' version 2 cgroups. The names of the cgroups of process sets begin with a number instead.
+/// Prefix of the version 2 cgroups of rules. The names of other cgroups of process sets begin with a number.
 const RULE_PREFIX: &str = "rule-";
-/// Number of rules with limits for which this process has created a cgroup. Makes the names unique.
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
-    /// Rules that limit the processes that are started now, from the outermost step to the innermost.
-    ///
-    /// Not set for processes without limits.
+    /// Positions of the rules that limit processes started now, outermost first. Not set without limits.
     static RULES: Vec<usize>;
 }
 
-/// Runs work whose processes have the limits of the job, because they run commands of the job's author.
-pub async fn limited<F: Future>(work: F) -> F::Output {
+/// Runs work whose processes have the limits of the job.
+pub async fn run_limited<F: Future>(work: F) -> F::Output {
     RULES.scope(Vec::new(), work).await
 }
 
@@ -64,35 +61,32 @@ pub enum LimitError {
     Network(#[source] io::Error),
 }
 
-/// Limits of a job.
 #[derive(Debug, Default)]
 pub(super) struct JobLimits {
-    /// Limits of all processes of the author. `None` means that there are none.
+    /// Limits of all processes of the author. `None` means no limits.
     all: Option<Arc<Limits>>,
-    /// Limits of steps, by the positions of the rules for the calling steps and the step, outermost first.
+    /// Limits of steps, by the positions of the rules for the step and the steps around it, outermost first.
     by_rules: HashMap<Vec<usize>, Arc<Limits>>,
 }
 
-/// Limits that are ready for processes.
 #[derive(Debug, Default)]
 struct Limits {
-    /// Limits that apply in addition: those of the calling step, or of the job. `None` means that there are none.
+    /// Outer limits, which also apply.
     outer: Option<Arc<Limits>>,
-    /// Values of the limits, combined with the values of `outer`.
+    /// Combined with the values of `outer`.
     values: StepLimits,
-    /// Version 2 cgroup in which the processes start, inside the cgroup of `outer`. `None` means that the job has none.
+    /// Version 2 cgroup in which the processes start, inside the cgroup of `outer`. `None` means that the job has no
+    /// such cgroup.
     unified: Option<Cgroup>,
-    /// Version 1 cgroups that each process joins, in addition to the cgroups of `outer`.
+    /// Version 1 cgroups that each process joins after the cgroups of `outer`.
     joined: Vec<AgentCgroup>,
-    /// Directory of the cgroup that limits CPU time. `None` means that CPU time is not limited.
     cpu: Option<PathBuf>,
-    /// Directory of the cgroup that limits memory. `None` means that memory is not limited.
     memory: Option<PathBuf>,
     namespaces: Namespaces,
 }
 
 impl Limits {
-    /// Prepares limits that apply in addition to `outer`. `job` is the version 2 cgroup of the job.
+    /// Prepares limits in addition to `outer`. `job` is the version 2 cgroup of the job.
     fn prepare(limits: &StepLimits, job: Option<&Cgroup>, outer: Option<Arc<Self>>) -> Result<Self, LimitError> {
         let limits_resources = limits.cpu_milli.is_some() || limits.memory_bytes.is_some();
         let parent = outer.as_ref().and_then(|outer| outer.unified.as_ref()).or(job);
@@ -123,7 +117,7 @@ impl Limits {
             let (unified, version_1) =
                 ([("memory.max", bytes.to_string())], [("memory.limit_in_bytes", bytes.to_string())]);
             let cgroup = prepared.apply("memory", &unified, &version_1)?;
-            // Without these files, the system does not count swap.
+            // Fails if the system does not count swap.
             let _ = fs::write(cgroup.join("memory.swap.max"), "0");
             let _ = fs::write(cgroup.join("memory.memsw.limit_in_bytes"), bytes.to_string());
             prepared.memory = Some(cgroup);
@@ -139,7 +133,6 @@ impl Limits {
         Ok(prepared)
     }
 
-    /// Writes the values to a cgroup with the controller. Returns its directory.
     fn apply(
         &mut self,
         controller: &'static str,
@@ -159,7 +152,7 @@ impl Limits {
             write(cgroup.path(), unified)?;
             return Ok(cgroup.path().to_owned());
         }
-        // The cgroup of a rule is inside the cgroup of the job, so that both limits apply.
+        // A cgroup inside the outer cgroup has the limits of both.
         let outer = if controller == "cpu" { &self.cpu } else { &self.memory };
         let parent = match outer {
             Some(outer) => outer.clone(),
@@ -174,7 +167,7 @@ impl Limits {
         Ok(path)
     }
 
-    /// Returns the restrictions that enforce the limits, with the opened files of the cgroups. A process joins the innermost cgroup last.
+    /// Returns the restrictions that enforce the limits. A process joins the innermost cgroup last.
     fn restrictions(&self) -> io::Result<Restrictions> {
         let open = |cgroup: &AgentCgroup| File::options().write(true).open(cgroup.path().join("cgroup.procs"));
         let mut join = match &self.outer {
@@ -185,8 +178,7 @@ impl Limits {
         Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.values.file_bytes })
     }
 
-    /// Returns the number of processes that were killed because of the memory limit.
-    fn killed(&self) -> u64 {
+    fn oom_kill_count(&self) -> u64 {
         let Some(directory) = &self.memory else { return 0 };
         let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(directory.join(name)));
         let text = files.into_iter().find_map(Result::ok).unwrap_or_default();
@@ -195,14 +187,15 @@ impl Limits {
 }
 
 impl JobLimits {
-    /// Prepares the limits of the last rule in addition to those of the others, unless they are prepared.
+    /// Prepares the limits of the last rule in `rules`, in addition to the limits of the other rules. Does nothing if
+    /// they are prepared.
     fn prepare_rules(&mut self, rules: &[usize], limits: &StepLimits, job: Option<&Cgroup>) -> Result<(), LimitError> {
         if self.by_rules.contains_key(rules) {
             return Ok(());
         }
         let calling = rules.split_last().map_or(&[][..], |(_, calling)| calling);
         let outer = self.by_rules.get(calling).or(self.all.as_ref()).cloned();
-        // The limits of a rule always have outer limits: the limits of the job, which may be empty.
+        // The limits of a rule always have outer limits, which may be empty.
         let outer = outer.unwrap_or_default();
         self.by_rules.insert(rules.to_vec(), Arc::new(Limits::prepare(limits, job, Some(outer))?));
         Ok(())
@@ -216,10 +209,10 @@ impl Drop for Limits {
 }
 
 impl Processes {
-    /// Limits the processes that are started later inside of [`limited`].
+    /// Limits the processes that start later inside of [`run_limited`].
     ///
     /// # Errors
-    /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
+    /// [`LimitError`] if the kernel does not permit a limit. The job must then not start.
     pub fn set_limits(&self, limits: &StepLimits) -> Result<(), LimitError> {
         if !limits.is_empty() {
             self.limits.lock().all = Some(Arc::new(Limits::prepare(limits, self.cgroup.as_ref(), None)?));
@@ -227,19 +220,19 @@ impl Processes {
         Ok(())
     }
 
-    /// Checks whether the kernel permits a rule's limits in addition to those of [`Processes::set_limits`].
+    /// Checks whether the kernel permits a rule's limits in addition to [`Processes::set_limits`].
     ///
     /// # Errors
-    /// [`LimitError`] if the kernel does not permit a limit. The job must not start then.
+    /// [`LimitError`]. The job must then not start.
     pub fn check_limits(&self, rule: usize, limits: &StepLimits) -> Result<(), LimitError> {
         self.limits.lock().prepare_rules(&[rule], limits, self.cgroup.as_ref())
     }
 
-    /// Runs work with the limits of the rule at this position, in addition to the limits that apply already.
+    /// Runs work with the limits of the rule at position `rule`, in addition to the current limits.
     ///
     /// # Errors
-    /// [`LimitError`] if the kernel does not permit a limit. The work was not started then.
-    pub async fn limited_by_rule<F: Future>(
+    /// [`LimitError`]. The work did not start.
+    pub async fn run_limited_by_rule<F: Future>(
         &self,
         rule: usize,
         limits: &StepLimits,
@@ -257,24 +250,23 @@ impl Processes {
     #[must_use]
     pub fn exceeded_memory_limit(&self) -> bool {
         let limits = self.limits.lock();
-        limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.killed() > 0)
+        limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.oom_kill_count() > 0)
     }
 
-    /// Returns whether the current limits leave a process that is started now without a network.
+    /// Returns whether the current limits deny network access to a process started now.
     #[must_use]
     pub fn have_no_network_now(&self) -> bool {
         self.current_limits().is_some_and(|limits| limits.values.no_network)
     }
 
-    /// Returns the limits of the work around this call. `None` means that there are none.
     fn current_limits(&self) -> Option<Arc<Limits>> {
         let rules = RULES.try_with(Clone::clone).ok()?;
         let limits = self.limits.lock();
         limits.by_rules.get(&rules).or(limits.all.as_ref()).cloned()
     }
 
-    /// Returns the restrictions of a process that is started now, and the version 2 cgroup that limits it. `None` means that no version 2
-    /// cgroup limits it.
+    /// Returns the version 2 cgroup and the restrictions for a process started now. `None` means that no version 2
+    /// cgroup limits the process.
     pub(super) fn limits_now(&self) -> io::Result<(Option<Cgroup>, Restrictions)> {
         match self.current_limits() {
             Some(limits) => Ok((limits.unified.clone(), limits.restrictions()?)),
@@ -283,14 +275,15 @@ impl Processes {
     }
 }
 
-/// Returns whether a version 2 cgroup has a controller. Tries to enable a missing controller. `depth` is the number of limits around the cgroup.
+/// Returns whether a version 2 cgroup has a controller. Tries to enable a missing controller. `depth` is the number of
+/// limits around the cgroup.
 fn has_controller(cgroup: &Cgroup, controller: &str, depth: usize) -> bool {
     let is_listed = || {
         let listed = fs::read_to_string(cgroup.path().join("cgroup.controllers")).unwrap_or_default();
         listed.split_whitespace().any(|listed| listed == controller)
     };
     if !is_listed() {
-        // The kernel refuses if the parent contains processes, or does not have the controller itself.
+        // The kernel refuses if the parent contains processes or lacks the controller.
         let above = cgroup.path().ancestors().skip(1).take(2 + depth);
         for directory in above.collect::<Vec<_>>().into_iter().rev() {
             let _ = fs::write(directory.join("cgroup.subtree_control"), format!("+{controller}"));
@@ -299,7 +292,6 @@ fn has_controller(cgroup: &Cgroup, controller: &str, depth: usize) -> bool {
     is_listed()
 }
 
-/// Returns the cgroup of this process in the version 1 hierarchy of a controller.
 fn version_1_parent(controller: &str) -> Option<PathBuf> {
     let mountinfo = procfs::read("/proc/self/mountinfo").ok()?;
     let (root, mount) = mountinfo.lines().find_map(|line| {
@@ -315,7 +307,7 @@ fn version_1_parent(controller: &str) -> Option<PathBuf> {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         controllers.split(',').any(|name| name == controller).then_some(path)
     })?;
-    // The mount may show only a part of the hierarchy, such as the part of a container.
+    // The mount may show only a part of the hierarchy, such as that of a container.
     let own = own.strip_prefix(root.trim_end_matches('/')).unwrap_or(own);
     let path = Path::new(mount).join(own.trim_start_matches('/'));
     Some(if path.is_dir() { path } else { PathBuf::from(mount) })

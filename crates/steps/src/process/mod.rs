@@ -1,18 +1,13 @@
-//! Processes of jobs: starts them, and terminates every one of them (invariant J5).
+//! Processes of jobs: starts them, and terminates every one of them (invariant J5; `docs/explanation/processes.md`).
 //!
 //! The process of each step leads its own process group. There are two ways to find the other processes of a job:
-//! - The agent is the subreaper of its descendants, and finds a job's processes by their process group, their ancestors and a tag
-//!   in their environment. A process that left its group, was orphaned *and* does not have the tag of a running job is still a
-//!   child of the agent. It is terminated once all jobs that ran when it started have ended.
-//! - With [`Containment::Cgroups`], each process of a job starts in the job's cgroup, and ending the job kills the cgroup. This requires
-//!   a writable subtree of a version 2 hierarchy.
+//! - As the subreaper of its descendants, the agent finds a job's processes by process group, ancestors and a tag in
+//!   their environment. An orphan without group and tag is terminated once all jobs that ran when it started have
+//!   ended.
+//! - With [`Containment::Cgroups`], each process starts in the job's cgroup, which is killed at the end of the job.
 //!
-//! A step that can be stopped alone has its own set of processes, with an extended tag and separate cgroups ([`Processes::in_own_set`]).
-//!
-//! `docs/explanation/processes.md` describes the guarantees of both ways.
-//!
-//! A [`ProcessRecorder`] stores what was started, so that another agent can terminate the processes that a killed agent left behind
-//! ([`terminate_leftovers`]).
+//! A step that can be stopped alone has its own set of processes ([`Processes::in_own_set`]). A [`ProcessRecorder`]
+//! stores what was started. After a killed agent, [`terminate_leftovers`] reads these records.
 
 mod cgroup;
 mod child;
@@ -43,7 +38,7 @@ use tokio::task::JoinSet;
 
 use cgroup::{AgentCgroup, Cgroup};
 use limits::JobLimits;
-pub use limits::{LimitError, limited};
+pub use limits::{LimitError, run_limited};
 pub use network::{JobNetwork, Traffic};
 pub use run::{Command, ProcessEnd, RunError};
 use running::RUNNING;
@@ -52,48 +47,47 @@ use slot::SlotCgroup;
 pub use slot::{PressureStall, SlotError, SlotShare, UsageCounters};
 pub use sys::Watched;
 pub use terminate::terminate_leftovers;
-pub use usage::{Usage, measured};
+pub use usage::{Usage, measure_usage};
 
-/// Environment variable whose value tags the processes of a job.
 const JOB_TAG: &str = "MUSTER_JOB_TAG";
 
-/// Children of this process that a task waits for. Any other child is an orphan, which must be reaped.
+/// Children of this process that a task waits for. All other children are orphans, which must be reaped.
 ///
-/// It is a static variable, because a process has only one list of children.
+/// Static, because a process has only one list of children.
 static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 
-/// Record of a job's processes, for the agent that takes over after this one was killed.
+/// Record of a job's processes, for the agent that follows a killed agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessRecord {
     /// Tag and cgroup of the job's processes.
     Job {
-        /// Tag in the environment of the processes. It is unique on this host and over time.
+        /// Tag in the environment of the processes, unique on this host and over time.
         tag: String,
-        /// Directory of the cgroup that contains the processes. `None` means that there is no cgroup.
+        /// Cgroup directory of the processes. `None` means no cgroup.
         cgroup: Option<PathBuf>,
     },
     /// Leader of a process group of the job.
     Leader {
         /// Process ID.
         pid: i32,
-        /// Start time in clock ticks since boot. It distinguishes the process from a later one with the same ID.
+        /// Start time in clock ticks since boot, which distinguishes the process from a later one with the same ID.
         start_ticks: u64,
     },
 }
 
-/// Stores a [`ProcessRecord`] on disk. It is called for a job before any process starts, and for a leader right after its start.
+/// Stores a [`ProcessRecord`] on disk: of a job before its first process starts, and of a leader right after its start.
 pub type ProcessRecorder = Arc<dyn Fn(&ProcessRecord) -> io::Result<()> + Send + Sync>;
 
 /// Creates the [`Processes`] of each job of one agent.
 #[derive(Debug)]
 pub struct ProcessManager {
-    /// Cgroup of the agent, which contains the cgroups of the jobs. `None` means that cgroups are not used.
+    /// Cgroup that contains the cgroups of the jobs. `None` means no cgroups.
     cgroups: Option<AgentCgroup>,
-    /// Whether this process is the subreaper: orphaned processes of jobs become its children.
+    /// Whether orphaned processes of jobs become children of this process.
     is_subreaper: bool,
     environment: Vec<(OsString, OsString)>,
-    /// Limit of open files for the processes of jobs. `None` means that they inherit the limit of this process.
+    /// Limit of open files for the processes of jobs. `None` means the limit of this process.
     open_files: Option<Rlimit>,
 }
 
@@ -102,15 +96,15 @@ pub struct ProcessManager {
 pub enum Containment {
     /// By process group, ancestors and tag.
     ProcessTree,
-    /// Also by a cgroup, if the system permits it. Only processes that may write to the cgroup file system can leave it.
+    /// Also by a cgroup, if the system permits it. Only processes that may write to cgroups can leave it.
     #[default]
     Cgroups,
 }
 
 impl ProcessManager {
-    /// Prepares this process to run jobs, and makes it the subreaper of its descendants.
+    /// Makes this process, which runs jobs, the subreaper of its descendants.
     ///
-    /// `open_files` is the maximum number of files that a process of a job may have open. `None` means the limit of this process.
+    /// `open_files` is the maximum number of open files of a job's process. `None` means the limit of this process.
     #[must_use]
     pub fn new(containment: Containment, open_files: Option<u64>) -> Arc<Self> {
         let agent_limit = getrlimit(Resource::Nofile);
@@ -127,7 +121,7 @@ impl ProcessManager {
         Arc::new(Self { cgroups, is_subreaper, environment, open_files })
     }
 
-    /// Prepares the processes of a job. `id` is the ID of the job, and `nonce` makes its tag unique.
+    /// Prepares the processes of a job with this ID. `nonce` makes its tag unique.
     ///
     /// # Errors
     /// The error of the recorder.
@@ -164,20 +158,17 @@ impl Drop for ProcessManager {
     }
 }
 
-/// Looks up a program in the agent's `PATH`, then in the usual directories.
-///
-/// See docs/spec/job-execution.md, section 4.2.
+/// Looks up a program in the agent's `PATH`, then in the usual directories (docs/spec/job-execution.md, section 4.2).
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     find_in(&std::env::var_os("PATH").unwrap_or_default(), name)
 }
 
-/// Returns the directories in which [`find_program`] looks up programs, in this order.
 pub(crate) fn search_path() -> Vec<PathBuf> {
     directories(&std::env::var_os("PATH").unwrap_or_default())
 }
 
-/// Returns the directories of `path`, then the usual directories, each only once.
+/// Returns the directories of `path`, then the usual directories, without duplicates.
 fn directories(path: &OsStr) -> Vec<PathBuf> {
     let usual = ["/usr/local/bin", "/usr/bin", "/bin", "/busybox"].map(PathBuf::from);
     let mut directories = Vec::new();
@@ -189,7 +180,6 @@ fn directories(path: &OsStr) -> Vec<PathBuf> {
     directories
 }
 
-/// Looks up a program in the directories of `path`, then in the usual directories.
 fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
     directories(path)
         .into_iter()
@@ -197,10 +187,9 @@ fn find_in(path: &OsStr, name: &str) -> Option<PathBuf> {
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
-/// Returns whether jobs inherit the environment variable `key` from the agent.
+/// Whether jobs inherit the environment variable `key` from the agent.
 ///
-/// Jobs do not inherit Muster's settings, the path of the agent's socket, and runner tokens (invariant J6). gitlab-runner passes the
-/// tokens on.
+/// Muster's settings, the path of the agent's socket and runner tokens are excluded (invariant J6).
 fn is_inherited_by_jobs(key: &OsStr) -> bool {
     let key = key.as_encoded_bytes();
     let excluded: [&[u8]; 4] =
@@ -208,29 +197,23 @@ fn is_inherited_by_jobs(key: &OsStr) -> bool {
     !key.starts_with(b"MUSTER_") && !excluded.contains(&key)
 }
 
-/// Processes of one job. [`Processes::finish`] must be called before the value is dropped.
+/// Processes of one job. [`Processes::finish`] must be called before the drop.
 pub struct Processes {
     manager: Arc<ProcessManager>,
-    /// Number of the job in the list of running jobs.
     number: u64,
     tag: String,
-    /// Set of all processes of the job.
     all: Arc<ProcessSet>,
-    /// Number of sets of steps that were created.
     sets: AtomicU64,
-    /// Cgroup that contains the processes. `None` means that there is no cgroup.
+    /// Cgroup that contains the processes. `None` means no cgroup.
     cgroup: Option<Cgroup>,
-    /// Number of times that the processes of the job were terminated.
     terminations: AtomicU64,
-    /// Cgroups of the job's slot. `None` means that the job has no share of the machine.
+    /// Cgroups of the job's slot. `None` means no share of the machine.
     slot: Option<SlotCgroup>,
-    /// Limits of the operator. Empty if there are none.
     limits: Mutex<JobLimits>,
     environment: Vec<(OsString, OsString)>,
     recorder: ProcessRecorder,
-    /// Resource usage of the processes that have ended.
     usage: Mutex<Usage>,
-    /// Tasks that read the output of processes. They can outlive the process that a step waits for.
+    /// Tasks that read output. They may outlive the process that a step waits for.
     readers: Mutex<JoinSet<()>>,
 }
 
@@ -250,13 +233,14 @@ impl Drop for Processes {
 }
 
 impl Processes {
-    /// Returns the environment of the job's processes: the agent's, without Muster's own variables, and the variables of the job.
+    /// Returns the environment of the job's processes: the agent's without Muster's own variables, and variables of the
+    /// job.
     #[must_use]
     pub fn environment(&self) -> &[(OsString, OsString)] {
         &self.environment
     }
 
-    /// Returns a second set of processes for the same job. It is terminated separately, and recorded with the job.
+    /// Returns another set of processes for the same job. The set is terminated separately, and recorded with the job.
     ///
     /// # Errors
     /// The error of the recorder.
@@ -267,7 +251,7 @@ impl Processes {
         Ok(set)
     }
 
-    /// Adds variables to the environment of processes that are started later.
+    /// Adds variables to the environment of later processes.
     pub fn add_environment(&mut self, more: impl IntoIterator<Item = (OsString, OsString)>) {
         self.environment.extend(more);
     }
@@ -277,7 +261,7 @@ impl Processes {
         self.environment.retain(|(key, _)| is_kept(key));
     }
 
-    /// Gives processes that are started later this share of the machine.
+    /// Gives later processes this share of the machine.
     ///
     /// # Errors
     /// The system does not permit a share. The job can run without one.
@@ -287,7 +271,7 @@ impl Processes {
         if let Some(previous) = &self.cgroup
             && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
         {
-            // The slot's cgroup can also contain the processes. They then start in it, and need not be moved.
+            // Processes that start in the slot's cgroup need not be moved there.
             let cgroup = Some(unified.path().to_owned());
             (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
             previous.remove();
@@ -297,9 +281,6 @@ impl Processes {
         Ok(())
     }
 
-    /// Adds the usage of a process to the usage of the job and of the current step.
-    ///
-    /// The process has ended, or is about to be terminated.
     fn count(&self, usage: Usage) {
         self.usage.lock().add(usage);
         usage::add_to_step(usage);
@@ -307,7 +288,8 @@ impl Processes {
 
     /// Returns the resources that the job has used so far.
     ///
-    /// CPU time and memory come from the job's cgroup, if it counts either of them. The other values are sums over the ended processes.
+    /// CPU time and memory come from the job's cgroup, if the cgroup counts them. Other values are sums over the ended
+    /// processes.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
         let usage = *self.usage.lock();

@@ -1,13 +1,11 @@
-//! Network traffic of a job that does not share its network with anything else, as the kernel counts it for each interface.
+//! Traffic of a job with its own network, as the kernel counts it for each interface.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::procfs;
 
-/// Counters of the interfaces of this process's network: interface, bytes received, bytes sent.
 const COUNTERS: &str = "/proc/self/net/dev";
-/// Interface whose traffic does not leave the environment.
 const LOOPBACK: &str = "lo";
 
 /// Number of bytes that passed through a network.
@@ -32,8 +30,8 @@ impl Traffic {
 
 /// Network that only the processes of one job use.
 ///
-/// Interfaces that the job creates, such as those of containers inside its container, are not counted: their traffic passes through the
-/// counted interfaces, too.
+/// Interfaces that the job creates, such as those of containers, are not counted, because their traffic also passes
+/// through the initial interfaces.
 #[derive(Debug, Clone)]
 pub struct JobNetwork {
     interfaces: Arc<BTreeSet<String>>,
@@ -41,7 +39,7 @@ pub struct JobNetwork {
 }
 
 impl JobNetwork {
-    /// Returns the network of this process at the start of a job. `None` means that the kernel has no counters.
+    /// Returns the network of this process at the start of a job. `None` means that the kernel does not count traffic.
     #[must_use]
     pub fn at_start() -> Option<Self> {
         let text = procfs::read(COUNTERS).ok()?;
@@ -53,7 +51,7 @@ impl JobNetwork {
     /// Returns the traffic since the start of the job.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        // The counters were readable at the start of the job. A process cannot lose them.
+        // The counters were readable at the start of the job, and stay readable.
         procfs::read(COUNTERS).map(|text| self.sum(&text).since(self.at_start)).unwrap_or_default()
     }
 
@@ -66,12 +64,13 @@ impl JobNetwork {
     }
 }
 
-/// Returns the interfaces in the text of [`COUNTERS`] with their traffic, without the loopback interface.
+/// Returns the interfaces in the text of [`COUNTERS`], except loopback.
 fn counters(text: &str) -> impl Iterator<Item = (&str, Traffic)> {
     let lines = text.lines().filter_map(|line| line.rsplit_once(':'));
     let lines = lines.map(|(name, numbers)| (name.trim(), numbers)).filter(|(name, _)| *name != LOOPBACK);
     lines.filter_map(|(name, numbers)| {
-        // Eight numbers about received packets, then eight about sent ones. The first of each is the number of bytes.
+        // Eight numbers about received packets, then eight about sent packets. The first of each eight is the number of
+        // bytes.
         let mut numbers = numbers.split_ascii_whitespace().map(str::parse);
         let received_bytes = numbers.next()?.ok()?;
         let sent_bytes = numbers.nth(7)?.ok()?;
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_of_the_start_are_counted_without_loopback() {
+    fn only_interfaces_of_the_start_except_loopback_are_counted() {
         let text = |received, sent| format!("{HEADER}{}{}", interface("lo", 9, 9), interface("eth0", received, sent));
         let interfaces = counters(&text(5, 7)).map(|(name, _)| name.to_owned()).collect();
         let network = JobNetwork { interfaces: Arc::new(interfaces), at_start: Traffic::default() };

@@ -16,51 +16,45 @@ use tokio::time::timeout;
 
 use crate::log::{Log, Stream};
 
-/// Maximum time to wait for output after a process has ended, if its children keep printing.
-///
-/// See docs/spec/steps.md, section 1.4.
+/// Maximum time to wait for output after a process has ended, if its children keep printing (docs/spec/steps.md,
+/// section 1.4).
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time without output after which a step is complete.
+/// Time without output after which an ended step is complete, although a child may still have the pipe open.
 ///
-/// A child such as a background server may still have the pipe open. Later output is still written to the log.
+/// Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
-/// Bytes of output to read at once.
 const READ_BUFFER_BYTES: usize = 256 * 1024;
-/// Minimum length of a large piece of output.
-///
-/// Other tasks run after each large piece. A process that prints large pieces gets a larger pipe, so that it waits less.
+/// Minimum length of a large piece of output, after which other tasks run and the pipe is enlarged.
 const LARGE_PIECE_BYTES: usize = 32 * 1024;
-/// Size of a large pipe.
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
-/// Maximum number of large pieces that are copied before the task yields. Together they take a fraction of a second.
 const MAX_LARGE_PIECES: u32 = 64;
 /// Time to wait for the next large piece before the task yields.
 const LARGE_PIECE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
 thread_local! {
-    /// Buffer for the output of all processes: most of them print little, so a buffer for each would be most of the memory of a job.
+    /// Buffer for all processes of a thread. Most print little, so separate buffers would waste memory.
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER_BYTES]);
 }
 
-/// Progress of reading the output of a process. It changes with each chunk, and closes when the reader ends.
+/// Notifies of each chunk of output. Closes when the reader ends.
 pub(super) struct OutputProgress(pub(super) watch::Receiver<()>);
 
 impl OutputProgress {
-    /// Waits until all writers have closed the pipe, or until there was no output for [`DRAIN_IDLE_TIMEOUT`].
+    /// Waits until all writers have closed the pipe, or there was no output for [`DRAIN_IDLE_TIMEOUT`].
     pub(super) async fn wait(mut self) {
         let idle = async { while let Ok(Ok(())) = timeout(DRAIN_IDLE_TIMEOUT, self.0.changed()).await {} };
-        // A child that keeps printing delays the end by at most this time.
+        // A child that keeps printing delays the end only by this time.
         let _ = timeout(DRAIN_TIMEOUT, idle).await;
     }
 }
 
-/// Copies pieces of output while they are large. Returns the result of the last read.
+/// Copies output while its pieces are large. Returns the result of the last read.
 ///
-/// Meanwhile, the other tasks of this thread run on one additional thread. If another call uses it, only one piece is copied.
+/// Meanwhile, an additional thread runs the other tasks of this thread. Copies only one piece if no such thread is
+/// available.
 fn copy_large_pieces(pipe: &Receiver, mut copy_piece: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     static OTHER_THREAD: Semaphore = Semaphore::const_new(1);
     let permit = OTHER_THREAD.try_acquire();
-    // A runtime with one thread has no other one.
     if permit.is_err() || Handle::current().runtime_flavor() != RuntimeFlavor::MultiThread {
         return copy_piece();
     }
@@ -86,7 +80,7 @@ fn copy_large_pieces(pipe: &Receiver, mut copy_piece: impl FnMut() -> io::Result
 
 /// Copies a pipe to the log until all writers have closed it. Notifies `read` of each chunk.
 ///
-/// Masking makes writing to the log expensive, so this function yields to other tasks after each large piece.
+/// Yields after each large piece, because masking makes writes to the log expensive.
 pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::Sender<()>) {
     let pipe = match Receiver::from_owned_fd(pipe) {
         Ok(pipe) => pipe,
@@ -109,7 +103,7 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
             })
         };
         let result = if last_length >= LARGE_PIECE_BYTES {
-            // The runtime does not know of these reads. If nothing is left, the next `try_read` tells it.
+            // The runtime does not know of these reads. The next `try_read` reports an empty pipe to the runtime.
             copy_large_pieces(&pipe, || {
                 copy_piece(&|buffer| Ok(retry_on_intr(|| rustix::io::read(&pipe, &mut *buffer))?))
             })
@@ -123,7 +117,7 @@ pub(super) async fn copy_to_log(pipe: OwnedFd, log: Arc<dyn Log>, read: watch::S
                 if length >= LARGE_PIECE_BYTES {
                     if !has_large_pipe {
                         has_large_pipe = true;
-                        // Fails if the user's pipes need too much memory already. The pipe then keeps its size.
+                        // Fails if the user's pipes use too much memory. The pipe then keeps its size.
                         let _ = fcntl_setpipe_size(&pipe, LARGE_PIPE_BYTES);
                     }
                     tokio::task::yield_now().await;
@@ -145,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Log that blocks in its second write until another task of the runtime has run.
+    /// Log whose second write blocks until another task of the runtime has run.
     struct BlockingLog {
         writes: Mutex<u32>,
         second_write: tokio::sync::Notify,
@@ -162,7 +156,6 @@ mod tests {
         }
     }
 
-    /// Log that keeps what is written to it.
     #[derive(Default)]
     struct MemoryLog(Mutex<Vec<u8>>);
 
@@ -186,7 +179,6 @@ mod tests {
                 let (piece, others) = rest.split_at(length);
                 rest = others;
                 file.write_all(piece).unwrap();
-                // The reader often finds the pipe empty before the next piece.
                 std::thread::yield_now();
             }
         });

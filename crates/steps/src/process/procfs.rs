@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-/// Initial size of the buffer for a file. It holds one process, or a short list of children.
+/// Enough for one process or a short list of children.
 const READ_BYTES: usize = 512;
 
-/// Maximum number of bytes to read of a process's environment. No process starts with more, but a running process can make it larger.
+/// Maximum number of bytes of an environment to read. No process starts with more, but a running process can enlarge
+/// its environment.
 const ENVIRON_BYTES: u64 = 8 * 1024 * 1024;
 
-/// Entry of the process table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
@@ -21,7 +21,6 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Reads one process. `None` means that it does not exist.
     pub(super) fn read(pid: i32) -> Option<Self> {
         parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
@@ -30,7 +29,7 @@ impl Process {
         self.tag().is_some_and(|own_tag| is_within(&own_tag, tag))
     }
 
-    /// Returns the tag in the environment of the process. `None` means that it has no tag, or cannot be read.
+    /// Returns the tag in the environment of the process. `None` means no tag or no permission.
     pub(super) fn tag(&self) -> Option<Vec<u8>> {
         let mut environ = Vec::new();
         let file = File::open(format!("/proc/{}/environ", self.pid)).ok()?;
@@ -40,7 +39,7 @@ impl Process {
     }
 }
 
-/// Returns whether the tag of a process is `tag`, or the tag of a set inside the set that has `tag`.
+/// Returns whether `own_tag` is `tag`, or the tag of a set inside the set with `tag`.
 pub(super) fn is_within(own_tag: &[u8], tag: &str) -> bool {
     own_tag.strip_prefix(tag.as_bytes()).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
@@ -50,14 +49,14 @@ pub(super) fn current_ticks() -> u64 {
     read("/proc/uptime").ok().and_then(|text| ticks(&text)).unwrap_or_default()
 }
 
-/// Converts the text of `/proc/uptime`, seconds with two decimals, to clock ticks.
+/// Converts `/proc/uptime`, in seconds with two decimals, to clock ticks.
 fn ticks(uptime: &str) -> Option<u64> {
     let (seconds, hundredths) = uptime.split(' ').next()?.split_once('.')?;
     let hundredths = seconds.parse::<u64>().ok()?.checked_mul(100)? + hundredths.parse::<u64>().ok()?;
     Some(hundredths.checked_mul(rustix::param::clock_ticks_per_second())? / 100)
 }
 
-/// Returns the CPU time of a process and of the children that it waited for, in clock ticks.
+/// Returns the CPU time of a process and its awaited children in clock ticks.
 pub(super) fn cpu_ticks(pid: i32) -> Option<u64> {
     let stat = read(&format!("/proc/{pid}/stat")).ok()?;
     let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
@@ -72,13 +71,13 @@ pub(super) fn all_processes() -> Vec<Process> {
 
 /// Returns the live processes of a job or a set.
 ///
-/// These are the processes that have its tag or the tag of a set inside it, those in the process groups of `leaders`, and the
-/// descendants of both.
+/// These have its tag or the tag of an inner set, are in the process groups of `leaders`, or descend from such
+/// processes.
 pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     select_job_processes(tag, leaders, &live_processes())
 }
 
-/// Returns the same processes as [`job_processes`]. Examines only the descendants of this process, which must be the subreaper.
+/// Like [`job_processes`], but examines only the descendants of this process, which must be the subreaper.
 pub(super) fn job_descendants(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
     let mut table = live_processes();
     let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
@@ -92,12 +91,10 @@ fn select_job_processes(tag: &str, leaders: &HashSet<i32>, table: &[Process]) ->
     with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
 
-/// Returns the processes `roots` and their descendants.
 pub(super) fn with_all_descendants(roots: HashSet<i32>) -> Vec<i32> {
     with_descendants(roots, &live_processes())
 }
 
-/// Returns all live processes except this one.
 fn live_processes() -> Vec<Process> {
     let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
     all_processes().into_iter().filter(|process| !process.is_zombie && process.pid != own_pid).collect()
@@ -119,13 +116,12 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
 
 /// Returns the orphans that this process has adopted, and some of its other children.
 ///
-/// The kernel gives an orphan to the first live thread of its subreaper, which is the main thread. So it is enough to read the
-/// children of that thread.
+/// The kernel gives all orphans to the main thread.
 pub(super) fn adopted_children() -> Vec<i32> {
     let own_pid = std::process::id();
     match read(&format!("/proc/self/task/{own_pid}/children")) {
         Ok(text) => text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect(),
-        // The kernel was built without these lists.
+        // The kernel lacks these lists.
         Err(_) => {
             let own_pid = i32::try_from(own_pid).unwrap_or_default();
             all_processes().into_iter().filter(|process| process.parent == own_pid).map(|process| process.pid).collect()
@@ -133,16 +129,15 @@ pub(super) fn adopted_children() -> Vec<i32> {
     }
 }
 
-/// Reads a file of `/proc`. Unlike `fs::read_to_string`, it does not query the length, which is always 0.
-///
-/// A process can give itself a name that is not valid UTF-8. Such bytes are replaced.
+/// Reads a file of `/proc`, without querying its length, which is always 0. Replaces invalid UTF-8, such as in process
+/// names.
 pub(super) fn read(path: &str) -> io::Result<String> {
     let mut text = Vec::with_capacity(READ_BYTES);
     File::open(path)?.take(u64::MAX).read_to_end(&mut text)?;
     Ok(String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// Parses the line of `/proc/<pid>/stat`. The name of the program, in parentheses, can contain any character.
+/// Parses `/proc/<pid>/stat`. The name of the program, in parentheses, can contain any character.
 fn parse(pid: i32, stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();

@@ -35,21 +35,18 @@ pub struct Command {
     pub program: PathBuf,
     /// Arguments, without the program's name.
     pub args: Vec<OsString>,
-    /// Complete environment. If a variable occurs more than once, the last entry is used.
+    /// Complete environment. The last entry of a variable is used.
     pub env: Vec<(OsString, OsString)>,
-    /// Working directory. `None` means the agent's own working directory.
+    /// Working directory. `None` means the agent's directory.
     pub work_dir: Option<PathBuf>,
     /// Bytes for standard input. `None` means `/dev/null`.
-    ///
     /// A process that must be moved into a cgroup gets the bytes only after the move.
     pub stdin: Option<Vec<u8>>,
-    /// File for standard output, if the output is parsed instead of printed. `None` means that it is written to the log, through the
-    /// same pipe as standard error.
+    /// File for standard output. `None` means the log, through the same pipe as standard error.
     pub stdout: Option<Arc<File>>,
 }
 
 impl Command {
-    /// Returns the path of the file to execute.
     fn file(&self) -> io::Result<PathBuf> {
         let Some(name) = self.program.to_str().filter(|name| !name.contains('/')) else {
             return Ok(self.program.clone());
@@ -64,7 +61,7 @@ impl Command {
 pub enum ProcessEnd {
     /// The process exited, or was terminated by a signal that Muster did not send.
     Exited(ExitStatus),
-    /// The step was stopped, and all processes of its set were terminated.
+    /// The step was stopped, and the processes of its set were terminated.
     Stopped(TerminationCause),
 }
 
@@ -86,11 +83,10 @@ pub enum RunError {
 }
 
 impl Processes {
-    /// Runs a process and waits until it has ended. Its output is written to `log`, including what its children write after
-    /// its end.
+    /// Runs a process and waits for its end. Writes its output to `log`, even what its children write later.
     ///
-    /// If `stop` is stopped, all processes of the job are terminated, with `grace` between TERM and KILL. Inside of [`Processes::in_own_set`],
-    /// only the processes that the work has started are terminated.
+    /// When `stop` is stopped, terminates all processes of the job, or of the set inside of [`Processes::in_own_set`],
+    /// with `grace` between TERM and KILL.
     ///
     /// # Errors
     /// The process could not be started or watched.
@@ -123,27 +119,24 @@ impl Processes {
         set.remove_leader(child.pid());
         drop(child);
         let ended = ended?;
-        // This also happens after a stop, because the last output must precede the message about the stop.
+        // Also after a stop, because the last output must precede the message about the stop.
         drained.wait().await;
         Ok(ended)
     }
 
-    /// Starts a process.
-    ///
-    /// Consumes `command`, because its environment and input would only take memory while the process runs.
+    /// Consumes `command`, to free its environment and input while the process runs.
     fn start(&self, command: Command, log: &Arc<dyn Log>, set: &ProcessSet) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
-        // One pipe for both standard output and standard error keeps the order in which they were written. gitlab-runner has two
-        // pipes, whose lines can be reordered.
+        // A single pipe keeps the order of standard output and standard error.
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
         let output = match &command.stdout {
             Some(file) => file.try_clone().map(OwnedFd::from),
             None => write_end.try_clone(),
         };
-        // If the process has to be moved into a cgroup, it waits for its input on a pipe until it was moved.
+        // A process that must be moved into a cgroup waits for its input until it was moved.
         let is_moved = self.slot.as_ref().is_some_and(|slot| slot.must_move(self.cgroup.as_ref()));
         let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
-        // Dropping this list closes our copies of the write ends. Otherwise the pipe would never reach its end.
+        // Dropping this list closes our write ends, so that the pipe can reach its end.
         let stdio = [stdin, output.map_err(failed)?, write_end];
         let (pid, report) = {
             let mut awaited = AWAITED.lock();
@@ -164,12 +157,11 @@ impl Processes {
         })
     }
 
-    /// Starts the process, in a cgroup of its set if the job has one. Returns its process ID.
-    ///
-    /// The second value is the pipe on which a process that [`spawn_in`] started reports that it cannot execute its program.
+    /// Starts the process, in a cgroup of its set if the job has one. Returns the process ID, and the pipe of
+    /// [`spawn_in`] for an error.
     fn spawn(&self, command: &Command, stdio: [OwnedFd; 3], set: &ProcessSet) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
-        // Like a shell, this passes the file name as `argv[0]`, because programs print it before their messages.
+        // `argv[0]` is the file name, as in a shell, because programs print it in messages.
         let name = command.program.file_name().unwrap_or(command.program.as_os_str());
         let env = command.env.iter().filter(|(key, _)| key != JOB_TAG);
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
@@ -200,10 +192,7 @@ impl Processes {
         Ok((pid, None))
     }
 
-    /// Sets the limit of open files of a process.
-    ///
-    /// The process is already running, but has only just begun to load its program. Setting the limit before its start would require a
-    /// slower way to start it.
+    /// Sets the limit of open files of a running process. Setting the limit before the start would be slower.
     fn set_nofile_limit(&self, pid: i32) {
         let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
         if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
@@ -211,7 +200,7 @@ impl Processes {
         }
     }
 
-    /// Moves a process into the cgroups of the job's slot that it did not start in, and records it.
+    /// Moves a process into the remaining cgroups of the job's slot, and records the process.
     fn enter_cgroup(&self, pid: i32) -> io::Result<()> {
         if let Some(slot) = &self.slot {
             slot.add(pid, self.cgroup.as_ref());
@@ -220,7 +209,6 @@ impl Processes {
         (self.recorder)(&ProcessRecord::Leader { pid, start_ticks })
     }
 
-    /// Waits until the child has ended. Adds its resource usage to the job's, and returns its exit status.
     async fn wait(&self, child: &mut Child) -> io::Result<ExitStatus> {
         let (status, usage) = child.wait().await?;
         if let Some(usage) = usage {
@@ -229,8 +217,8 @@ impl Processes {
         Ok(status)
     }
 
-    /// Waits until the process has ended, or terminates the processes of `set` when `stop` is stopped. Polls `feed`, which writes the
-    /// input of the process, at the same time.
+    /// Waits until the process has ended, and polls `feed`, which writes its input. Terminates the processes of `set`
+    /// when `stop` is stopped.
     async fn watch(
         &self,
         child: &mut Child,
@@ -248,7 +236,7 @@ impl Processes {
             never = self.reap_exited_orphans() => match never {},
             cause = stop.stopped() => {
                 self.terminate_set(set, grace).await;
-                // All processes were terminated and their usage was counted. Only the exit status remains to be collected.
+                // Its usage was counted already. Only the exit status remains to be collected.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
                 Ok(ProcessEnd::Stopped(cause))
             }
@@ -256,20 +244,19 @@ impl Processes {
     }
 }
 
-/// Process that was started, but may not have executed its program yet.
+/// Process that may not have executed its program yet.
 struct StartedProcess {
     program: PathBuf,
     child: Child,
-    /// Pipe to its standard input, and the bytes to write to it.
+    /// Pipe to the standard input, and the bytes to write.
     input: Option<(Sender, Vec<u8>)>,
     drained: OutputProgress,
-    /// Pipe on which the process reports that it cannot execute its program ([`spawn_in`]).
     report: Option<OwnedFd>,
 }
 
 /// Waits until the program is executed, or until `stop` is stopped.
 ///
-/// A job can freeze its own cgroup, so that its next process never executes its program. Only that job then waits.
+/// A job can freeze its own cgroup, so that its next process never executes its program.
 ///
 /// # Errors
 /// The program cannot be executed.
@@ -279,7 +266,7 @@ async fn wait_for_exec(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<
     let mut number = [0; size_of::<i32>()];
     tokio::select! {
         biased;
-        // The pipe also closes if the process was killed before it executed its program. The exit status then shows this.
+        // The pipe also closes if the process was killed earlier, as its exit status then shows.
         read = pipe.read_exact(&mut number) => match read {
             Ok(_) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
             Err(_) => Ok(()),
@@ -288,8 +275,8 @@ async fn wait_for_exec(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<
     }
 }
 
-/// Returns the standard input for a process that reads these bytes. The second value is the pipe to which they must still be written. `None`
-/// means that the input already contains them. `must_wait` means that the process must not read them yet.
+/// Returns a standard input for these bytes. If a pipe is returned, the bytes must be written to it. `must_wait` means
+/// that the process must not read the bytes yet.
 fn input(bytes: Option<&[u8]>, must_wait: bool) -> io::Result<(OwnedFd, Option<Sender>)> {
     let Some(bytes) = bytes else { return Ok((File::open("/dev/null")?.into(), None)) };
     if !must_wait && let Ok(file) = in_memory(bytes) {
@@ -299,10 +286,7 @@ fn input(bytes: Option<&[u8]>, must_wait: bool) -> io::Result<(OwnedFd, Option<S
     Ok((read, Some(Sender::from_owned_fd(write)?)))
 }
 
-/// Returns a file in memory with these bytes.
-///
-/// A shell reads its commands from a file in blocks. From a pipe it has to read byte by byte, because the commands that it starts read
-/// from the same pipe.
+/// Returns a file in memory with these bytes, because a shell reads a pipe byte by byte.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
@@ -310,7 +294,7 @@ fn in_memory(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Returns each variable once, with the value that was set last.
+/// Returns each variable once, with its last value.
 fn deduplicated<'a>(env: impl Iterator<Item = (&'a OsStr, &'a OsStr)>) -> Vec<(&'a OsStr, &'a OsStr)> {
     env.collect::<IndexMap<_, _>>().into_iter().collect()
 }

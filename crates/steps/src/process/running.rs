@@ -4,10 +4,9 @@ use parking_lot::Mutex;
 
 use super::procfs;
 
-/// List of running jobs. It is a static variable, because a process has only one list of children.
+/// Static, because a process has only one list of children.
 pub(super) static RUNNING: Running = Running(Mutex::new(List { jobs: Vec::new(), last_number: 0 }));
 
-/// List of running jobs.
 #[derive(Debug)]
 pub(super) struct Running(Mutex<List>);
 
@@ -21,7 +20,7 @@ struct List {
 struct Job {
     number: u64,
     tag: String,
-    /// Time when the job was added, in clock ticks since boot. All its processes start later.
+    /// Time of [`Running::add`], in clock ticks since boot, before any process of the job starts.
     added_ticks: u64,
 }
 
@@ -35,14 +34,14 @@ impl Running {
         number
     }
 
-    /// Removes a job. Returns the times when the remaining jobs were added. Removing a job twice has no effect.
+    /// Removes a job, unless it was removed before. Returns the times when the remaining jobs were added.
     pub(super) fn remove(&self, number: u64) -> Vec<u64> {
         let mut list = self.0.lock();
         list.jobs.retain(|job| job.number != number);
         list.jobs.iter().map(|job| job.added_ticks).collect()
     }
 
-    /// Returns whether the tag of a process is that of a running job, or of a set inside it.
+    /// Whether a running job, or a set inside it, has this tag.
     pub(super) fn contains(&self, tag: &[u8]) -> bool {
         self.0.lock().jobs.iter().any(|job| procfs::is_within(tag, &job.tag))
     }

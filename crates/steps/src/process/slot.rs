@@ -1,14 +1,11 @@
-//! Cgroups of slots. A machine that runs several jobs has a slot for each of them. The cgroups of a slot give its job a share of the
-//! machine, and count the job's usage.
-//!
+//! Cgroups of slots. A slot is one job's share of a machine that runs several jobs.
 //! ```text
 //! <mount>/<slot>          cgroup of the slot, kept after its jobs: its weight is the slot's share while slots compete
 //! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job: counts the job's usage
 //! ```
 //!
-//! Hierarchies of version 1 and version 2 can be mounted side by side. The directories are created in the hierarchy of version 2, and in
-//! each hierarchy of version 1 that controls CPU, memory or I/O. A hierarchy in which this process may not create them is left out. If all are
-//! left out, the job runs without a share.
+//! The directories are created in the hierarchy of version 2, and in the hierarchies of version 1 that control CPU,
+//! memory or I/O, except where this process may not create them. Without any hierarchy, the job runs without a share.
 
 use std::fs;
 use std::io;
@@ -18,22 +15,18 @@ use std::time::Duration;
 use super::cgroup::Cgroup;
 use super::procfs;
 
-/// CPU shares per slot in version 1. This is the kernel's default.
+/// CPU shares per slot in version 1, the kernel's default.
 const CPU_SHARES_PER_SLOT: u64 = 1024;
-/// Weight per slot of CPU and I/O in version 2, and of I/O in version 1.
+/// CPU and I/O weight per slot in version 2, and I/O weight in version 1.
 const WEIGHT_PER_SLOT: u64 = 100;
-/// Maximum weight that the kernel permits in version 2.
 const MAX_WEIGHT: u64 = 10_000;
-/// Maximum I/O weight that the kernel permits in version 1.
 const MAX_IO_WEIGHT: u64 = 1000;
-/// Controllers of version 1 whose hierarchies are used.
 const CONTROLLERS: [&str; 4] = ["cpu", "cpuacct", "memory", "blkio"];
-/// Prefix of the name of a job's cgroup.
 const JOB_PREFIX: &str = "job-";
 /// Age after which the cgroup of a job without processes is removed.
 const STALE_JOB_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Error while a job is given its share of the machine.
+/// Error while giving a job its share of the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
     /// The path of the slot's cgroup is invalid.
@@ -64,32 +57,32 @@ pub enum SlotError {
 pub struct SlotShare {
     /// Path of the slot's cgroup, relative to the root of each hierarchy.
     pub cgroup: String,
-    /// Number of slots that the job occupies. The weight of the slot's cgroup is proportional to this number.
+    /// Number of slots that the job occupies, which determines the weight of the slot's cgroup.
     pub slots: u32,
-    /// Bytes of memory that the kernel reclaims only after memory of other jobs. 0 means that no memory is protected.
+    /// Bytes of memory that the kernel reclaims only after memory of other jobs. 0 protects no memory.
     pub memory_bytes: u64,
 }
 
-/// Resource usage of a job, as the kernel counted it. `None` means that the kernel does not count it.
+/// Resource usage of a job. `None` means that the kernel does not count the value.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UsageCounters {
     /// CPU time.
     pub cpu: Option<Duration>,
-    /// Peak memory in bytes. If a cgroup counted it, it includes the page cache.
+    /// Peak memory in bytes. A cgroup's counter includes the page cache.
     pub memory_bytes: Option<u64>,
-    /// Whether CPU time and memory come from single processes, because no cgroup counts them. Memory is then the peak of the largest process.
+    /// Whether CPU time and memory come from single processes instead of a cgroup. Memory is then the memory of the
+    /// largest process.
     pub by_processes: bool,
-    /// Bytes that processes of the job read from storage. The kernel counts them for each process, not for the cgroup.
+    /// Bytes read from storage, counted by process.
     pub read_bytes: Option<u64>,
-    /// Bytes that processes of the job wrote to storage. The kernel counts them for each process, not for the cgroup.
+    /// Bytes written to storage, counted by process.
     pub written_bytes: Option<u64>,
-    /// Time that processes of the job waited for resources.
+    /// Time that the job waited for resources.
     pub stalled: PressureStall,
 }
 
-/// Time during which at least one process waited for a resource (pressure stall information).
-///
-/// `None` means that the kernel does not measure it.
+/// Time during which at least one process waited for a resource (pressure stall information). `None` means not
+/// measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are self-explanatory")]
 pub struct PressureStall {
@@ -99,14 +92,14 @@ pub struct PressureStall {
 }
 
 impl PressureStall {
-    /// Returns the stall times of the whole machine since boot.
+    /// Returns the stall times of the machine since boot.
     #[must_use]
     pub fn of_machine() -> Self {
         let read = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
         Self { cpu: read("cpu"), memory: read("memory"), io: read("io") }
     }
 
-    /// Returns the stall times between an earlier reading and this one.
+    /// Returns the stall times since an earlier reading.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         let difference = |now: Option<Duration>, then: Option<Duration>| Some(now?.saturating_sub(then?));
@@ -118,7 +111,6 @@ impl PressureStall {
     }
 }
 
-/// Cgroups of a job inside the cgroups of its slot.
 #[derive(Debug)]
 pub(super) struct SlotCgroup {
     hierarchies: Vec<Hierarchy>,
@@ -127,15 +119,10 @@ pub(super) struct SlotCgroup {
 #[derive(Debug)]
 struct Hierarchy {
     job: Cgroup,
-    /// Whether the hierarchy has version 2.
-    unified: bool,
+    is_v2: bool,
 }
 
 impl SlotCgroup {
-    /// Creates the cgroups for the job `name`, and sets the weights of its slot.
-    ///
-    /// # Errors
-    /// No hierarchy permits it.
     pub(super) fn create(share: &SlotShare, name: &str) -> Result<Self, SlotError> {
         let mountinfo = procfs::read("/proc/self/mountinfo").map_err(SlotError::Mounts)?;
         Self::create_in(&mounts(&mountinfo), share, name)
@@ -165,26 +152,25 @@ impl SlotCgroup {
         Ok(Self { hierarchies })
     }
 
-    /// Returns the job's version 2 cgroup. `None` means that the job has none.
     pub(super) fn unified(&self) -> Option<&Cgroup> {
-        self.hierarchies.iter().find(|hierarchy| hierarchy.unified).map(|hierarchy| &hierarchy.job)
+        self.hierarchies.iter().find(|hierarchy| hierarchy.is_v2).map(|hierarchy| &hierarchy.job)
     }
 
-    /// Returns whether a process must be moved after it was started in `start_cgroup`.
+    /// Returns whether a process must be moved after its start in `start_cgroup`.
     pub(super) fn must_move(&self, start_cgroup: Option<&Cgroup>) -> bool {
-        self.hierarchies.iter().any(|hierarchy| !(hierarchy.unified && start_cgroup.is_some()))
+        self.hierarchies.iter().any(|hierarchy| !(hierarchy.is_v2 && start_cgroup.is_some()))
     }
 
-    /// Moves a process into the job's cgroups, except into version 2 if it was started in `start_cgroup`.
+    /// Moves a process into the job's cgroups, except `start_cgroup`, in which it was started.
     ///
-    /// If a process cannot be moved, this only logs a warning, because the job can run without its share.
+    /// Only logs an error, because the job can run without its share.
     pub(super) fn add(&self, pid: i32, start_cgroup: Option<&Cgroup>) {
-        for hierarchy in self.hierarchies.iter().filter(|hierarchy| !(hierarchy.unified && start_cgroup.is_some())) {
+        for hierarchy in self.hierarchies.iter().filter(|hierarchy| !(hierarchy.is_v2 && start_cgroup.is_some())) {
             let added = hierarchy.job.add(pid).or_else(|error| {
                 if error.kind() != io::ErrorKind::NotFound {
                     return Err(error);
                 }
-                // The cgroup had no processes, so another program may have removed it.
+                // Another program may have removed the empty cgroup.
                 fs::create_dir_all(hierarchy.job.path())?;
                 hierarchy.job.add(pid)
             });
@@ -204,7 +190,7 @@ impl SlotCgroup {
         let stalled = |name| paths(name).find_map(|path| some_total(&path));
         let stat = || {
             let stat = |hierarchy: &Hierarchy| fs::read_to_string(hierarchy.job.path().join("cpu.stat")).ok();
-            let text = self.hierarchies.iter().filter(|hierarchy| hierarchy.unified).find_map(stat)?;
+            let text = self.hierarchies.iter().filter(|hierarchy| hierarchy.is_v2).find_map(stat)?;
             let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
             line.trim().parse().ok().map(Duration::from_micros)
         };
@@ -227,19 +213,17 @@ impl SlotCgroup {
     }
 }
 
-/// Mount point of a cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 struct Mount {
     path: PathBuf,
-    /// Whether the hierarchy has version 2.
-    unified: bool,
+    is_v2: bool,
 }
 
 impl Mount {
     fn create(&self, relative: &str, share: &SlotShare, name: &str) -> io::Result<Hierarchy> {
         let slot = self.path.join(relative);
         fs::create_dir_all(&slot)?;
-        if self.unified {
+        if self.is_v2 {
             self.enable_controllers(relative);
         }
         self.set_weights(&slot, share);
@@ -250,21 +234,20 @@ impl Mount {
             _ => {}
         }
         let job = Cgroup::existing(&path).ok_or_else(|| io::Error::other("the directory is not a cgroup"))?;
-        // Permission to create the directory does not always include permission to move processes into it.
+        // A process that may create the directory may lack permission to move processes into it.
         if let Err(error) = fs::OpenOptions::new().write(true).open(path.join("cgroup.procs")) {
             job.remove();
             return Err(error);
         }
-        Ok(Hierarchy { job, unified: self.unified })
+        Ok(Hierarchy { job, is_v2: self.is_v2 })
     }
 
-    /// Enables the controllers for the slot and its jobs, if they are available.
     fn enable_controllers(&self, relative: &str) {
         let mut path = self.path.clone();
         let parts: Vec<&str> = relative.split('/').collect();
         for depth in 0..=parts.len() {
             for controller in ["+cpu", "+memory", "+io"] {
-                // A controller may be missing, or this process may not be permitted to enable it. The job can run without it.
+                // The job can run without a controller that is missing or not permitted.
                 let _ = fs::write(path.join("cgroup.subtree_control"), controller);
             }
             if let Some(part) = parts.get(depth) {
@@ -277,12 +260,12 @@ impl Mount {
         let slots = u64::from(share.slots.max(1));
         let weight = (WEIGHT_PER_SLOT * slots).min(MAX_WEIGHT);
         let (shares, io) = (CPU_SHARES_PER_SLOT * slots, (WEIGHT_PER_SLOT * slots).min(MAX_IO_WEIGHT));
-        // The cgroup of the slot outlives its jobs, so the memory of an earlier share must be reset.
+        // The slot's cgroup may still have the protected memory of an earlier job.
         let memory = |unprotected: &str| match share.memory_bytes {
             0 => unprotected.to_owned(),
             bytes => bytes.to_string(),
         };
-        let all: &[(&str, String)] = if self.unified {
+        let all: &[(&str, String)] = if self.is_v2 {
             &[("cpu.weight", weight.to_string()), ("io.weight", weight.to_string()), ("memory.low", memory("0"))]
         } else {
             let memory = ("memory.soft_limit_in_bytes", memory("-1"));
@@ -301,10 +284,10 @@ impl Mount {
     }
 }
 
-/// Removes cgroups that a killed agent left behind.
+/// Removes old cgroups that a killed agent left behind.
 ///
-/// The kernel refuses to remove a cgroup with processes. One without processes may still be in use by another agent with the same
-/// slot, so only old ones are removed.
+/// A new cgroup without processes may belong to another agent with the same slot. The kernel keeps cgroups with
+/// processes.
 fn remove_dead_jobs(slot: &Path) {
     for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
@@ -316,27 +299,25 @@ fn remove_dead_jobs(slot: &Path) {
     }
 }
 
-/// Returns the hierarchies to use, without duplicates, from the text of `/proc/self/mountinfo`.
-///
-/// These are the hierarchy of version 2, and the hierarchies of version 1 that control CPU, memory or I/O.
+/// Returns the hierarchies in `/proc/self/mountinfo`: version 2, and version 1 for CPU, memory or I/O.
 fn mounts(mountinfo: &str) -> Vec<Mount> {
     let mut found: Vec<Mount> = Vec::new();
     for line in mountinfo.lines() {
         let Some((fields, rest)) = line.split_once(" - ") else { continue };
         let mut rest = rest.split(' ');
-        let unified = match rest.next() {
+        let is_v2 = match rest.next() {
             Some("cgroup2") => true,
             Some("cgroup") => false,
             _ => continue,
         };
         let options = rest.nth(1).unwrap_or_default();
-        if !unified && !options.split(',').any(|option| CONTROLLERS.contains(&option)) {
+        if !is_v2 && !options.split(',').any(|option| CONTROLLERS.contains(&option)) {
             continue;
         }
         let Some(path) = fields.split(' ').nth(4).map(PathBuf::from) else { continue };
-        // A hierarchy with several controllers can be listed more than once.
+        // A hierarchy with several controllers may be listed repeatedly.
         if found.iter().all(|mount| mount.path != path) {
-            found.push(Mount { path, unified });
+            found.push(Mount { path, is_v2 });
         }
     }
     found
@@ -346,7 +327,6 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Returns the `total` of the line `some` in a file with pressure stall information.
 fn some_total(path: &Path) -> Option<Duration> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with("some "))?;
@@ -366,10 +346,9 @@ mod tests {
                     32 25 0:28 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices\n\
                     33 25 0:29 / /sys/fs/cgroup/unified rw,relatime shared:5 - cgroup2 cgroup2 rw\n";
         let [cpu, unified] = ["/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup/unified"].map(PathBuf::from);
-        assert_eq!(mounts(text), [Mount { path: cpu, unified: false }, Mount { path: unified, unified: true }]);
+        assert_eq!(mounts(text), [Mount { path: cpu, is_v2: false }, Mount { path: unified, is_v2: true }]);
     }
 
-    /// Creates a directory that looks like a hierarchy, with the files that a kernel would create.
     fn hierarchy(root: &Path, job: &str, files: &[(&str, &str)]) {
         fs::create_dir_all(root.join(job)).unwrap();
         fs::write(root.join(job).join("cgroup.procs"), "").unwrap();
@@ -402,7 +381,7 @@ mod tests {
                 ("ci/slot-1/job-7/io.pressure", pressure),
             ],
         );
-        let mounts = [Mount { path: one.clone(), unified: false }, Mount { path: two.clone(), unified: true }];
+        let mounts = [Mount { path: one.clone(), is_v2: false }, Mount { path: two.clone(), is_v2: true }];
         let share = SlotShare { cgroup: "/ci/slot-1".to_owned(), slots: 3, memory_bytes: 1 << 30 };
         let slot = SlotCgroup::create_in(&mounts, &share, "7").unwrap();
         assert_eq!(fs::read_to_string(one.join("ci/slot-1/cpu.shares")).unwrap(), "3072");
@@ -440,7 +419,7 @@ mod tests {
         let error = |cgroup: &str, mounts: &[Mount]| {
             SlotCgroup::create_in(mounts, &share(cgroup), "7").unwrap_err().to_string()
         };
-        let not_permitted = error("ci/slot-0", &[Mount { path: file, unified: true }]);
+        let not_permitted = error("ci/slot-0", &[Mount { path: file, is_v2: true }]);
         assert!(not_permitted.contains("/file/ci/slot-0: "), "{not_permitted}");
         assert_eq!(error("ci/slot-0", &[]), "the system has no cgroups");
         assert!(error("../slot-0", &[]).contains("not a valid name of a cgroup"));

@@ -1,8 +1,7 @@
 //! Starts a process inside a cgroup: `clone3` with `CLONE_INTO_CGROUP`, then `execve`.
 //!
-//! The kernel puts the child into the cgroup before its first instruction. Moving a process later would be slow: on most kernels it
-//! waits for an RCU grace period of the whole machine. Neither our dependencies nor the C library provides a
-//! wrapper for this call.
+//! Moving the child later would be slow, because most kernels wait for an RCU grace period. Neither our dependencies
+//! nor the C library wrap this call.
 #![expect(
     unsafe_code,
     reason = "clone3 has no safe wrapper, and the child of a clone may only make async-signal-safe calls"
@@ -22,23 +21,19 @@ use rustix::pipe::{PipeFlags, pipe_with};
 const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
 /// `CLONE_INTO_CGROUP` of `linux/sched.h`: the child starts in the cgroup of the directory.
 const INTO_CGROUP: u64 = 0x2_0000_0000;
-/// Exit status of a child that could not execute its program. Its parent reports the error.
 const NOT_EXECUTED: c_int = 127;
 
-/// Program to execute.
 #[derive(Debug)]
 pub(super) struct Program<'a> {
-    /// Path of the file. It is not looked up in `PATH`.
+    /// Path of the file, without a lookup in `PATH`.
     pub(super) file: &'a Path,
     /// `argv`: the name of the program, then its arguments.
     pub(super) args: Vec<&'a OsStr>,
     pub(super) env: Vec<(&'a OsStr, &'a OsStr)>,
     pub(super) work_dir: Option<&'a Path>,
-    /// Standard input, output and error.
     pub(super) stdio: [BorrowedFd<'a>; 3],
 }
 
-/// Error of [`spawn_in`].
 #[derive(Debug)]
 pub(super) enum SpawnError {
     /// The system does not permit starting a process in the cgroup or in the namespaces.
@@ -58,39 +53,35 @@ impl From<SpawnError> for io::Error {
     }
 }
 
-/// Namespaces of a process that is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Namespaces {
-    /// Namespaces of the agent.
     #[default]
     Shared,
-    /// A network namespace without interfaces except loopback.
+    /// No interfaces except loopback.
     Network,
-    /// A network namespace as in `Network`, inside a user namespace with only the agent's user. For an agent without privileges.
+    /// As `Network`, inside a user namespace with only the agent's user. For an agent without privileges.
     UserAndNetwork,
 }
 
-/// Restrictions that apply to a process before it executes its program.
 #[derive(Debug, Default)]
 pub(super) struct Restrictions {
-    /// Opened `cgroup.procs` of the cgroups that the process joins.
+    /// Opened `cgroup.procs` of the cgroups to join.
     pub(super) join: Vec<File>,
     pub(super) namespaces: Namespaces,
-    /// Maximum size in bytes of the files that the process writes. `None` means no limit.
+    /// Maximum size in bytes of written files. `None` means no limit.
     pub(super) file_bytes: Option<u64>,
 }
 
 impl Restrictions {
-    /// Returns whether there are no restrictions.
     pub(super) fn is_empty(&self) -> bool {
         self.join.is_empty() && self.namespaces == Namespaces::Shared && self.file_bytes.is_none()
     }
 }
 
-/// Starts a process in the cgroup whose directory is `cgroup`. `None` means the cgroup of the agent. The process leads a new process group.
+/// Starts a process that leads a new process group, in the cgroup directory `cgroup`. `None` means the agent's cgroup.
 ///
-/// Returns the process ID and a pipe. The pipe closes when the program is executed. If it cannot be executed, the child writes the
-/// system's error number to the pipe, in native byte order, and exits.
+/// Returns the process ID and a pipe, which closes when the program is executed. If that fails, the child first writes
+/// the system's error number, in native byte order.
 pub(super) fn spawn_in(
     cgroup: Option<&File>,
     program: &Program<'_>,
@@ -122,28 +113,27 @@ pub(super) fn spawn_in(
         file_bytes: restrictions.file_bytes,
         maps: maps.each_ref().map(|map| (map.as_ptr(), map.as_bytes().len())),
     };
-    // SAFETY: everything that `child` points to lives until the end of this function. The child has a copy of it, because it
-    // does not share this process's memory.
+    // SAFETY: everything that `child` points to lives until the end of this function. The child shares no memory and
+    // has its own copy.
     let pid = unsafe { clone_into(cgroup, &child) }.map_err(SpawnError::Clone)?;
     drop(write);
     Ok((pid, read))
 }
 
-/// Returns whether processes can be started in the cgroup whose directory is `cgroup`.
 pub(super) fn can_start_in(cgroup: &File) -> bool {
     probe(Some(cgroup), &Restrictions::default()).is_ok()
 }
 
-/// Returns the error of the system if processes cannot be started with these restrictions.
+/// Returns the system's error if processes cannot be started with these restrictions.
 pub(super) fn can_restrict(restrictions: &Restrictions) -> io::Result<()> {
     probe(None, restrictions)
 }
 
-/// Starts a process whose program cannot be executed, to test everything that happens before.
+/// Tests a start up to the execution of a program.
 fn probe(cgroup: Option<&File>, restrictions: &Restrictions) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     let null = std::os::fd::AsFd::as_fd(&null);
-    // Executing an empty path always fails with `ENOENT`. Any other error has an earlier cause.
+    // Executing an empty path fails with `ENOENT`. Any other error has an earlier cause.
     let program =
         Program { file: Path::new(""), args: Vec::new(), env: Vec::new(), work_dir: None, stdio: [null, null, null] };
     let (pid, report) = spawn_in(cgroup, &program, restrictions)?;
@@ -173,7 +163,7 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// Data for the child. It consists of pointers and numbers, because the child must not allocate memory.
+/// Pointers and numbers for the child, which must not allocate memory.
 struct Child {
     file: *const c_char,
     args: *const *const c_char,
@@ -181,16 +171,15 @@ struct Child {
     dir: *const c_char,
     stdio: [c_int; 3],
     error_pipe: c_int,
-    /// Files of the cgroups to join.
     join: *const c_int,
     join_count: usize,
     namespaces: Namespaces,
     file_bytes: Option<u64>,
-    /// Content of `setgroups`, `uid_map` and `gid_map` of a user namespace, with its length.
+    /// Content and lengths of `setgroups`, `uid_map` and `gid_map` of a user namespace.
     maps: [(*const c_char, usize); 3],
 }
 
-/// Starts a child of this process in the cgroup and the namespaces. The child executes its program. Returns its process ID.
+/// Starts a child in the cgroup and the namespaces, which executes its program. Returns its process ID.
 ///
 /// # Safety
 /// The pointers of `child` must be valid, and its lists must end with a null pointer.
@@ -208,12 +197,12 @@ unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
         cgroup: cgroup.map_or(Ok(0), |cgroup| number(cgroup.as_raw_fd()))?,
         ..CloneArgs::default()
     };
-    // SAFETY: without a stack and without shared memory this is a fork. The structure has the layout that the kernel
-    // expects and the given size. The kernel only reads it.
+    // SAFETY: without a stack and shared memory, this is a fork. The kernel only reads the structure, which has its
+    // layout and the given size.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
     match pid {
         0 => {
-            // SAFETY: this is the child. It has a copy of the data, whose validity the caller guarantees.
+            // SAFETY: this is the child. The caller guarantees that the data is valid.
             unsafe { execute(child) }
         }
         -1 => Err(io::Error::last_os_error()),
@@ -223,19 +212,17 @@ unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
 
 /// Executes the program in the child.
 ///
-/// Other threads of the parent may have held locks, which are never released in the child. Therefore this function makes only
-/// async-signal-safe calls and allocates no memory.
+/// Only makes async-signal-safe calls and allocates no memory, because other threads of the parent may have held locks.
 ///
 /// # Safety
 /// As for [`clone_into`].
 unsafe fn execute(child: &Child) -> ! {
-    // SAFETY: the calls get numbers, and pointers whose validity the caller guarantees. The set of signals is initialized before
-    // it is used.
+    // SAFETY: the caller guarantees that the pointers are valid. The set of signals is initialized before its use.
     unsafe {
         let mut signals = std::mem::zeroed::<libc::sigset_t>();
         libc::sigemptyset(&raw mut signals);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const signals, ptr::null_mut());
-        // Rust programs ignore SIGPIPE, and the child would inherit that.
+        // Rust programs ignore SIGPIPE, which the child would inherit.
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         let [stdin, stdout, stderr] = child.stdio;
         let is_ready = libc::setpgid(0, 0) == 0
@@ -258,11 +245,11 @@ unsafe fn execute(child: &Child) -> ! {
 /// # Safety
 /// As for [`execute`].
 unsafe fn restrict(child: &Child) -> bool {
-    // SAFETY: the pointers are valid as the caller guarantees, and all calls are async-signal-safe. The structure for `ioctl` is a request
-    // for an interface by its name, which ends with a zero byte.
+    // SAFETY: the caller guarantees that the pointers are valid, and all calls are async-signal-safe. The `ioctl`
+    // request has the name of an interface, which ends with a zero byte.
     unsafe {
         for index in 0..child.join_count {
-            // 0 stands for the process that writes it.
+            // 0 stands for the writing process.
             if libc::write(*child.join.add(index), c"0".as_ptr().cast(), 1) != 1 {
                 return false;
             }
@@ -301,10 +288,9 @@ unsafe fn restrict(child: &Child) -> bool {
     }
 }
 
-/// Waits until the child has executed its program, or has failed to. Returns the error of the child.
 fn exec_error(pipe: OwnedFd) -> Option<io::Error> {
     let mut number = [0; size_of::<c_int>()];
-    // The pipe also closes if the child was killed before it executed the program. Its exit status shows that.
+    // If the child was killed earlier, its exit status shows that.
     File::from(pipe).read_exact(&mut number).ok().map(|()| io::Error::from_raw_os_error(c_int::from_ne_bytes(number)))
 }
 
@@ -322,7 +308,6 @@ fn env_entry(key: &OsStr, value: &OsStr) -> Result<CString, SpawnError> {
     CString::new([key.as_bytes(), b"=", value.as_bytes()].concat()).map_err(|error| SpawnError::Name(error.into()))
 }
 
-/// Returns a list of pointers that ends with a null pointer, as the kernel expects it.
 fn pointers(texts: &[CString]) -> Vec<*const c_char> {
     texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect()
 }

@@ -1,4 +1,4 @@
-//! Terminates processes: sends TERM to all of them, then KILL after the grace time.
+//! Terminates processes with TERM, and then KILL after the grace time.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -15,13 +15,10 @@ use super::sys::Watched;
 use super::usage::Usage;
 use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 
-/// Maximum time to wait for killed processes to exit.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Minimum time between two searches for orphans that have exited.
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
-/// Delay before the processes are listed again if none of them could be watched.
+/// Delay before the processes are listed again if none could be watched.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(5);
-/// Maximum time to read the remaining output after all processes have ended.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Processes {
@@ -30,9 +27,8 @@ impl Processes {
         self.terminate_set(&self.all, grace).await
     }
 
-    /// Terminates every process of a set, like [`Processes::terminate`].
     pub(super) async fn terminate_set(&self, set: &ProcessSet, grace: Duration) -> usize {
-        // Their resource usage must be read now, because most of these processes have no parent that collects it.
+        // Their usage must be read now, because most of these processes have no parent that collects it.
         for usage in self.members_of(set).into_iter().filter_map(Usage::current) {
             self.count(usage);
         }
@@ -42,7 +38,8 @@ impl Processes {
         remaining
     }
 
-    /// Ends the job: terminates its processes, waits for their remaining output, and removes the cgroup unless its counters are still needed.
+    /// Ends the job: terminates its processes, waits for their remaining output, and removes the cgroup unless it is in
+    /// the slot's cgroup.
     pub async fn finish(&self, grace: Duration) {
         if self.may_have_processes() {
             let remaining = self.terminate(grace).await;
@@ -50,12 +47,12 @@ impl Processes {
                 tracing::error!(tag = self.tag, remaining, "failed to terminate all processes of a job");
             }
         }
-        // From here on, no process counts as a process of this job. Otherwise, two jobs that end at the same time would wait for each
+        // From here on, no process belongs to this job, so that two jobs that end at the same time do not wait for each
         // other.
         let start_times = RUNNING.remove(self.number);
         if self.manager.is_subreaper && !self.orphans().is_empty() {
-            // This finds processes that left their own job. A process that started before all running jobs belongs to none of
-            // them.
+            // These processes left their own job. A process that started before all running jobs belongs to no running
+            // job.
             let is_owned = |process: &Process| start_times.iter().any(|start| *start <= process.start_ticks);
             terminate_all(|| self.adopted_descendants(|process| !is_owned(process)), grace, Vec::new).await;
             self.reap_orphans();
@@ -66,20 +63,21 @@ impl Processes {
         if drained.await.is_err() {
             readers.shutdown().await;
         }
-        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| !self.is_counted_in_cgroup()) {
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| !self.is_in_slot_cgroup()) {
             cgroup.remove();
         }
     }
 
-    /// Returns whether the job's cgroup is inside the cgroup of its slot. Such a cgroup is removed later, because its counters are still needed.
-    fn is_counted_in_cgroup(&self) -> bool {
+    /// Returns whether the job's cgroup is inside its slot's cgroup. Such a cgroup is removed later, because its
+    /// counters are still needed.
+    fn is_in_slot_cgroup(&self) -> bool {
         let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
         slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
     }
 
-    /// Returns whether the job may have processes. Fast if it has none, like most jobs at their end.
+    /// Returns whether the job may have processes. Fast for most jobs, which have none at their end.
     fn may_have_processes(&self) -> bool {
-        // If the agent is the subreaper, every remaining process of a job descends from a child of the agent.
+        // With a subreaper, every remaining process descends from a child of the agent.
         let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
         !self.manager.is_subreaper
             || !self.all.leaders.lock().is_empty()
@@ -87,9 +85,9 @@ impl Processes {
             || is_contained()
     }
 
-    /// Returns all processes of a set: the processes in its cgroups, and those found by process group, tag or descent.
+    /// Returns all processes of a set, found by cgroup, process group, tag or descent.
     ///
-    /// The cgroups alone are not enough, because a process that may write to the cgroup file system can leave it.
+    /// A process that may write to cgroups can leave its cgroup.
     pub(super) fn members_of(&self, set: &ProcessSet) -> Vec<i32> {
         let mut members: Vec<i32> = self.cgroups_of(set).iter().flat_map(Cgroup::members).collect();
         let leaders = set.leaders.lock().clone();
@@ -103,7 +101,7 @@ impl Processes {
         members
     }
 
-    /// Returns the agent's children that no task waits for.
+    /// Returns the children of the agent that no task waits for.
     fn orphans(&self) -> Vec<i32> {
         let awaited = AWAITED.lock();
         procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid)).collect()
@@ -111,22 +109,22 @@ impl Processes {
 
     /// Returns the adopted processes that belong to no running job and satisfy `is_wanted`, with their descendants.
     ///
-    /// Children in the agent's own process group are excluded: the agent's program started them itself.
+    /// Excludes the agent's own process group, whose processes were not started for jobs.
     pub(super) fn adopted_descendants(&self, is_wanted: impl Fn(&Process) -> bool) -> Vec<i32> {
         let own_group = own_group();
         let adopted = self.orphans().into_iter().filter_map(Process::read);
         let adopted = adopted.filter(|process| !process.is_zombie && process.group != own_group && is_wanted(process));
-        // A process with the tag of a running job belongs to that job, which will find it. Any other tag is forged.
+        // A process with the tag of a running job belongs to that job. Other tags are forged.
         let adopted = adopted.filter(|process| !process.tag().is_some_and(|tag| RUNNING.contains(&tag)));
         let roots: HashSet<i32> = adopted.map(|process| process.pid).collect();
         if roots.is_empty() { Vec::new() } else { procfs::with_all_descendants(roots) }
     }
 
-    /// Collects the exit status of the job's orphans as they exit, and adds their usage to the job's.
+    /// Collects the exit status of the job's orphans as they exit, and adds their usage to the usage of the job.
     ///
-    /// Otherwise a long script could fill the process table.
+    /// Otherwise, a long script could fill the process table.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
-        // The orphans of a short command are reaped after it. Each watching job would be woken by the exits of all jobs.
+        // The orphans of a short command are reaped after it, because each exit wakes all watching jobs.
         sleep(REAP_INTERVAL).await;
         let mut exits = match signal(SignalKind::child()) {
             Ok(exits) if self.manager.is_subreaper => exits,
@@ -139,17 +137,17 @@ impl Processes {
         loop {
             self.reap_own_orphans();
             exits.recv().await;
-            // Many exits are handled at once.
+            // Handles many exits at once.
             sleep(REAP_INTERVAL).await;
         }
     }
 
-    /// Collects the exit status of orphans in the process groups of this job. Other orphans may belong to another job, which
-    /// counts their usage.
+    /// Collects the exit status of orphans in the process groups of this job. Other jobs count the usage of their own
+    /// orphans.
     fn reap_own_orphans(&self) {
         let leaders = self.all.leaders.lock().clone();
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
-        // Children in the agent's own process group were not started for a job, and no leader of the job is in that group.
+        // No leader of the job is in the agent's own process group.
         for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
             let usage = Usage::current(process.pid);
             let Some(pid) = Pid::from_raw(process.pid) else { continue };
@@ -161,13 +159,12 @@ impl Processes {
         }
     }
 
-    /// Collects the exit status of adopted processes that have ended, so that no zombies remain.
     fn reap_orphans(&self) {
         if !self.manager.is_subreaper {
             return;
         }
-        // While the lock is held, no new process can be mistaken for an orphan. Children in the agent's own process group were not
-        // started for a job; other code waits for them.
+        // With the lock, no new process looks like an orphan. Other code waits for children in the agent's own process
+        // group.
         let own_group = own_group();
         let awaited = AWAITED.lock();
         let orphans = procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));
@@ -182,9 +179,7 @@ fn own_group() -> i32 {
     rustix::process::getpgrp().as_raw_nonzero().get()
 }
 
-/// Terminates the processes that a killed agent left behind, as recorded in the job's spool.
-///
-/// A recorded process ID that now belongs to another process is ignored.
+/// Terminates the processes that a killed agent recorded in a job's spool. Ignores a process ID that was reused.
 pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
     for record in records {
         if let ProcessRecord::Job { cgroup: Some(path), .. } = record
@@ -204,7 +199,7 @@ pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
             ProcessRecord::Job { .. } => None,
         })
         .collect();
-    // Separate sets of processes of a job, such as its services, have their own tags.
+    // Separate sets of processes, such as services, have their own tags.
     let tags: HashSet<&String> = records
         .iter()
         .filter_map(|record| match record {
@@ -231,12 +226,12 @@ pub(super) async fn terminate_all(
         let mut signaled = HashSet::new();
         loop {
             let pids = members();
-            // A process loses its environment and its cgroup shortly before it ends, so `members` no longer finds it. Its end is awaited
-            // anyway, because its files may still be open.
+            // `members` does not find a process that is about to end. Its files may still be open, so its end is
+            // awaited.
             watched.retain(|pid, process| {
                 let has_ended = process.has_ended();
                 if has_ended {
-                    // Another process may get this ID.
+                    // The ID may be reused.
                     signaled.remove(pid);
                 }
                 !has_ended
@@ -261,9 +256,9 @@ pub(super) async fn terminate_all(
                     process.signal(signal);
                 }
             }
-            // This waits for one process at a time: all must end, and the next call of `members` finds new processes.
+            // All must end, so waiting for one process is enough. The next call of `members` finds new processes.
             let Some(process) = watched.values().next() else {
-                // The processes have ended, or this process has no descriptors left to watch them. The list is read again.
+                // All have ended, or this process has no descriptors left to watch them.
                 sleep(WATCH_RETRY_DELAY).await;
                 if Instant::now() >= deadline {
                     break;

@@ -12,7 +12,7 @@ use crate::stop::StopToken;
 mod sets;
 
 const GRACE: Duration = Duration::from_millis(200);
-/// Maximum time to wait. It is enough for a busy machine, and well below the run time of the background servers.
+/// Maximum time to wait: enough for a busy machine, and well below the run time of the background servers.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -30,7 +30,6 @@ impl MemoryLog {
     }
 }
 
-/// Returns a log in memory twice: as its own type and as the trait object.
 fn recorded_log() -> (Arc<MemoryLog>, Arc<dyn Log>) {
     let memory = Arc::new(MemoryLog::default());
     let log: Arc<dyn Log> = Arc::<MemoryLog>::clone(&memory);
@@ -64,7 +63,7 @@ fn shell(script: &str) -> Command {
     }
 }
 
-/// Waits until the condition is true. Polls, because the end of processes that are not children cannot be awaited.
+/// Polls until the condition is true, because only the end of children can be awaited.
 async fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition() {
@@ -73,7 +72,6 @@ async fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until a process has printed its ID to the log, and returns the ID.
 async fn printed_pid(memory: &MemoryLog) -> i32 {
     wait_for("a process prints its ID", || memory.text().ends_with('\n')).await;
     memory.text().trim().parse().unwrap()
@@ -83,7 +81,7 @@ fn is_alive(pid: i32) -> bool {
     procfs::Process::read(pid).is_some_and(|process| !process.is_zombie)
 }
 
-/// Leaves orphans that exit, and ends when none of them is a zombie. `$$` is the process group.
+/// Leaves orphans that exit, and ends when none is a zombie. `$$` is the process group.
 const LEAVE_ORPHANS: &str = "for orphan in 1 2 3 4 5 6 7 8; do (sleep 0.1 &) done; sleep 0.3; attempts=0
     while grep -qE \"^[0-9]+ .* Z [0-9]+ $$ \" /proc/[0-9]*/stat 2>/dev/null; do
     attempts=$((attempts + 1)); [ $attempts -lt 300 ] || exit 9; sleep 0.1; done";
@@ -113,7 +111,7 @@ async fn output_of_both_streams_keeps_its_order() {
     }
 }
 
-/// Script that uses CPU time. The amount does not depend on the load of the machine.
+/// Script that uses CPU time, independent of the load of the machine.
 const BURN: &str = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
 const MIN_BURN_TIME: Duration = Duration::from_millis(20);
 
@@ -124,7 +122,7 @@ async fn usage_includes_awaited_children() {
         let (_, log) = recorded_log();
         let before = processes.usage_counters();
         assert_eq!((before.cpu, before.memory_bytes), (Some(Duration::ZERO), Some(0)));
-        // Until a child executes its program, the memory of this process counts as its memory. The script must use more than that.
+        // Until a child executes its program, it has the memory of this process. The script must use more.
         let script = format!("sh -c '{BURN}'; head -c 120000000 /dev/zero | tail -c 120000000 >/dev/null");
         processes.run(shell(&script), &log, &StopToken::new(), GRACE).await.unwrap();
         let after = processes.usage_counters();
@@ -189,10 +187,10 @@ async fn background_process_does_not_delay_the_step() {
     processes.finish(GRACE).await;
 }
 
-/// Log that counts the writes between two polls of another task on the same thread.
+/// Log that counts the writes between two turns of another task on the same thread.
 #[derive(Default)]
 struct TurnLog {
-    /// Writes since the last turn, and the maximum.
+    /// Writes since the last turn, and their maximum.
     writes: Mutex<(usize, usize)>,
     written: tokio::sync::Notify,
 }
@@ -227,7 +225,7 @@ async fn endless_output_does_not_block_other_tasks() {
     };
     let (ended, max) = tokio::join!(run, other);
     assert_eq!(ended.unwrap(), ProcessEnd::Stopped(TerminationCause::CanceledByUser));
-    // The task that copies the output is woken by the pipe and by its own yield.
+    // The pipe and its own yield wake the copying task.
     assert!(max <= 4, "{max} writes between two turns");
     processes.finish(GRACE).await;
 }
@@ -237,7 +235,7 @@ async fn process_has_configured_limit_of_open_files() {
     let manager = ProcessManager::new(Containment::ProcessTree, Some(99));
     let (processes, _) = job(&manager, "files");
     let (memory, log) = recorded_log();
-    // The limit is set shortly after the start of the process. Processes that it starts later inherit the limit.
+    // The limit is set shortly after the start. Later processes inherit it.
     let script = "n=0; while [ $(ulimit -Sn) != 99 ] && [ $n -lt 3000 ]; do n=$((n+1)); sleep 0.01; done; ulimit -Sn; ulimit -Hn";
     processes.run(shell(script), &log, &StopToken::new(), GRACE).await.unwrap();
     let agent_limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
@@ -347,7 +345,7 @@ async fn job_can_start_processes_after_termination() {
     }
 }
 
-/// Returns a command that leaves an orphan behind. The orphan has its own session, and only this environment.
+/// Returns a command that leaves an orphan with its own session and only this environment.
 fn hidden_process(environment: &str) -> Command {
     shell(&format!("env -i {environment} setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' &"))
 }
@@ -455,7 +453,7 @@ async fn process_starts_in_the_same_way_with_and_without_cgroup() {
             matches!(lines.as_slice(), ["sh last arg", work_dir, "input", group, pid] if *work_dir == dir && group == pid),
             "{text}"
         );
-        // Signal handling was reset to its default.
+        // Signal handling was reset.
         assert_eq!(ended, ProcessEnd::Exited(std::process::ExitStatus::from_raw(libc::SIGPIPE)));
         let missing = Command { work_dir: Some("/no/such/directory".into()), ..shell("true") };
         let error = processes.run(missing, &log, &StopToken::new(), GRACE).await.unwrap_err();

@@ -1,7 +1,7 @@
-//! Resource usage of the processes of a job and of its steps, as the kernel counts it for each process.
+//! Resource usage of a job and its steps, as the kernel counts it for each process.
 //!
-//! The usage covers processes that have ended, with the children that they waited for, and processes that are being terminated. For CPU time
-//! and memory of a job, the counters of a cgroup are more accurate, and are used if they exist ([`super::SlotCgroup`]).
+//! Covers ended processes with their awaited children, and processes that are being terminated. For the CPU time and
+//! memory of a job, cgroup counters take precedence ([`super::SlotCgroup`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::network::{JobNetwork, Traffic};
 use super::procfs;
 
 tokio::task_local! {
-    /// Usage of the processes that the current step has started.
     static STEP_USAGE: Arc<Mutex<Usage>>;
 }
 
-/// Runs the work of a step. Returns its result, and the resource usage of the processes that ended during the work.
+/// Runs the work of a step. Returns its result, and the usage of the processes that ended during the work, except those
+/// of inner steps.
 ///
-/// Processes of steps inside the step are not counted, but their traffic is. `network` is `None` if the traffic cannot be counted.
-pub async fn measured<F: Future>(network: Option<&JobNetwork>, work: F) -> (F::Output, Usage) {
+/// The traffic includes inner steps. `network` is `None` if traffic cannot be counted.
+pub async fn measure_usage<F: Future>(network: Option<&JobNetwork>, work: F) -> (F::Output, Usage) {
     let usage = Arc::new(Mutex::new(Usage::default()));
     let before = network.map(JobNetwork::traffic);
     let output = STEP_USAGE.scope(Arc::clone(&usage), work).await;
@@ -28,16 +28,15 @@ pub async fn measured<F: Future>(network: Option<&JobNetwork>, work: F) -> (F::O
     (output, usage)
 }
 
-/// Adds the usage of a process that has ended to the usage of the current step.
 pub(super) fn add_to_step(usage: Usage) {
-    // Processes that belong to no step, such as a second agent, run in a separate task.
+    // Fails for processes that belong to no step, such as a second agent.
     let _ = STEP_USAGE.try_with(|step| step.lock().add(usage));
 }
 
 /// Resource usage of one or several processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Number of processes that were counted, without the children that they waited for.
+    /// Number of counted processes, without their awaited children.
     pub processes: u64,
     /// CPU time, user and system.
     pub cpu: Duration,
@@ -45,9 +44,9 @@ pub struct Usage {
     pub memory_bytes: u64,
     /// Bytes read from storage.
     pub read_bytes: u64,
-    /// Bytes written to storage, including those that the kernel has not flushed yet.
+    /// Bytes written to storage, even if not flushed yet.
     pub written_bytes: u64,
-    /// Traffic of the job's network during the step. `None` means that it was not measured.
+    /// Traffic of the job's network during the step. `None` means not measured.
     pub traffic: Option<Traffic>,
 }
 
@@ -60,7 +59,6 @@ impl Usage {
         self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
     }
 
-    /// Returns the usage of a running process. `None` means that the process does not exist.
     pub(super) fn current(pid: i32) -> Option<Self> {
         let ticks = procfs::cpu_ticks(pid)?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);

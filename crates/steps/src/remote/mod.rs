@@ -1,4 +1,5 @@
-//! Steps in Git repositories and OCI registries: their references, and the port that fetches them (docs/spec/steps.md, sections 2.1 to 2.8).
+//! Steps in Git repositories and OCI registries: their references and the port that fetches them (docs/spec/steps.md,
+//! sections 2.1 to 2.8).
 
 mod parse;
 mod source;
@@ -16,14 +17,14 @@ pub use source::Source;
 /// Port that fetches steps from servers.
 #[async_trait]
 pub trait StepSource: Send + Sync {
-    /// Fetches the content of a source, and writes it to a directory that only this job uses.
+    /// Fetches a source into a directory that only this job uses.
     ///
     /// # Errors
     /// [`PortError`].
     async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, PortError>;
 }
 
-/// Returns the value of a variable of the job. An export of an earlier step takes precedence.
+/// Returns the value of a variable of the job or of an earlier export, which takes precedence.
 pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// Content to fetch.
@@ -31,7 +32,7 @@ pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 pub struct FetchRequest<'a> {
     /// Source of the content.
     pub source: &'a Source,
-    /// Digest of the only acceptable content. `None` accepts the content that the server has now.
+    /// Only acceptable digest. `None` accepts any content.
     pub pin: Option<&'a str>,
     /// Variables of the job, which can contain credentials.
     pub lookup: Lookup<'a>,
@@ -48,7 +49,7 @@ impl std::fmt::Debug for FetchRequest<'_> {
 pub struct FetchedSource {
     /// Directory with the content.
     pub dir: PathBuf,
-    /// Hash of the Git commit, or digest of the OCI index. It identifies the content.
+    /// Hash of the Git commit, or digest of the OCI index.
     pub digest: String,
     /// Notices of the publisher to the users of the step.
     pub notices: Vec<Notice>,

@@ -7,12 +7,11 @@ use muster_job::{StepReference, without_user_info};
 use super::Source;
 use crate::expression::Dialect;
 
-/// Names of the step file in a step's directory. The first that exists is used.
+/// Possible names of the step file. The first existing file is used.
 const STEP_FILES: [&str; 2] = ["func.yml", "step.yml"];
-/// Names of the step file in the legacy dialect.
 const LEGACY_STEP_FILES: [&str; 1] = ["step.yml"];
 
-/// Reference to a remote step, written as a mapping. Its texts may contain expressions.
+/// Reference to a remote step as a mapping, which may contain expressions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Location {
     /// `git: {url, rev, dir, file}`
@@ -42,7 +41,6 @@ pub enum Location {
 }
 
 impl Location {
-    /// Returns whether one of the texts of the location contains an expression.
     pub(crate) fn is_dynamic(&self) -> bool {
         let texts = match self {
             Self::Git { url, rev, dir, file } => vec![url, rev, dir, file],
@@ -53,7 +51,7 @@ impl Location {
 }
 
 impl fmt::Display for Location {
-    /// Writes the location without credentials, directory and file.
+    /// Omits credentials, directory and file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Git { url, rev, .. } => write!(f, "{}@{rev}", without_user_info(url)),
@@ -69,19 +67,19 @@ pub struct RemoteStep {
     pub source: Source,
     /// Directory of the step in its source. Empty means the top directory.
     pub dir: String,
-    /// Possible names of the step file. The first that exists is used.
+    /// Possible names of the step file. The first existing file is used.
     pub names: Vec<String>,
 }
 
 /// Reference that cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// There is no bundled step of this name.
+    /// There is no bundled step with this name.
     #[error(
         "fetching dist step: fetch: distributed step {0:?} not found; use script, step/oci/build, step/oci/fetch or step/oci/promote"
     )]
     Bundled(String),
-    /// There is no built-in step of this name. The second field has the names of all built-in steps for lists of steps.
+    /// There is no built-in step with this name. The second field has all names that lists of steps may use.
     #[error(
         "there is no built-in step {0:?} for lists of steps; use one of {known}, or keep the step in the repository and call it as `./directory`",
         known = .1.join(", ")
@@ -117,7 +115,6 @@ pub enum ReferenceError {
     Outside(String),
 }
 
-/// Returns the possible names of the step file in a directory.
 pub(crate) fn default_files(dialect: Dialect) -> Vec<String> {
     match dialect {
         Dialect::Legacy => LEGACY_STEP_FILES.map(str::to_owned).to_vec(),
@@ -125,7 +122,6 @@ pub(crate) fn default_files(dialect: Dialect) -> Vec<String> {
     }
 }
 
-/// Splits a path into the directory of a step, and the name of its file if the path has one.
 pub(crate) fn split(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
     let path = path.trim_end_matches('/');
     let is_file = |name: &str| name.ends_with(".yml") || (dialect == Dialect::Current && name.ends_with(".yaml"));
@@ -137,7 +133,7 @@ pub(crate) fn split(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
     }
 }
 
-/// Like [`split`], for a path in a source. A path that is only a file has an empty directory.
+/// Like [`split`], for a path in a source. A mere file name has an empty directory.
 fn split_inside(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
     match split(path, dialect) {
         ("/", file) => ("", file),
@@ -148,7 +144,7 @@ fn split_inside(path: &str, dialect: Dialect) -> (&str, Option<&str>) {
 
 /// Returns whether the text is the only spelling of its host and path.
 ///
-/// With another spelling of the same address, a reference could evade the rules of a policy.
+/// Otherwise, a reference could evade the rules of a policy.
 fn is_plain(text: &str) -> bool {
     let (host, path) = text.split_once('/').unwrap_or((text, ""));
     let has_other_spelling = [".", ":443", ":80"].iter().any(|end| host.ends_with(end));
@@ -160,8 +156,8 @@ fn is_plain(text: &str) -> bool {
 }
 
 impl RemoteStep {
-    /// Parses a reference that is neither to a local nor to a bundled step: `url[/-/path]@rev`, or in the current dialect
-    /// `registry/repository:tag [path]`.
+    /// Parses a reference to a remote step: `url[/-/path]@rev`, or in the current dialect `registry/repository:tag
+    /// [path]`.
     ///
     /// # Errors
     /// [`ReferenceError`]. A text without a revision is [`ReferenceError::NoRevision`].
@@ -189,7 +185,7 @@ impl RemoteStep {
         Self::git(url, revision, &dir, file.unwrap_or_default(), dialect)
     }
 
-    /// Returns the step as the rules of a policy name it.
+    /// Returns the step in the form that a policy uses.
     #[must_use]
     pub fn reference(&self) -> StepReference {
         let file = match self.names.as_slice() {
@@ -205,7 +201,7 @@ impl RemoteStep {
         }
     }
 
-    /// Returns the step at a location whose expressions have been evaluated.
+    /// Returns the step at a location with evaluated expressions.
     ///
     /// # Errors
     /// [`ReferenceError`].
@@ -350,7 +346,7 @@ mod tests {
             ("@v1", "expecting url@rev"),
             ("ssh://gitlab.com/g/p@v1", "use https://HOST/PATH"),
             ("gitlab.com@v1", "use https://HOST/PATH"),
-            // Other spellings of the same URL would not match the rules of a policy.
+            // Other spellings of a URL would not match the rules of a policy.
             ("gitlab.com/steps/../evil@v1", "use https://HOST/PATH"),
             ("gitlab.com/steps/%2e%2e/evil@v1", "use https://HOST/PATH"),
             ("gitlab.com//evil@v1", "use https://HOST/PATH"),

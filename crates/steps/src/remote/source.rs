@@ -1,22 +1,22 @@
-//! Sources of steps: content that a server has under one name and version.
+//! Sources of steps.
 
 use std::fmt;
 
 use muster_job::without_user_info;
 
-/// Content that a server has under a name and a version. One source can contain several steps.
+/// Content that a server has under a name and a version. May contain several steps.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Source {
     /// Commit of a Git repository.
     Git {
         /// URL, `http` or `https`. It may contain a user and a password.
         url: String,
-        /// Tag, branch, or hash of a commit, which may be shortened to 8 digits.
+        /// Tag, branch or commit hash, which may be shortened to 8 digits.
         revision: String,
     },
     /// Image in an OCI registry.
     Oci {
-        /// Host of the registry, with its port if it has one.
+        /// Host of the registry, with its port.
         registry: String,
         /// Path of the repository.
         repository: String,
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// Returns the password in the URL of the source. The password must not appear in a message.
+    /// Returns the password in the URL of the source, which must not appear in messages.
     pub(crate) fn password(&self) -> Option<&str> {
         let Self::Git { url, .. } = self else { return None };
         let authority = url.split_once("://")?.1.split('/').next()?;
@@ -53,7 +53,7 @@ impl Source {
 }
 
 impl fmt::Display for Source {
-    /// Writes the reference of the source without credentials: `https://host/path@revision`, or `registry/repository:tag`.
+    /// Omits credentials: `https://host/path@revision`, or `registry/repository:tag`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_digest = matches!(self, Self::Oci { tag, .. } if tag.contains(':'));
         let separator = if is_digest || matches!(self, Self::Git { .. }) { '@' } else { ':' };

@@ -1,13 +1,11 @@
-//! Cases 82, 83 and 85: directories, programs and streams of processes.
-//!
-//! Case 84 is tested with the agent, which creates the directory of a job.
+//! Cases 82, 83 and 85: directories, programs and streams of processes. Case 84 is a test of the agent.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use super::harness::Project;
 
-/// Project with step `pwd`, which prints its working directory.
+/// Adds the step `pwd`, which prints its working directory.
 fn project(project: Project, work_dir: &str) -> Project {
     project.step("dir/pwd", &format!("{{}}\n---\nexec: {{command: [pwd], work_dir: '{work_dir}'}}"))
 }

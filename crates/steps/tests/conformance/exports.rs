@@ -2,13 +2,11 @@
 
 use super::harness::Project;
 
-/// Returns the item that exports the variable `name`. The value is JSON.
 fn export(name: &str, value: &str) -> String {
     let line = serde_json::Value::from(format!("{{\"name\":\"{name}\",\"value\":{value}}}"));
     format!("- {{name: x, step: ./x, inputs: {{line: {line}}}}}\n")
 }
 
-/// Returns a step file with an empty specification that runs these items.
 fn sequence(items: &str) -> String {
     format!("{{}}\n---\nrun:\n{items}").replace("./", "../")
 }
@@ -59,7 +57,7 @@ async fn c067_export_of_a_nested_sequence_is_visible_after_it() {
     assert_eq!(outcome.log(), "v v\n");
 }
 
-/// Runs a nested sequence that exports `OLD`, which exists when it starts, and `NEW`, which does not.
+/// Runs a nested sequence that replaces the existing export `OLD` and adds `NEW`.
 async fn override_in_nested_sequence(project: Project) -> String {
     let show = "- {name: p, script: 'echo $OLD $NEW'}\n";
     let nested = sequence(&(export("OLD", "\"second\"") + &export("NEW", "\"new\"") + show));

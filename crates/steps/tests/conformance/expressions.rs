@@ -1,10 +1,9 @@
 //! Cases 34 to 47 and 49: texts with expressions, and lookups.
 //!
-//! The step `e` of the harness prints its inputs `s`, `n`, `b`, `o` and `a`, separated by `|`.
+//! Step `e` prints its inputs `s`, `n`, `b`, `o` and `a`, separated by `|`.
 
 use super::harness::{Outcome, Project};
 
-/// Step that returns one output of each type.
 const VALUES: &str = "spec:
   outputs:
     arr: {type: array, default: [a, {k: v}]}
@@ -14,7 +13,7 @@ const VALUES: &str = "spec:
 exec: {command: ['true']}
 ";
 
-/// Runs a script with this text after a step `v` that returns [`VALUES`].
+/// Runs a script with this text after step `v`, which returns [`VALUES`].
 async fn script(project: &Project, text: &str) -> Outcome {
     let text = text.replace('\'', "''");
     project.run(&format!("- {{name: v, step: ./v}}\n- {{name: s, script: '{text}'}}")).await
@@ -143,19 +142,19 @@ async fn c043_closing_braces_outside_an_expression_are_literal_current() {
 }
 
 #[tokio::test]
-async fn c044_braces_of_shell_scripts_are_not_closing_braces() {
+async fn c044_single_braces_in_a_shell_script_are_literal() {
     for project in [current(), legacy()] {
         assert_prints(&project, "{ { echo hi; }; }", "hi").await;
     }
 }
 
 #[tokio::test]
-async fn c044_two_closing_braces_of_shell_scripts_are_rejected_legacy() {
+async fn c044_double_closing_braces_in_a_shell_script_are_rejected_legacy() {
     assert_fails(&legacy(), "x={a}}; echo $x", "has extra '}}'").await;
 }
 
 #[tokio::test]
-async fn c044_two_closing_braces_of_shell_scripts_are_literal_current() {
+async fn c044_double_closing_braces_in_a_shell_script_are_literal_current() {
     assert_prints(&current(), "x={a}}; echo $x", "{a}}").await;
 }
 

@@ -4,7 +4,6 @@ use serde_json::json;
 
 use super::harness::Project;
 
-/// Checks that a step file with this text is rejected with a message that contains `part`.
 async fn assert_rejected(text: &str, part: &str) {
     Project::new().run_file(text).await.assert_error(part);
 }
@@ -50,7 +49,6 @@ async fn c007_unknown_key_beside_spec_is_rejected() {
     assert_rejected("spec: {}\nother: 1\n---\nexec: {command: [echo]}", "field `other` not found").await;
 }
 
-/// Step file with unknown keys at all levels below the first.
 const UNKNOWN_KEYS: &str = "spec:
   more: 1
   inputs: {a: {type: string, default: x, description: text}}

@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// Time between TERM and KILL.
 const GRACE: Duration = Duration::from_millis(200);
 
 /// Step E: prints its five inputs as `s|n|b|o|a|`.
@@ -57,9 +56,7 @@ const WRITE_EXPORT: &str = "spec:
 exec: {command: [sh, -c, 'printf \"%s\\n\" \"$1\" >\"$2\"', x, '${{inputs.line}}', '${{export_file}}']}
 ";
 
-/// Project directory with step files, and the variables and the environment of the job that runs them.
-///
-/// The steps E, W and X exist as `./e`, `./w` and `./x`.
+/// Project with step files, variables and environment. Steps E, W and X exist as `./e`, `./w` and `./x`.
 pub(crate) struct Project {
     dir: TempDir,
     variables: Map<String, Value>,
@@ -73,7 +70,6 @@ impl Project {
         project.step("e", ECHO).step("w", WRITE_OUTPUT).step("x", WRITE_EXPORT)
     }
 
-    /// Returns a project whose steps run as in step-runner 0.11.0.
     pub(crate) fn legacy() -> Self {
         Self::new().variable("CI_STEPS_DIALECT", "legacy")
     }
@@ -91,13 +87,11 @@ impl Project {
         self
     }
 
-    /// Adds a variable of the job.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.insert(name.to_owned(), json!(value));
         self
     }
 
-    /// Adds an environment variable, as `RunRequest.env` does.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.into(), value.into()));
         self
@@ -107,12 +101,10 @@ impl Project {
         self.dir.path()
     }
 
-    /// Runs the items of a `run:` list, in a step file without inputs and outputs.
     pub(crate) async fn run(&self, items: &str) -> Outcome {
         self.run_file(&format!("{{}}\n---\nrun:\n{items}")).await
     }
 
-    /// Runs a step file, as the RPC `Run` does.
     pub(crate) async fn run_file(&self, text: &str) -> Outcome {
         match StepFile::parse(text) {
             Ok(file) => self.execute(Call::StepFile(Box::new(file))).await,
@@ -120,7 +112,6 @@ impl Project {
         }
     }
 
-    /// Runs the `run:` list of a job, as the command `ci` does.
     pub(crate) async fn run_list(&self, list: Value) -> Outcome {
         self.execute(Call::Run(list)).await
     }
@@ -148,24 +139,20 @@ impl Project {
     }
 }
 
-/// Result of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     log: String,
     failure: Option<String>,
-    /// Nodes of the steps of the list.
     pub(crate) nodes: Vec<StepNode>,
 }
 
 impl Outcome {
-    /// Returns the log of a run that succeeded.
     #[track_caller]
     pub(crate) fn log(&self) -> &str {
         assert_eq!(self.failure, None, "{self:#?}");
         &self.log
     }
 
-    /// Returns the message of a run that failed, and the messages of its steps.
     #[track_caller]
     pub(crate) fn error(&self) -> String {
         let failure = self.failure.as_ref().unwrap_or_else(|| panic!("the run must fail: {self:#?}"));
@@ -173,7 +160,6 @@ impl Outcome {
         [failure.as_str()].into_iter().chain(messages).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns the log of a run that failed.
     #[track_caller]
     pub(crate) fn log_before_error(&self) -> &str {
         self.error();
@@ -192,7 +178,7 @@ struct MemoryLog(Mutex<String>);
 
 impl Log for MemoryLog {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        // The tests are about the output of the steps.
+        // The tests only check the output of steps.
         if stream == Stream::Runner {
             return;
         }
@@ -200,7 +186,6 @@ impl Log for MemoryLog {
     }
 }
 
-/// Job without files and without a start approval.
 struct TestJob {
     processes: Processes,
     log: Arc<MemoryLog>,

@@ -2,7 +2,6 @@
 
 use super::harness::Project;
 
-/// Runs step E with these inputs, and returns what it prints.
 async fn echo(project: Project, inputs: &str) -> String {
     project.run(&format!("- {{name: e, step: ./e, inputs: {inputs}}}")).await.log().trim_end().to_owned()
 }

@@ -1,7 +1,7 @@
 //! Conformance cases of GitLab's step format: real step files, run by the engine with real processes.
 //!
-//! The number in the name of a test is the number of its case in docs/spec/steps.md. A test whose name ends with `_legacy` sets `CI_STEPS_DIALECT` to
-//! `legacy`, and expects what step-runner 0.11.0 does. `_current` marks what only later versions do.
+//! The number of a test is the number of its case in docs/spec/steps.md. `_legacy` tests the dialect of step-runner
+//! 0.11.0, and `_current` what only later versions do.
 
 #![expect(clippy::unwrap_used, reason = "a test panics if it fails")]
 

@@ -2,9 +2,7 @@
 
 use super::harness::Project;
 
-/// Returns how the step `e` of the harness prints the expression, passed as its first input.
-///
-/// The other inputs have their defaults.
+/// Returns how step `e` prints the expression as its first input.
 async fn value(expression: &str) -> String {
     let project = Project::new();
     let text = format!("${{{{ {expression} }}}}").replace('\'', "''");

@@ -2,14 +2,12 @@
 
 use super::harness::{Outcome, Project};
 
-/// Runs step W with this text for its output file, and then a step that prints the outputs of W.
 async fn write(project: &Project, lines: &str) -> Outcome {
     let lines = serde_json::Value::from(lines);
     let print = "echo \"${{steps.w.outputs.x}} ${{steps.w.outputs.n}}\"";
     project.run(&format!("- {{name: w, step: ./w, inputs: {{line: {lines}}}}}\n- {{name: p, script: '{print}'}}")).await
 }
 
-/// Checks that the text for the output file of W is rejected.
 async fn assert_rejected(lines: &str, part: &str) {
     write(&Project::new(), lines).await.assert_error(part);
 }
@@ -137,8 +135,7 @@ exec:
     }
 }
 
-/// Project with step `d`, whose output file is a result with this text.
-fn delegating(text: &str) -> Project {
+fn delegating_project(text: &str) -> Project {
     let text = text.replace('\'', "''");
     let command = format!("[sh, -c, 'printf %s \"$1\" >\"$2\"', d, '{text}', '${{{{output_file}}}}']");
     Project::new().step("d", &format!("spec: {{outputs: delegate}}\n---\nexec: {{command: {command}}}"))
@@ -149,10 +146,10 @@ async fn c069_output_file_may_be_the_result_of_a_step() {
     let items = "- {name: a, step: ./d}\n- {name: p, script: 'echo ${{steps.a.outputs.q}}'}";
     let result = r#"{"status":"success","outputs":{"q":"w"},"execResult":{"exitCode":1}}"#;
     for text in [r#"{"outputs":{"q":"w"}}"#, result] {
-        assert_eq!(delegating(text).run(items).await.log(), "w\n");
+        assert_eq!(delegating_project(text).run(items).await.log(), "w\n");
     }
     for text in ["not json", r#"{"outputs":{"q":"w"},"more":1}"#] {
-        let outcome = delegating(text).run(items).await;
+        let outcome = delegating_project(text).run(items).await;
         outcome.assert_error("output file: delegate: reading output_file as a step result: ");
     }
 }

@@ -1,13 +1,10 @@
-//! Cases 86 to 88, 91, 93 and 94: references. Tests of the crate `muster-agent` fetch steps from servers.
+//! Cases 86 to 88, 91, 93 and 94: references. Tests of `muster-agent` fetch steps from servers.
 
 use super::harness::Project;
 
-/// Step that prints its directory.
 const WHERE: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
 
-/// Returns the directory of the step that a reference in `base/step.yml` refers to.
-///
-/// The directory is relative to a project with steps in several places.
+/// Returns the directory of the step that a reference in `base/step.yml` names, relative to the project.
 async fn directory_of(reference: &str) -> String {
     let project = Project::new();
     let root = project.path().display().to_string();

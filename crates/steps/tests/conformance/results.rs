@@ -1,4 +1,4 @@
-//! Cases 119 and 121: the file with the results of all steps. Cases about the command `ci` run a `run:` list.
+//! Cases 119 and 121: the file with the results of all steps. Cases about `ci` run a `run:` list.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,6 @@ fn results(project: &Project) -> Value {
     serde_json::from_str(&fs::read_to_string(project.path().join(FILE)).unwrap()).unwrap()
 }
 
-/// Returns a project whose runs write the results file.
 fn debug() -> Project {
     Project::new().variable("CI_STEPS_DEBUG", "true").variable("V", "v")
 }

@@ -1,4 +1,4 @@
-//! Sensitive inputs and outputs, for which there is no numbered case: their values are masked in the log, in messages and in the results.
+//! Sensitive inputs and outputs, which have no numbered case.
 
 use std::fs;
 

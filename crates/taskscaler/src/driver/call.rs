@@ -8,7 +8,6 @@ use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::types::GroupId;
 
-/// A plugin call for an action of the engine.
 pub(super) struct Call {
     pub(super) action: Action,
     group: GroupId,
@@ -18,7 +17,7 @@ pub(super) struct Call {
     prepare: Arc<dyn Prepare>,
 }
 
-/// Returns the plugin call for an action. `None` means that the action calls no plugin, or that the plugins are stopped.
+/// `None` means that no plugin is called.
 pub(super) fn plugin_call(
     engine: &Engine,
     shared: &Arc<DriverContext>,
@@ -32,7 +31,7 @@ pub(super) fn plugin_call(
 }
 
 impl Call {
-    /// Returns the event for the case that the call panics because of a bug in the adapter of the plugin.
+    /// Returns the event to handle if the call panics.
     pub(super) fn panic_event(&self) -> Event {
         let (group, error) = (self.group, || "the plugin call panicked (this is a bug, please report it)".to_owned());
         match self.action.clone() {
@@ -53,7 +52,6 @@ impl Call {
         }
     }
 
-    /// Runs the call and returns its result as an event.
     pub(super) async fn execute(self) -> Event {
         let Self { action, group, group_name, plugin, shared, prepare } = self;
         match action {

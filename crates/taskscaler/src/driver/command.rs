@@ -12,29 +12,45 @@ use crate::event::Event;
 use crate::operator::{OperatorAction, OperatorError, OperatorOutcome};
 use crate::types::{GroupId, SlotRequest, TaskKey};
 
-/// Result of an operator action.
 pub(super) type OperatorResult = Result<OperatorOutcome, OperatorError>;
 
-/// Command to the scaler task.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Reserves a slot for a job request that is about to be sent.
-    Reserve { key: TaskKey, reply: oneshot::Sender<Result<Reservation, NoCapacity>> },
+    Reserve {
+        key: TaskKey,
+        reply: oneshot::Sender<Result<Reservation, NoCapacity>>,
+    },
     /// Reserves a slot for a job that has already been received.
-    Admit { key: TaskKey },
-    /// Changes the key of a reservation to that of the job that was received.
-    Rename { from: TaskKey, to: TaskKey },
-    /// Requests the slots of a job that has a reservation.
-    Acquire { key: TaskKey, request: SlotRequest, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
-    /// Command about a suspended environment.
+    Admit {
+        key: TaskKey,
+    },
+    /// Renames a reservation to the job that was received.
+    Rename {
+        from: TaskKey,
+        to: TaskKey,
+    },
+    /// Requests slots for the holder of a reservation.
+    Acquire {
+        key: TaskKey,
+        request: SlotRequest,
+        reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>>,
+    },
     Environment(EnvironmentCommand),
-    /// Cancels a request that has timed out, and returns why it had to wait.
-    TimedOut { key: TaskKey, reply: oneshot::Sender<Option<WaitReason>> },
+    /// Cancels a request that timed out. Returns why it waited.
+    TimedOut {
+        key: TaskKey,
+        reply: oneshot::Sender<Option<WaitReason>>,
+    },
     /// Cancels a request, or releases a reservation.
-    Cancel { key: TaskKey },
-    /// Returns the lease that a job got before a restart of the manager.
-    Claim { key: TaskKey, reply: oneshot::Sender<Option<LeaseHandle>> },
-    /// Passes an event to the engine.
+    Cancel {
+        key: TaskKey,
+    },
+    /// Returns the lease that a job got from an earlier manager process.
+    Claim {
+        key: TaskKey,
+        reply: oneshot::Sender<Option<LeaseHandle>>,
+    },
     Event(Event),
     /// Applies an operator's action to an instance, or to the whole group if `id` is `None`.
     Operate {
@@ -44,10 +60,17 @@ pub(super) enum Command {
         by: String,
         reply: oneshot::Sender<OperatorResult>,
     },
-    /// Returns the current status.
-    Status { reply: oneshot::Sender<ScalerStatus> },
+    Status {
+        reply: oneshot::Sender<ScalerStatus>,
+    },
     /// Returns the reason why a request waits.
-    ExplainWaiting { key: TaskKey, reply: oneshot::Sender<Option<WaitReason>> },
-    /// Shuts down within the timeout, and returns the remaining instances.
-    Shutdown { timeout: Duration, reply: oneshot::Sender<Vec<InstanceStatus>> },
+    ExplainWaiting {
+        key: TaskKey,
+        reply: oneshot::Sender<Option<WaitReason>>,
+    },
+    /// Shuts down within `timeout`. Returns the remaining instances.
+    Shutdown {
+        timeout: Duration,
+        reply: oneshot::Sender<Vec<InstanceStatus>>,
+    },
 }

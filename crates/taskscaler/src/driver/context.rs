@@ -1,4 +1,4 @@
-//! State that leases and plugin calls share with the scaler task: the plugins, and connection details of instances.
+//! State that leases and plugin calls share with the scaler task.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,23 +12,19 @@ use super::ports::{ConnectInfoError, InstanceCallError, InstanceGroupPort, Plugi
 use crate::event::Event;
 use crate::types::GroupId;
 
-/// Minimum remaining validity of cached connection details, in seconds (docs/spec/fleeting.md, section 2.4).
+/// In seconds (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
-/// Maximum attempts to get connection details while the plugin is down, exits or times out.
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;
 const CONNECT_INFO_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// State that leases and plugin calls share with the scaler task.
 pub(super) struct DriverContext {
     pub(super) plugins: Mutex<Vec<Arc<dyn InstanceGroupPort>>>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     connect_infos: Mutex<HashMap<(GroupId, InstanceId), ConnectInfo>>,
-    /// Number of notifications so far.
-    ///
-    /// Callers are notified when a reservation is possible again after a refusal, and when a reservation is revoked.
+    /// Incremented when a reservation is possible again after a refusal, and when a reservation is revoked.
     pub(super) capacity_changes: watch::Sender<u64>,
-    /// Returns the time of the wall clock, in seconds since 1970.
+    /// Returns the seconds since 1970.
     pub(super) wall_clock: fn() -> i64,
 }
 
@@ -57,7 +53,7 @@ impl DriverContext {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
     }
 
-    /// Returns the connection details of an instance. Waits for the plugin while it is down.
+    /// Waits for the plugin while it is down.
     pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, ConnectInfoError> {
         let plugin = self.plugin(group).ok_or(ConnectInfoError::ScalerStopped)?;
         let mut status = plugin.status();
@@ -77,7 +73,6 @@ impl DriverContext {
         }
     }
 
-    /// Returns the cached connection details. Requests new ones if none are cached or if they expire soon.
     async fn cached_connect_info(
         &self,
         plugin: &dyn InstanceGroupPort,

@@ -1,4 +1,4 @@
-//! A group whose plugin has not started yet. Until it starts, only the runner's other groups are used.
+//! A group whose plugin has not started yet.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,41 +11,43 @@ use super::ports::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 
 const NOT_STARTED: &str = "its plugin has not been started yet";
 
-/// A group that is down until a running plugin is attached, and then forwards all calls to it.
+/// A group that is down until a plugin is attached. Afterwards, all calls are forwarded to that plugin.
 pub struct DeferredGroup {
     status: watch::Sender<PluginAvailability>,
-    attached: OnceLock<Arc<dyn InstanceGroupPort>>,
-    /// Forwards the state of the attached plugin.
-    follow: OnceLock<JoinHandle<()>>,
+    attached_plugin: OnceLock<Arc<dyn InstanceGroupPort>>,
+    /// Forwards the status of the attached plugin.
+    status_forwarder: OnceLock<JoinHandle<()>>,
 }
 
 impl std::fmt::Debug for DeferredGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeferredGroup").field("is_attached", &self.attached.get().is_some()).finish_non_exhaustive()
+        f.debug_struct("DeferredGroup")
+            .field("is_attached", &self.attached_plugin.get().is_some())
+            .finish_non_exhaustive()
     }
 }
 
 impl DeferredGroup {
-    /// Creates a group that is down for this reason.
+    /// Creates a group that is down for the reason `cause`.
     #[must_use]
     pub fn new(cause: String) -> Arc<Self> {
         let status = watch::Sender::new(PluginAvailability::Down { cause });
-        Arc::new(Self { status, attached: OnceLock::new(), follow: OnceLock::new() })
+        Arc::new(Self { status, attached_plugin: OnceLock::new(), status_forwarder: OnceLock::new() })
     }
 
-    /// Updates the reason why the group is down, after another attempt to start the plugin failed.
-    pub fn failed(&self, cause: String) {
+    /// Updates the reason why the group is down, after the plugin failed to start again.
+    pub fn set_cause(&self, cause: String) {
         self.status.send_replace(PluginAvailability::Down { cause });
     }
 
-    /// Attaches the running plugin. Must be called once.
+    /// Attaches the running plugin. Later calls have no effect.
     pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
         let (mut status, forwarded) = (plugin.status(), self.status.clone());
         // The plugin is attached before the group reports that it is up. Otherwise, the first calls would fail.
-        if self.attached.set(plugin).is_err() {
+        if self.attached_plugin.set(plugin).is_err() {
             return;
         }
-        let follow = async move {
+        let status_forwarder = async move {
             loop {
                 let current = status.borrow_and_update().clone();
                 forwarded.send_replace(current);
@@ -54,11 +56,11 @@ impl DeferredGroup {
                 }
             }
         };
-        self.follow.get_or_init(|| tokio::spawn(follow));
+        self.status_forwarder.get_or_init(|| tokio::spawn(status_forwarder));
     }
 
     fn plugin(&self) -> Result<&Arc<dyn InstanceGroupPort>, String> {
-        self.attached.get().ok_or_else(|| NOT_STARTED.to_owned())
+        self.attached_plugin.get().ok_or_else(|| NOT_STARTED.to_owned())
     }
 
     fn plugin_or_call_error(&self) -> Result<&Arc<dyn InstanceGroupPort>, InstanceCallError> {
@@ -121,10 +123,10 @@ impl InstanceGroupPort for DeferredGroup {
     }
 
     async fn stop(self: Arc<Self>) {
-        if let Some(follow) = self.follow.get() {
-            follow.abort();
+        if let Some(status_forwarder) = self.status_forwarder.get() {
+            status_forwarder.abort();
         }
-        if let Some(plugin) = self.attached.get() {
+        if let Some(plugin) = self.attached_plugin.get() {
             Arc::clone(plugin).stop().await;
         }
     }

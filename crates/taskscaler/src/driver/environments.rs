@@ -1,4 +1,4 @@
-//! Commands about suspended environments, which jobs save for later jobs.
+//! Commands about suspended environments.
 
 use tokio::sync::oneshot;
 
@@ -10,27 +10,36 @@ use crate::suspend::{ResumeError, SuspendError};
 use crate::time::Now;
 use crate::types::{GroupId, TaskKey};
 
-/// Channel for the reply to [`EnvironmentCommand::MaySuspend`] or [`EnvironmentCommand::Suspend`].
-///
 /// A successful suspend is confirmed only after the ledger contains the environment.
 pub(super) type SuspendReply = oneshot::Sender<Result<(), SuspendError>>;
 
-/// A command about a suspended environment.
 #[derive(Debug)]
 pub(super) enum EnvironmentCommand {
-    /// Resumes the environment with this name for a job.
-    Resume { key: TaskKey, name: String, owner: String, reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>> },
-    /// Checks whether the environment of a lease could be suspended.
-    MaySuspend { key: TaskKey, reply: SuspendReply },
-    /// Suspends the environment of a lease.
-    Suspend { key: TaskKey, owner: String, reply: SuspendReply },
-    /// Checks whether an environment with this name exists.
-    Exists { name: String, reply: oneshot::Sender<bool> },
+    /// Resumes an environment for the job `key`.
+    Resume {
+        key: TaskKey,
+        name: String,
+        owner: String,
+        reply: oneshot::Sender<Result<LeaseHandle, EnqueueError>>,
+    },
+    /// Checks whether the environment of a lease can be suspended.
+    MaySuspend {
+        key: TaskKey,
+        reply: SuspendReply,
+    },
+    Suspend {
+        key: TaskKey,
+        owner: String,
+        reply: SuspendReply,
+    },
+    Exists {
+        name: String,
+        reply: oneshot::Sender<bool>,
+    },
 }
 
 impl ScalerTask {
     pub(super) fn handle_environment_command(&mut self, now: Now, command: EnvironmentCommand) {
-        // A plugin that has started since the last command may only now know whether it can suspend instances.
         for group in (0..self.engine.config().groups.len()).map(GroupId) {
             if let Some(can) = self.shared.plugin(group).and_then(|plugin| plugin.can_suspend()) {
                 self.engine.handle(now, Event::CanSuspend { group, can });
@@ -66,14 +75,12 @@ impl ScalerTask {
         }
     }
 
-    /// Confirms a suspend command after the environment was written to the ledger.
     pub(super) fn confirm_suspend(&mut self, key: &TaskKey) {
         if let Some(reply) = self.suspending.remove(key) {
             let _ = reply.send(Ok(()));
         }
     }
 
-    /// Returns an error to the job that waits for an environment.
     pub(super) fn reject_resume(&mut self, key: &TaskKey, error: ResumeError) {
         if let Some(reply) = self.waiting.remove(key) {
             let _ = reply.send(Err(error.into()));

@@ -1,10 +1,8 @@
 //! The ledger as a file: a line with the version, then one line of JSON for each batch of changes.
 //!
-//! Each batch is written with a single call. A crash during that call leaves an incomplete last line, which is ignored when the
-//! file is read: the batch was not acknowledged. The file is not synced after each batch. It survives a crash of the process, but
-//! a power failure can lose the last batches. Instances that only these batches contain are then reported as unmanaged.
-//!
-//! Once the file has many more changes than there are rows, it is replaced by a new file with the current rows.
+//! An incomplete last line is ignored, because its batch was not acknowledged. The file is not synced after each batch,
+//! so a power failure can lose the last batches. Instances that only these batches contain are then reported as
+//! unmanaged.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -19,9 +17,9 @@ use super::store::{LedgerError, LedgerStore};
 use crate::history::{History, HistoryEntry};
 use crate::ledger::{Change, Row, RowKey, VERSION};
 
-/// Number of changes in excess of rows after which the file is rewritten.
+/// Changes in excess of rows, after which the file is rewritten.
 const MAX_SURPLUS_CHANGES: usize = 10_000;
-/// Maximum size of a ledger in bytes. Rewrites keep it far smaller, so a larger file is damaged.
+/// Rewrites keep a ledger far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
@@ -29,12 +27,12 @@ struct Header {
     taskscaler_ledger: u32,
 }
 
-/// Ledger in a file, for one process at a time.
+/// Ledger in a file. Only one process may write it at a time.
 #[derive(Debug)]
 pub struct FileLedger {
     path: PathBuf,
     rows: BTreeMap<RowKey, Row>,
-    /// The open file. `None` before the first write and after a failed one.
+    /// `None` before the first write and after a failed one.
     file: Option<File>,
     /// Number of changes in the file.
     changes: usize,
@@ -42,9 +40,9 @@ pub struct FileLedger {
 }
 
 impl FileLedger {
-    /// Creates a ledger at this path, with the history next to it.
+    /// Creates a ledger at `path`, with the history next to it.
     ///
-    /// The file is created by the first change. Its directory must exist.
+    /// The first change creates the file. Its directory must exist.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
@@ -52,7 +50,7 @@ impl FileLedger {
         Self { path, rows: BTreeMap::new(), file: None, changes: 0, history }
     }
 
-    /// Reads the rows of a ledger that another process may be writing.
+    /// Reads the rows. Another process may be writing the ledger.
     ///
     /// # Errors
     /// Returns [`LedgerError`] if the file cannot be read or is damaged.
@@ -62,7 +60,7 @@ impl FileLedger {
         Ok(ledger.rows)
     }
 
-    /// Deletes a ledger that is no longer needed, and its history. Does nothing if the files do not exist.
+    /// Deletes a ledger and its history. Does nothing if the files do not exist.
     ///
     /// # Errors
     /// Returns [`LedgerError::File`] if a file cannot be deleted.
@@ -86,7 +84,7 @@ impl FileLedger {
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
         let (from_history, to_history) = (crate::history::history_files(from), crate::history::history_files(to));
         let histories = from_history.into_iter().zip(to_history);
-        // The ledger is renamed last. If the process is killed earlier, the caller finds the old ledger and repeats the call.
+        // The ledger is renamed last, so that a killed caller finds it and repeats the call.
         for (from, to) in histories.chain([(from.to_owned(), to.to_owned())]) {
             match std::fs::rename(&from, &to) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
@@ -109,8 +107,7 @@ impl FileLedger {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(self.error("read")(error)),
         };
-        // A file that is too large is an error. If only its beginning were read, the instances in the rest would count as
-        // unmanaged.
+        // Reading only the beginning would make the instances in the rest unmanaged.
         let size = file.metadata().map_err(self.error("read"))?.len();
         if size > MAX_FILE_BYTES {
             return Err(LedgerError::TooLarge { path: self.path.clone(), size });
@@ -161,7 +158,8 @@ impl FileLedger {
         let error = self.error("write");
         let Some(file) = &mut self.file else { return Ok(()) };
         if let Err(cause) = file.write_all(&line) {
-            // The file may end in a partial line, and no complete line may follow it. So the next attempt writes a new file.
+            // The file may end in a partial line, which no complete line may follow. The next attempt writes a new
+            // file.
             self.file = None;
             return Err(error(cause));
         }
@@ -171,7 +169,6 @@ impl FileLedger {
         Ok(())
     }
 
-    /// Replaces the file with a new one that contains all rows.
     fn rewrite(&mut self) -> Result<(), LedgerError> {
         let temporary = temporary_path(&self.path);
         let mut options = OpenOptions::new();
@@ -205,7 +202,6 @@ impl LedgerStore for FileLedger {
     }
 
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError> {
-        // Writing a few hundred bytes to the page cache takes less time than sending them to another thread.
         self.write(changes)
     }
 
@@ -302,7 +298,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("ledger");
         FileLedger::new(&path).apply(&[change("a", Some(1))]).await.unwrap();
-        // The end of the file has no blocks on the disk.
+        // The new end of the file uses no disk blocks.
         File::options().write(true).open(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();
         let error = FileLedger::new(&path).load().await.unwrap_err().to_string();
         assert!(error.contains("has 1073741825 bytes, which is more than a ledger can have"), "{error}");

@@ -1,4 +1,4 @@
-//! The handle of a running scaler: starting it, sending it commands, and shutting it down.
+//! The handle of a running scaler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub enum StartError {
         /// Number of plugins.
         plugins: usize,
     },
-    /// The configured maximum exceeds that of the plugin (docs/spec/fleeting.md, section 9, V1).
+    /// `max_instances` exceeds the plugin's limit (docs/spec/fleeting.md, section 9, V1).
     #[error(
         "group {group}: max_instances is {configured}, but the plugin supports at most {plugin_max}; lower max_instances, or raise the plugin's limit"
     )]
@@ -55,7 +55,7 @@ pub enum StartError {
     Store(#[from] LedgerError),
 }
 
-/// Logs an error if the scaler task panics. Without it, the panic would go unnoticed, because no caller awaits the task.
+/// Logs a panic of the scaler task, which would go unnoticed because no caller awaits the task.
 struct PanicReporter;
 
 impl Drop for PanicReporter {
@@ -69,7 +69,7 @@ impl Drop for PanicReporter {
     }
 }
 
-/// Handle of a running scaler. Cheap to clone. The scaler runs until [`Scaler::shutdown`] or the end of its runtime.
+/// Handle of a running scaler, which runs until [`Scaler::shutdown`].
 #[derive(Debug, Clone)]
 pub struct Scaler {
     commands: mpsc::UnboundedSender<Command>,
@@ -86,8 +86,8 @@ async fn run_task(task: ScalerTask) {
 impl Scaler {
     /// Starts a scaler from the ledger in `store`.
     ///
-    /// `plugins` has one plugin for each group of `config`, in the same order. `wall_clock` returns the seconds since 1970. Leases
-    /// of an earlier start are kept until [`Self::claims_complete`] is called; [`Self::claim`] returns them.
+    /// `plugins` has one plugin for each group of `config`, in the same order. `wall_clock` returns Unix seconds.
+    /// Leases of an earlier manager process are kept until [`Self::claims_complete`] is called.
     ///
     /// # Errors
     /// Returns [`StartError`] if the configuration does not match the plugins or the ledger cannot be read.
@@ -112,7 +112,7 @@ impl Scaler {
         }
         let rows = store.load().await?;
         let metrics = Arc::new(Metrics::new(&config, buckets));
-        // The channel needs no bound: each caller waits for a reply, and each dropped handle sends one message.
+        // No bound is needed: callers wait for a reply.
         let (commands, command_receiver) = mpsc::unbounded_channel();
         let shared = Arc::new(DriverContext::new(plugins, commands.clone(), wall_clock));
         let capacity_changes = shared.capacity_changes.subscribe();
@@ -121,32 +121,31 @@ impl Scaler {
         Ok(Self { commands, metrics, capacity_changes, task })
     }
 
-    /// Reserves a slot, before a job is requested.
+    /// Reserves a slot before a job is requested.
     ///
     /// # Errors
-    /// Returns the reason why no job should be requested for this runner now. `None` means that the scaler has shut down.
+    /// Returns the reason why no job should be requested now. `None` means that the scaler has shut down.
     pub async fn reserve(&self, key: TaskKey) -> Result<Reservation, Option<NoCapacity>> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(Command::Reserve { key, reply });
         answer.await.map_err(|_| None)?.map_err(Some)
     }
 
-    /// Returns a receiver that changes when [`Self::reserve`] can succeed again after a refusal.
-    ///
-    /// It also changes when reservations are revoked ([`Reservation::is_revoked`]).
+    /// Returns a receiver that changes when [`Self::reserve`] can succeed after a refusal, and when a reservation is
+    /// revoked.
     #[must_use]
     pub fn capacity_changes(&self) -> watch::Receiver<u64> {
         self.capacity_changes.clone()
     }
 
-    /// Reserves a slot for a job that was received earlier: before a restart of the manager, or before its instance was lost.
+    /// Reserves a slot for a job that was already received.
     #[must_use]
     pub fn admit(&self, key: TaskKey) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
         Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
     }
 
-    /// Returns the lease that this key has from an earlier manager process.
+    /// Returns the lease that `key` has from an earlier manager process.
     ///
     /// `None` means that no such lease exists, or that the scaler has shut down.
     pub async fn claim(&self, key: TaskKey) -> Option<LeaseHandle> {
@@ -162,16 +161,16 @@ impl Scaler {
         answer.await.ok()
     }
 
-    /// Releases the unclaimed leases of an earlier manager process.
+    /// Releases the unclaimed leases of earlier manager processes.
     ///
     /// Their instances are drained, unless [`Config::jobs_are_isolated`] is set.
     pub fn claims_complete(&self) {
         self.send(Event::ClaimsComplete);
     }
 
-    /// Reports that the coordinator answered a job request that had a reservation.
+    /// Reports the answer to a job request that had a reservation.
     ///
-    /// `is_immediate_job` is true if the coordinator returned a job without holding the request.
+    /// `is_immediate_job` means that the coordinator returned a job without delay.
     pub fn job_request_answered(&self, is_immediate_job: bool) {
         self.send(Event::JobRequestAnswered { is_immediate_job });
     }
@@ -181,23 +180,20 @@ impl Scaler {
         self.send(Event::Policies(policies));
     }
 
-    /// Stops keeping idle capacity, because no more jobs will be requested. Jobs that were received already still get slots.
+    /// Stops keeping idle capacity. Received jobs still get slots.
     pub fn drain(&self) {
         self.send(Event::Drain);
     }
 
-    /// Makes [`Self::shutdown`] delete all instances regardless of the configuration.
-    ///
-    /// For a scaler whose ledger no later start uses.
+    /// Makes [`Self::shutdown`] delete all instances, whatever the configuration.
     pub fn delete_all_on_shutdown(&self) {
         self.send(Event::DeleteAllOnStop);
     }
 
     /// Applies an operator's action to an instance, or to the whole group if `id` is `None`.
     ///
-    /// `by` names the operator and the reason. Returns once the ledger contains the outcome. `None` means that the scaler has
-    /// shut down, or that the ledger could not be written within five seconds. In the second case, the
-    /// action is applied once the ledger can be written.
+    /// `by` names the operator and the reason. Returns once the ledger contains the outcome. `None` means that the
+    /// scaler has shut down, or did not answer within five seconds; it may still apply the action.
     pub async fn apply_operator_action(
         &self,
         group: GroupId,
@@ -210,7 +206,7 @@ impl Scaler {
         tokio::time::timeout(REPLY_TIMEOUT, answer).await.ok()?.ok()
     }
 
-    /// Reports that a plugin announced the end of an instance. The instance gets no more jobs and is deleted after its last job.
+    /// Retires an instance whose end the plugin announced: it gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, group: GroupId, id: InstanceId, reason: String) {
         self.send(Event::Retire { group, id, reason });
     }
@@ -220,7 +216,7 @@ impl Scaler {
         self.send(Event::PriceChanged { group, per_hour });
     }
 
-    /// Sets whether a group's provider has instances in stock. The scaler requests none from a group without stock.
+    /// Sets whether a group's provider has stock. No instances are requested from a group without stock.
     pub fn set_stock(&self, group: GroupId, available: bool) {
         self.send(Event::StockChanged { group, available });
     }
@@ -245,12 +241,11 @@ impl Scaler {
         &self.metrics
     }
 
-    /// Shuts down the scaler and returns the remaining instances, which the ledger keeps for the next start.
+    /// Shuts down the scaler and returns the instances that remain in the ledger.
     ///
-    /// `None` means that the scaler did not answer in time, or had already shut down. The ledger then names the instances.
+    /// `None` means that the scaler did not answer in time, or had already shut down.
     ///
-    /// No more slots are assigned. Waits up to `timeout` for leases to end and for deletions, and then up to ten seconds for the
-    /// plugins to stop.
+    /// Waits up to `timeout` for leases to end and for deletions, and up to ten seconds more for the plugins to stop.
     pub async fn shutdown(&self, timeout: Duration) -> Option<Vec<InstanceStatus>> {
         let end = tokio::time::Instant::now() + timeout + PLUGIN_STOP_TIMEOUT;
         let (reply, answer) = oneshot::channel();

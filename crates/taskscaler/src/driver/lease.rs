@@ -1,4 +1,4 @@
-//! Handles that callers own: [`Reservation`] and [`LeaseHandle`]. Dropping a handle releases its reservation or its slots.
+//! Handles that release a reservation or slots when they are dropped.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -48,10 +48,10 @@ pub enum PrepareJobError {
     Timeout(Duration),
 }
 
-/// Timeout for resuming an environment. The engine's own timeout is shorter, but its reply also waits for the ledger.
+/// Longer than the engine's own timeout, because the reply also waits for the ledger.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Formats a duration as Go does, so that messages match gitlab-runner's.
+/// Formats a duration as gitlab-runner does in its messages.
 fn go_duration(duration: &Duration) -> String {
     let (hours, minutes, seconds) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60, duration.as_secs() % 60);
     match (hours, minutes) {
@@ -61,7 +61,7 @@ fn go_duration(duration: &Duration) -> String {
     }
 }
 
-/// Describes what a request is waiting for. `None` means that the engine has no details.
+/// `None` means that the engine has no details.
 fn wait_message(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
     let mut parts = vec![format!(
@@ -93,13 +93,13 @@ impl Reservation {
 
     /// Returns true if the scaler no longer expects capacity for this reservation.
     ///
-    /// The caller should drop the reservation instead of requesting a job. After a job was received, [`Self::acquire`] still works.
+    /// [`Self::acquire`] still works, for a job that was already received.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Changes the key to that of the job that was received.
+    /// Renames the reservation to the job that was received.
     #[must_use]
     pub fn with_key(mut self, key: TaskKey) -> Self {
         let from = std::mem::replace(&mut self.key, key.clone());
@@ -108,8 +108,6 @@ impl Reservation {
     }
 
     /// Waits for the environment that another job saved under this name. Dropping the future cancels the request.
-    ///
-    /// The reservation is released, because the environment has its own instance.
     ///
     /// # Errors
     /// Returns [`AcquireError`] if the environment cannot be resumed, after ten minutes at the latest.
@@ -124,7 +122,7 @@ impl Reservation {
         self.await_lease(answer, RESUME_TIMEOUT).await
     }
 
-    /// Waits at most `timeout` (`instance_acquire_timeout`) for the slots that a job requests.
+    /// Waits at most `timeout` (`instance_acquire_timeout`) for the slots of `request`.
     ///
     /// Dropping the future cancels the request and releases the reservation.
     ///
@@ -165,7 +163,7 @@ impl Drop for Reservation {
     }
 }
 
-/// A lease: slots of an instance that are assigned to a job. Dropping the handle releases the slots.
+/// Slots of an instance that are assigned to a job. Dropping the handle releases the slots.
 #[derive(Debug)]
 pub struct LeaseHandle {
     pub(super) assignment: types::SlotAssignment,
@@ -176,7 +174,7 @@ pub struct LeaseHandle {
 }
 
 impl LeaseHandle {
-    /// Returns the task key, with which a later start of the manager claims the lease.
+    /// Returns the task key.
     #[must_use]
     pub fn key(&self) -> &TaskKey {
         &self.assignment.key
@@ -206,7 +204,7 @@ impl LeaseHandle {
         self.assignment.slots
     }
 
-    /// Returns the number of jobs that the instance has had, including this one.
+    /// Returns the number of jobs that the instance has had, including this job.
     #[must_use]
     pub fn use_number(&self) -> u32 {
         self.assignment.use_number
@@ -214,20 +212,16 @@ impl LeaseHandle {
 
     /// Returns the connection details of the instance. Waits for the plugin while it is down.
     ///
-    /// Cached details are used unless they expire within ten seconds.
-    ///
     /// # Errors
-    /// Returns [`ConnectInfoError`].
+    /// Returns [`ConnectInfoError`] if the plugin fails, or if the plugin or the scaler was stopped.
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.assignment.group, &self.assignment.instance).await
     }
 
     /// Lets the plugin prepare the instance for the job. Does nothing if the plugin has no hooks.
     ///
-    /// An error also counts as a failed health check of the instance.
-    ///
     /// # Errors
-    /// Returns [`PrepareJobError`]. The job cannot run on the instance then.
+    /// Returns [`PrepareJobError`] if the instance cannot run the job. This counts as a failed health check.
     pub async fn prepare_job(&self, timeout: Duration) -> Result<(), PrepareJobError> {
         let Some(plugin) = self.shared.plugin(self.assignment.group).filter(|plugin| plugin.has_hooks()) else {
             return Ok(());
@@ -238,29 +232,29 @@ impl LeaseHandle {
             Err(_) => Err(PrepareJobError::Timeout(timeout)),
         };
         if let Err(error) = &result {
-            self.health(Err(format!("failed to prepare for a job: {error}")));
+            self.report_health(Err(format!("failed to prepare for a job: {error}")));
         }
         result
     }
 
     /// Lets the plugin clean up after the job, in the background, and then releases the slots.
     ///
-    /// Must be called however the job ended. An error of the plugin counts as a failed health check.
+    /// Must be called after every job. An error of the plugin counts as a failed health check.
     pub fn finish_job(self) {
         let Some(plugin) = self.shared.plugin(self.assignment.group).filter(|plugin| plugin.has_hooks()) else {
             return;
         };
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        // The call has its own timeout. The slots remain assigned until it ends.
+        // The plugin call has its own timeout.
         runtime.spawn(async move {
             if let Err(error) = plugin.finish_job(&self.assignment.instance, self.assignment.key.as_str()).await {
                 tracing::warn!(instance = %self.assignment.instance, job = self.assignment.key.as_str(), error, "plugin failed to clean up after a job");
-                self.health(Err(format!("the plugin failed to clean up after a job: {error}")));
+                self.report_health(Err(format!("the plugin failed to clean up after a job: {error}")));
             }
         });
     }
 
-    /// Waits until the instance is lost and returns the reason. Never returns after the lease was released or the scaler ended.
+    /// Waits until the instance is lost. Never returns if the lease was released or the scaler has ended.
     pub fn lost(&self) -> impl Future<Output = LossReason> + Send + use<> {
         let mut lost = self.lost.clone();
         async move {
@@ -272,22 +266,20 @@ impl LeaseHandle {
         }
     }
 
-    /// Reports that the connection to the instance broke. The scaler then checks the instance immediately.
-    pub fn connection_lost(&self) {
+    /// Reports a broken connection. The scaler then checks the instance immediately.
+    pub fn report_connection_lost(&self) {
         self.shared.send_event(Event::ConnectionLost { key: self.assignment.key.clone() });
     }
 
-    /// Reports the health of the instance as the job saw it.
+    /// Reports the health of the instance.
     ///
     /// The instance is replaced after `failure_threshold` consecutive failures.
-    pub fn health(&self, result: Result<(), String>) {
+    pub fn report_health(&self, result: Result<(), String>) {
         let (group, id): (GroupId, InstanceId) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Health { group, id, result });
     }
 
-    /// Reports that the instance does not respond.
-    ///
-    /// The instance gets no more jobs and is deleted after its last job.
+    /// Retires an instance that does not respond: it gets no more jobs and is deleted after its last job.
     pub fn retire_instance(&self, reason: String) {
         let (group, id) = (self.assignment.group, self.assignment.instance.clone());
         self.shared.send_event(Event::Retire { group, id, reason });
@@ -308,7 +300,8 @@ impl LeaseHandle {
 
     /// Ends the lease, and suspends the instance for a later job of `owner`.
     ///
-    /// The later job resumes it by the lease's key. Returns once the ledger contains the change. `None` means that the scaler has shut down.
+    /// The later job resumes the instance by this lease's key. Returns once the ledger contains the change. `None`
+    /// means that the scaler has shut down.
     pub async fn suspend(&self, owner: String) -> Option<Result<(), SuspendError>> {
         let (reply, answer) = oneshot::channel();
         self.shared.send(Command::Environment(EnvironmentCommand::Suspend {

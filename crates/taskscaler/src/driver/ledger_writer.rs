@@ -1,6 +1,4 @@
 //! Writes the ledger in the background.
-//!
-//! An action that must be in the ledger before it is performed waits for the write. The scaler task continues meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
@@ -16,19 +14,17 @@ use crate::history::HistoryEntry;
 use crate::ledger::{Change, Row, RowKey};
 use crate::types::TaskKey;
 
-/// Time between a failed write and the next attempt.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Interval between log messages while writes fail.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Time after which a running write is reported like a failed one.
+/// Time after which an unfinished write is reported.
 const SLOW_WRITE: Duration = Duration::from_secs(5);
-/// Maximum number of decisions that wait to be written to the history. Older ones are dropped.
+/// Older decisions are dropped.
 const MAX_HISTORY_BACKLOG: usize = 10_000;
 
-/// Changes that are written together, and the actions that wait for them.
 #[derive(Default)]
 struct Batch {
-    /// The last change of each row. The number of rows limits the size, even if writes fail for a long time.
+    /// The last change of each row.
     changes: BTreeMap<RowKey, Option<Row>>,
     history: VecDeque<HistoryEntry>,
     actions: Vec<Action>,
@@ -48,33 +44,29 @@ impl Batch {
     }
 }
 
-/// A completed write.
 struct CompletedWrite {
     store: Box<dyn LedgerStore>,
     batch: Batch,
     result: Result<(), LedgerError>,
 }
 
-/// A failed write that is retried.
 struct FailedWrite {
     error: String,
     retry_at: Instant,
     logged_at: Instant,
 }
 
-/// A write in progress, its start, and the task keys to which its batch assigns slots.
+/// A write in progress.
 struct RunningWrite {
     write: Pin<Box<dyn Future<Output = CompletedWrite> + Send>>,
     since: Instant,
     assigned: Vec<TaskKey>,
 }
 
-/// Writes ledger changes in the background, and releases each action once its change is written.
 pub(super) struct LedgerWriter {
-    /// The storage. `None` while a write is in progress, because the write owns it.
+    /// `None` while a write is in progress, because the write owns the store.
     store: Option<Box<dyn LedgerStore>>,
     writing: Option<RunningWrite>,
-    /// Changes for the next write.
     next: Batch,
     /// Actions whose changes have been written.
     ready: Vec<Action>,
@@ -86,7 +78,7 @@ impl LedgerWriter {
         Self { store: Some(store), writing: None, next: Batch::default(), ready: Vec::new(), failed: None }
     }
 
-    /// Adds changes, history entries and actions. Returns the actions that need not wait for the write.
+    /// Returns the actions that need not wait for the write.
     #[must_use]
     pub(super) fn add(
         &mut self,
@@ -103,9 +95,7 @@ impl LedgerWriter {
 
     /// Returns true if an action must wait until the ledger contains its change.
     ///
-    /// These are actions that create, delete, suspend, resume or assign something, and replies that confirm a stored change. Queries
-    /// and other notifications do not wait, with one exception: if the assignment of an instance to a job is still waiting, the
-    /// loss of that instance waits, too, so that the job is notified of the loss after the assignment.
+    /// A loss waits if the assignment of its instance still waits, so that the job is notified of the assignment first.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {
             Action::List { .. }
@@ -150,7 +140,6 @@ impl LedgerWriter {
         }
     }
 
-    /// Starts a write unless one is in progress. Returns true if a write is in progress afterwards.
     fn start_write(&mut self) -> bool {
         if self.writing.is_some() {
             return true;
@@ -204,7 +193,7 @@ impl LedgerWriter {
         self.failed = Some(FailedWrite { error, retry_at: now + RETRY_DELAY, logged_at: logged_at.unwrap_or(now) });
     }
 
-    /// Returns the reason why actions wait for the ledger. `None` means that writes work normally.
+    /// Returns why actions wait for the ledger. `None` means that writes work normally.
     pub(super) fn write_error(&self) -> Option<String> {
         if let Some(failed) = &self.failed {
             return Some(format!("scaling and slot assignment are paused until a write succeeds: {}", failed.error));
@@ -219,7 +208,7 @@ impl LedgerWriter {
         (elapsed >= SLOW_WRITE).then(message)
     }
 
-    /// Returns true if a write is in progress or due. Returns false after a failed write, because it may never succeed.
+    /// Returns true if a write is in progress or due. False after a failed write, because no write may ever succeed.
     pub(super) fn has_pending_writes(&self) -> bool {
         self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
     }

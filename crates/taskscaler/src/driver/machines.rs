@@ -1,11 +1,11 @@
-//! GitLab Runner's metrics for `docker+machine`, computed from instances, so that dashboards for these metrics keep working.
+//! GitLab Runner's metrics for `docker+machine`, for existing dashboards.
 
 use prometheus::{Histogram, IntGaugeVec};
 
 use super::metric_set::MetricSet;
 use crate::decision::DecisionKind;
 
-/// Upper bounds of the buckets in seconds: ten bounds from 30 s on, each 1.25 times the one before.
+/// Upper bounds of the buckets in seconds: each is 1.25 times the one before, as in GitLab Runner.
 const CREATION_SECONDS: [f64; 10] = [
     30.0,
     37.5,
@@ -19,7 +19,6 @@ const CREATION_SECONDS: [f64; 10] = [
     223.517_417_907_714_84,
 ];
 
-/// Metrics of instances as machines of `docker+machine`.
 #[derive(Debug)]
 pub(super) struct MachineMetrics {
     creation: Histogram,
@@ -47,7 +46,6 @@ impl MachineMetrics {
         }
     }
 
-    /// Sets the number of instances in each state.
     pub(super) fn observe(&self, states: &[(&'static str, u64)]) {
         for (state, count) in states {
             self.states.with_label_values(&[state]).set(super::metrics::gauge_value(*count));

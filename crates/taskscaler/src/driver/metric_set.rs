@@ -1,4 +1,4 @@
-//! Sets of metrics of the `prometheus` crate, which also formats them for export.
+//! Sets of Prometheus metrics.
 
 use std::fmt;
 
@@ -53,7 +53,7 @@ impl MetricSet {
         self.add(Histogram::with_opts(buckets(name, help, bounds)).expect("the name or the bounds are invalid"))
     }
 
-    /// Adds a histogram with a label and a series for each of its `values`.
+    /// Adds a histogram with one label, and a series for each of its `values`.
     pub fn histograms(&mut self, name: &str, help: &str, bounds: &[f64], label: &str, values: &[&str]) -> HistogramVec {
         let histograms =
             HistogramVec::new(buckets(name, help, bounds), &[label]).expect("a name or the bounds are invalid");
@@ -68,7 +68,7 @@ impl MetricSet {
         metric
     }
 
-    /// Returns the current values of all metrics. The series of a metric are sorted by the values of their labels.
+    /// Returns the current values of all metrics, sorted by their labels.
     #[must_use]
     pub fn collect(&self) -> Vec<MetricFamily> {
         let mut families: Vec<MetricFamily> = self.0.iter().flat_map(|metric| metric.collect()).collect();

@@ -1,7 +1,4 @@
-//! The scaler's metrics: those of gitlab-runner, for existing dashboards (docs/spec/runner-config.md, section 3.5), and
-//! Muster's own.
-//!
-//! [`Metrics::families`] returns their values. This module does not export them.
+//! The scaler's metrics: those of gitlab-runner (docs/spec/runner-config.md, section 3.5), and Muster's own.
 
 use prometheus::proto::MetricFamily;
 use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
@@ -15,7 +12,7 @@ use crate::engine::{Engine, NoCapacity};
 use crate::event::Action;
 use crate::types::RemovalReason;
 
-/// Upper bounds of histogram buckets, in seconds. An empty list means the default of the key in `config.toml`.
+/// Upper bounds of histogram buckets, in seconds. An empty list means the default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Buckets {
     /// `instance_operation_time_buckets`: the default of the other lists, except [`Self::life`].
@@ -165,7 +162,7 @@ impl Metrics {
         metrics
     }
 
-    /// Creates the series of the counters before the first operation. A rate then includes that operation.
+    /// Creates the series before the first operation, so that a rate includes it.
     fn create_series(&self) {
         for (counters, operations) in [
             (&self.instance_operations, &["create", "delete", "suspend", "resume"][..]),
@@ -267,7 +264,6 @@ impl Metrics {
         }
     }
 
-    /// Updates the gauges from the state of the engine.
     pub(super) fn observe(&self, engine: &Engine) {
         let (slots, totals) = (engine.slot_counts(), engine.totals());
         for (state, count) in [
@@ -296,18 +292,16 @@ impl Metrics {
     }
 }
 
-/// Returns the configured bucket bounds, or `default` if there are none or they are not in ascending order.
+/// Uses `default` if no bounds are configured or they are not in ascending order.
 fn bounds<'a>(configured: &'a [f64], default: &'a [f64]) -> &'a [f64] {
     let is_valid = !configured.is_empty() && configured.is_sorted_by(|one, next| one < next);
     if is_valid { configured } else { default }
 }
 
-/// Converts a count to the type of gauges.
 pub(super) fn gauge_value(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Returns the value of the label `reason` for a deletion.
 fn removal_label(reason: &RemovalReason) -> &'static str {
     match reason {
         RemovalReason::Idle { .. } => "idle",

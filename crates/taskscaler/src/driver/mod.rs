@@ -7,12 +7,10 @@
 //! ```
 //!
 //! - Each plugin call runs in its own task. A slow create call delays neither lists nor deletions.
-//! - Create calls, delete calls and slot assignments happen only after the ledger contains them ([`LedgerStore`]). If the ledger
-//!   cannot be written, these stop, but everything else continues: instances are listed and health-checked, jobs are notified
-//!   when their instance is lost, slots are released, status queries are answered, and shutdown ends in time.
-//! - A dropped [`Reservation`] is released, a dropped future of [`Reservation::acquire`] cancels the
-//!   request, and a dropped [`LeaseHandle`] releases its slots. [`LeaseHandle::leave_to_next_start`] keeps the lease for
-//!   the next start of the manager, which gets it with [`Scaler::claim`].
+//! - Create calls, delete calls and slot assignments happen only after the ledger contains them ([`LedgerStore`]).
+//!   While the ledger cannot be written, everything else continues.
+//! - Dropping a handle releases what it holds. [`LeaseHandle::leave_to_next_start`] keeps the lease for the next start
+//!   of the manager.
 
 mod call;
 mod capacity_notifier;

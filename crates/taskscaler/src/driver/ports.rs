@@ -1,4 +1,4 @@
-//! The driver's ports: [`InstanceGroupPort`] for plugins, and [`Prepare`] for the code that makes an instance ready.
+//! The driver's ports: [`InstanceGroupPort`] for plugins, and [`Prepare`] for the preparation of instances.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::types::GroupId;
 
 const CANNOT_SUSPEND: &str = "capability not supported: suspend_resume";
 
-/// Whether the plugin of a group is running, so that it can be called.
+/// Whether the plugin of a group is running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PluginAvailability {
     /// The plugin is running.
@@ -54,35 +54,35 @@ pub enum ConnectInfoError {
 /// An instance group, served by a plugin. Calls can run concurrently, and each has its own timeout.
 #[async_trait]
 pub trait InstanceGroupPort: Send + Sync + 'static {
-    /// Returns a receiver for the current status and its changes.
+    /// Returns a receiver of the plugin's availability.
     fn status(&self) -> watch::Receiver<PluginAvailability>;
     /// Returns all instances with their states.
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String>;
-    /// Requests `n` more instances. Returns the number that the provider creates.
+    /// Requests `n` more instances. Returns the number that the provider accepted.
     async fn increase(&self, n: u32) -> Result<u32, String>;
-    /// Requests the deletion of these instances. Returns those that the provider deletes.
+    /// Requests the deletion of instances. Returns those that the provider accepted.
     async fn decrease(&self, ids: &[InstanceId]) -> Result<Vec<InstanceId>, String>;
-    /// Returns whether instances can be suspended and resumed. `None` means not known yet.
+    /// Returns whether instances can be suspended and resumed. `None` means unknown.
     fn can_suspend(&self) -> Option<bool> {
         Some(false)
     }
-    /// Requests to suspend these instances. Returns those that the provider suspends.
+    /// Requests to suspend instances. Returns those that the provider accepted.
     async fn suspend(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         Err(CANNOT_SUSPEND.to_owned())
     }
-    /// Requests to resume these instances. Returns those that the provider resumes.
+    /// Requests to resume instances. Returns those that the provider accepted.
     async fn resume(&self, _ids: &[InstanceId]) -> Result<Vec<InstanceId>, String> {
         Err(CANNOT_SUSPEND.to_owned())
     }
     /// Returns the connection details of an instance.
     async fn connect_info(&self, id: &InstanceId) -> Result<ConnectInfo, InstanceCallError>;
-    /// Returns the fingerprints of the instance's SSH host keys. An empty list means that the plugin does not report them.
+    /// Returns the fingerprints of the instance's SSH host keys. Empty means that the plugin reports none.
     async fn host_keys(&self, _id: &InstanceId) -> Result<Vec<String>, String> {
         Ok(Vec::new())
     }
     /// Checks the health of an instance.
     async fn heartbeat(&self, id: &InstanceId) -> Result<(), InstanceCallError>;
-    /// Returns true if the plugin must be called before and after each job.
+    /// Returns true if the plugin wants to be called before and after each job.
     fn has_hooks(&self) -> bool {
         false
     }
@@ -90,11 +90,11 @@ pub trait InstanceGroupPort: Send + Sync + 'static {
     async fn prepare_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
         Ok(())
     }
-    /// Called after a job ran on an instance, whether or not it succeeded.
+    /// Called after a job ran on an instance, even if the job failed.
     async fn finish_job(&self, _id: &InstanceId, _job: &str) -> Result<(), String> {
         Ok(())
     }
-    /// Stops the plugin gracefully. Deletes no instances.
+    /// Stops the plugin without deleting instances.
     async fn stop(self: Arc<Self>);
 }
 
@@ -103,11 +103,11 @@ pub trait InstanceGroupPort: Send + Sync + 'static {
 pub struct StartingInstance {
     /// Name of the group.
     pub group: String,
-    /// Provider ID of the instance.
+    /// Provider's ID of the instance.
     pub id: InstanceId,
-    /// Accepted fingerprints of the instance's SSH host keys. Empty means that the first key it presents is trusted.
+    /// Accepted fingerprints of the SSH host keys. Empty means that the first key is trusted.
     pub host_keys: Vec<String>,
-    /// Whether the instance was ready earlier, for example before a restart of the manager. Jobs may be running on it then.
+    /// Whether the instance was ready earlier. Jobs may be running on it then.
     pub was_ready: bool,
     pub(super) group_id: GroupId,
     pub(super) shared: Arc<DriverContext>,
@@ -116,16 +116,14 @@ pub struct StartingInstance {
 impl StartingInstance {
     /// Returns the connection details. Waits for the plugin while it is down.
     ///
-    /// Cached details are used unless they expire within ten seconds.
-    ///
     /// # Errors
-    /// Returns [`ConnectInfoError`].
+    /// Returns [`ConnectInfoError`] if the plugin fails, or if the plugin or the scaler was stopped.
     pub async fn connect_info(&self) -> Result<ConnectInfo, ConnectInfoError> {
         self.shared.connect_info(self.group_id, &self.id).await
     }
 }
 
-/// Makes an instance ready for jobs: connects to it, runs the ready command and deploys the agent.
+/// Makes an instance ready for jobs.
 ///
 /// Called for each new instance, and again after a restart of the manager, an uncordon or a resume. The engine gives up
 /// after [`crate::config::Config::ready_timeout`].
@@ -135,7 +133,7 @@ pub trait Prepare: Send + Sync + 'static {
     async fn prepare(&self, starting: StartingInstance) -> Result<(), String>;
 }
 
-/// Preparation that does nothing: an instance is ready once its connection details are known.
+/// Preparation that only waits for the connection details.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadyWhenReachable;
 

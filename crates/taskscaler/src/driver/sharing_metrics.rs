@@ -1,4 +1,4 @@
-//! Metrics about jobs that share an instance: how densely they are placed, and how much they slow each other down.
+//! Metrics about jobs that share an instance.
 
 use prometheus::{Histogram, HistogramVec, IntCounterVec};
 
@@ -10,10 +10,9 @@ const COUNT_BUCKETS: [f64; 8] = [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0];
 const RATIO_BUCKETS: [f64; 8] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8];
 const SLOWDOWN_BUCKETS: [f64; 10] = [0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0];
 const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
-/// Ranges of the average number of neighbors: the upper bound of each, and its label.
+/// Ranges of the average number of neighbors: upper bound and label.
 const NEIGHBORS: [(f64, &str); 5] = [(0.5, "0"), (1.5, "1"), (3.5, "2-3"), (7.5, "4-7"), (f64::INFINITY, "8+")];
 
-/// Metrics about jobs that share an instance.
 #[derive(Debug)]
 pub(super) struct SharingMetrics {
     /// Number of jobs on the instance when a job starts there, including that job.

@@ -31,7 +31,8 @@ pub enum LedgerError {
         /// Parse error.
         source: serde_json::Error,
     },
-    /// The file exists but has no complete first line. A ledger is renamed into place only when it is complete.
+    /// The file has no complete first line. Only complete ledgers are renamed into place, so another program changed
+    /// the file.
     #[error("scaler ledger {} is empty or truncated in its first line, because another program changed it; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", .0.display())]
     Truncated(PathBuf),
     /// The file has another format version.
@@ -44,7 +45,7 @@ pub enum LedgerError {
         /// Supported version.
         supported: u32,
     },
-    /// The file is larger than any ledger.
+    /// The file exceeds the maximum size.
     #[error("scaler ledger {} has {size} bytes, which is more than a ledger can have; restore its content, or move the file aside to start with an empty ledger (existing instances then count as unmanaged)", path.display())]
     TooLarge {
         /// Path of the file.
@@ -66,14 +67,14 @@ impl LedgerError {
     }
 }
 
-/// Durable storage for ledger rows. Once [`LedgerStore::apply`] returns, its changes survive a crash of the process.
+/// Durable storage for ledger rows. Applied changes survive a crash of the process.
 #[async_trait]
 pub trait LedgerStore: Send + 'static {
     /// Returns all rows.
     async fn load(&mut self) -> Result<Vec<(RowKey, Row)>, LedgerError>;
-    /// Applies all changes or none. After an error, called again with the same changes and those that were added later.
+    /// Applies all changes or none. After an error, called again with these changes and any later ones.
     async fn apply(&mut self, changes: &[Change]) -> Result<(), LedgerError>;
-    /// Appends decisions to the history behind `muster fleet explain`. A failure loses only history.
+    /// Appends decisions to the history. Errors are not reported, because only history is lost.
     async fn append_history(&mut self, _decisions: &[HistoryEntry]) {}
 }
 

@@ -28,20 +28,15 @@ use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, TaskKey};
 
-/// Engine time at the start of the scaler.
-///
-/// Ten years, because engine times cannot be negative, and the ledger has times before the start.
+/// Not zero, because the ledger has earlier times, and engine times cannot be negative.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
-/// Maximum number of further commands that one write of the ledger covers.
 const MAX_COMMANDS_PER_WRITE: usize = 256;
 
-/// A shutdown in progress.
 struct Shutdown {
     until: Instant,
     reply: oneshot::Sender<Vec<InstanceStatus>>,
 }
 
-/// The task that owns the engine and connects it to the plugins, the ledger and the callers.
 pub(super) struct ScalerTask {
     pub(super) engine: Engine,
     pub(super) shared: Arc<DriverContext>,
@@ -50,19 +45,18 @@ pub(super) struct ScalerTask {
     metrics: Arc<Metrics>,
     commands: mpsc::UnboundedReceiver<Command>,
     calls: JoinSet<Event>,
-    /// For each running call, the event to handle if the call panics.
+    /// Event to handle if a call panics.
     panic_events: HashMap<task::Id, Event>,
-    /// For each group, a task that returns the receiver when the availability of its plugin changes.
+    /// Each task returns when the availability of its group's plugin changes.
     status_watches: JoinSet<(GroupId, watch::Receiver<PluginAvailability>)>,
-    /// Callers that wait for slots or for an environment.
+    /// Jobs that wait for slots or for an environment.
     pub(super) waiting: HashMap<TaskKey, oneshot::Sender<Result<LeaseHandle, EnqueueError>>>,
-    /// Suspend commands that wait for the ledger to contain the environment.
+    /// Suspend commands that wait for the ledger.
     pub(super) suspending: HashMap<TaskKey, SuspendReply>,
-    /// For each lease, the sender that reports the loss of its instance.
     pub(super) losses: HashMap<TaskKey, watch::Sender<Option<LossReason>>>,
-    /// Reservations that no job has used, with the flag that revokes each.
+    /// Reservations without a job, with the flag that revokes them.
     pub(super) reservations: HashMap<TaskKey, Arc<AtomicBool>>,
-    /// Operator actions that wait for a reply, by number.
+    /// Operator actions without a reply yet, by request number.
     operator_requests: HashMap<u64, oneshot::Sender<OperatorResult>>,
     last_operator_request: u64,
     started_at: Instant,
@@ -131,7 +125,7 @@ impl ScalerTask {
                 .engine
                 .next_wake(now)
                 .into_iter()
-                .chain(self.capacity.check_at())
+                .chain(self.capacity.next_check_at())
                 .min()
                 .map_or(Duration::from_secs(3600), |at| at.since(now.at));
             let until = self.shutdown.as_ref().map(|shutdown| shutdown.until);
@@ -149,7 +143,7 @@ impl ScalerTask {
                     self.status_changed(group, current);
                     self.watch_status(group, status);
                 },
-                // If the wake-up is due already, sleep for the smallest step of the clock, so that the task yields.
+                // At least one step of the clock, so that the task yields.
                 () = tokio::time::sleep(wake.max(Duration::from_millis(1))) => self.engine.handle(self.now(), Event::Tick),
                 () = self.ledger.next_event() => {}
                 () = sleep_until(until) => {}
@@ -158,7 +152,7 @@ impl ScalerTask {
         self.stop().await;
     }
 
-    /// Handles the other commands that have arrived, so that one write of the ledger covers all of them.
+    /// Handles the pending commands, so that one write of the ledger covers all.
     fn handle_pending_commands(&mut self) {
         for _ in 0..MAX_COMMANDS_PER_WRITE {
             let Ok(command) = self.commands.try_recv() else { return };
@@ -218,7 +212,7 @@ impl ScalerTask {
                 self.engine.rename(&from, to);
             }
             Command::Acquire { key, request, reply } => {
-                // The caller has a reservation, but it may have been revoked while the job arrived.
+                // The caller's reservation may have been revoked while the job arrived.
                 self.reservations.remove(&key);
                 self.engine.admit(key.clone());
                 match self.engine.acquire(now, key.clone(), &request) {
@@ -273,13 +267,12 @@ impl ScalerTask {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
         self.metrics.record_unreserve();
-        // `Unreserve` must be first. Otherwise the reservation of the canceled request would count as unused, and the engine would
-        // check all reservations.
+        // Must be first: otherwise the canceled reservation counts as unused.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
 
-    /// Creates the handle of a lease, and the channel that reports the loss of its instance.
+    /// Also creates the channel that reports the loss of the instance.
     fn lease_handle(&mut self, assignment: crate::types::SlotAssignment) -> Option<LeaseHandle> {
         let group_name = self.engine.config().groups.get(assignment.group.0)?.name.clone();
         let losses = self.losses.entry(assignment.key.clone()).or_insert_with(|| watch::Sender::new(None));
@@ -287,9 +280,7 @@ impl ScalerTask {
         Some(LeaseHandle { assignment, group_name, shared: Arc::clone(&self.shared), lost, is_detached: false })
     }
 
-    /// Performs the engine's actions, except those that must wait until the ledger contains their changes.
-    ///
-    /// Does not wait for a slow or failing ledger. [`LedgerWriter::next_event`] continues the write.
+    /// Performs the engine's actions, except those that must wait for the ledger.
     async fn flush(&mut self) {
         loop {
             #[cfg(debug_assertions)]
@@ -314,7 +305,6 @@ impl ScalerTask {
         self.metrics.observe(&self.engine);
     }
 
-    /// Reserves a slot, unless the ledger cannot be written.
     fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         match self.ledger.write_error() {
             Some(reason) => Err(NoCapacity::LedgerUnavailable { reason }),
@@ -322,7 +312,6 @@ impl ScalerTask {
         }
     }
 
-    /// Returns the engine's status, extended by the state of the ledger.
     fn status(&self, now: Now) -> ScalerStatus {
         let mut status = self.engine.status(now);
         status.scale_up_blocked.extend(self.ledger.write_error());
@@ -339,21 +328,20 @@ impl ScalerTask {
             next_ready_in_ms: None,
             scale_up_blocked: Vec::new(),
         };
-        // The engine may have assigned slots already, but the request waits until the ledger contains the assignment.
+        // The engine may have assigned slots already, but the assignment waits for the ledger.
         let mut wait = wait.or_else(|| self.waiting.contains_key(key).then(unqueued))?;
         wait.scale_up_blocked.push(write_error);
         Some(wait)
     }
 
-    /// Counts and logs a decision. Returns its entry in the history.
+    /// Counts and logs a decision.
     fn record(&self, decision: &Decision) -> HistoryEntry {
         self.metrics.record(&decision.kind);
         let groups = &self.engine.config().groups;
         let name = |group: GroupId| groups.get(group.0).map_or_else(String::new, |group| group.name.clone());
         let entry = HistoryEntry::from_decision(decision, name);
         match &decision.kind {
-            // These blocks are normal: the provider accepted a part, the creation rate is limited, or the group has not been
-            // listed since the start.
+            // These blocks are normal, so they are not warnings.
             DecisionKind::ScaleUpBlocked { reasons, .. }
                 if reasons.iter().all(|(_, block)| {
                     matches!(
@@ -393,7 +381,7 @@ impl ScalerTask {
                     return;
                 };
                 if let Some(lease) = self.lease_handle(assignment) {
-                    // If the caller no longer waits, the handle is dropped, which releases the slots.
+                    // If the caller no longer waits, dropping the handle releases the slots.
                     let _ = reply.send(Ok(lease));
                 }
             }
@@ -412,7 +400,6 @@ impl ScalerTask {
             }
             Action::OperatorReply { request, result } => {
                 if let Some(reply) = self.operator_requests.remove(&request) {
-                    // The operator may have stopped waiting.
                     let _ = reply.send(result);
                 }
             }
@@ -427,7 +414,6 @@ impl ScalerTask {
         }
     }
 
-    /// Returns true if the shutdown can complete: its timeout has passed, or no more work is pending.
     fn is_shutdown_complete(&self) -> bool {
         let Some(shutdown) = &self.shutdown else { return false };
         if Instant::now() >= shutdown.until {
@@ -435,7 +421,7 @@ impl ScalerTask {
         }
         let status = self.engine.status(self.now());
         let is_being_removed = |instance: &InstanceStatus| instance.state == "deleting" || instance.state == "draining";
-        // Requested instances that appear later would not be deleted.
+        // Requested instances that appear after the shutdown would not be deleted.
         let may_appear =
             self.engine.config().delete_on_shutdown && status.groups.iter().any(|group| group.requested > 0);
         let is_ledger_written = !self.ledger.has_pending_writes();

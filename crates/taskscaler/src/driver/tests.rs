@@ -1,4 +1,4 @@
-//! Tests of the driver with a simulated plugin that fails and recovers, in paused time.
+//! Tests of the driver with a simulated plugin, in paused time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,20 +18,16 @@ mod provisioner;
 mod store;
 mod waiting;
 
-/// Simulated cloud with its plugin.
 struct Cloud {
     plugin: watch::Sender<PluginAvailability>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
     created: AtomicU32,
-    /// Number of upcoming calls of `connect_info` that crash the plugin.
+    /// Number of next `connect_info` calls that crash the plugin.
     crashing_calls: AtomicU32,
-    /// Number of upcoming calls of `increase` that panic.
+    /// Number of next `increase` calls that panic.
     panicking_calls: AtomicU32,
-    /// State of new instances.
     initial_state: Mutex<InstanceState>,
-    /// Whether delete calls have no effect.
     ignores_deletions: AtomicBool,
-    /// Whether the plugin never stops.
     never_stops: AtomicBool,
 }
 
@@ -140,7 +136,6 @@ async fn scaler(cloud: &Arc<Cloud>, idle: u32) -> Scaler {
     Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
-/// Returns the state of each instance.
 async fn states(scaler: &Scaler) -> Vec<String> {
     scaler.status().await.unwrap().instances.into_iter().map(|instance| instance.state.clone()).collect()
 }
@@ -156,7 +151,7 @@ async fn healthy_instances_survive_plugin_downtime() {
     sleep_seconds(60).await;
     let before = cloud.ids();
     assert_eq!(states(&scaler).await, ["ready"; 4]);
-    // Longer than `failure_threshold` health checks.
+    // Longer than `failure_threshold` health checks take.
     for _ in 0..3 {
         cloud.crash();
         sleep_seconds(30).await;
@@ -191,7 +186,7 @@ async fn preparation_waits_for_crashed_plugin() {
 #[tokio::test(start_paused = true)]
 async fn instance_that_always_crashes_plugin_is_replaced() {
     let cloud = Cloud::new();
-    // The plugin crashes in all attempts to get the connection details of the first instance.
+    // All attempts to connect to the first instance crash the plugin.
     cloud.crashing_calls.store(5, Ordering::Relaxed);
     let scaler = scaler(&cloud, 1).await;
     for _ in 0..10 {
@@ -202,8 +197,7 @@ async fn instance_that_always_crashes_plugin_is_replaced() {
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
 }
 
-/// A call that panicked may have created instances, like a call that failed. The engine therefore waits for them before it requests
-/// new ones.
+/// The call may have created instances.
 #[tokio::test(start_paused = true)]
 async fn panicking_call_counts_as_failed() {
     let cloud = Cloud::new();
@@ -213,7 +207,6 @@ async fn panicking_call_counts_as_failed() {
     assert_eq!(states(&scaler).await, ["ready"; 2]);
 }
 
-/// The holder of a revoked reservation is notified. A job that was received for a revoked reservation still gets a slot.
 #[tokio::test(start_paused = true)]
 async fn reservation_is_revoked_when_plugin_goes_down() {
     use crate::types::{SlotRequest, TaskKey};

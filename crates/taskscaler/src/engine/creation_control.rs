@@ -1,4 +1,4 @@
-//! Limits on the requests for instances of a group: rate limits, and pauses after failures.
+//! Limits on a group's create requests: rate limits, and pauses after failures.
 
 use std::time::Duration;
 
@@ -7,35 +7,27 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Maximum number of `Increase` calls per second, regardless of `scale_throttle`.
-///
-/// See invariant I6 in docs/explanation/taskscaler.md.
+/// Maximum, even without `scale_throttle` (invariant I6 in docs/explanation/taskscaler.md).
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
-/// Consecutive instances that did not become ready, after which instances are requested one at a time.
+/// Consecutive failures after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
-/// First pause after the provider accepted fewer instances than requested.
-///
-/// Each further partly accepted request halves the pause. Each request of which nothing is accepted doubles it.
+/// Pause after the first partly accepted request. Each further one halves the pause. Each rejected request doubles the
+/// pause.
 const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
-/// Minimum pause after the provider accepted fewer instances than requested.
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum of the limit on the size of requests.
-///
-/// A failure limits the size of requests, and each completely accepted request doubles the limit. A larger limit is removed.
+/// Maximum of `max_request_size`. A larger limit is removed.
 const MAX_SIZE_LIMIT: u32 = 1024;
 
-/// What the provider's answer to a request means for the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Acceptance {
     /// The provider creates instances, or recently did so and was called too early.
     Creating,
-    /// The provider creates none of the requested instances.
+    /// The provider accepted none of the requested instances.
     Failed,
 }
 
-/// A failure to create instances or to make them ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CreationFailure {
     /// Consecutive failures.
@@ -44,21 +36,20 @@ pub(super) struct CreationFailure {
     pub(super) pause: Duration,
 }
 
-/// Rate limits of a group's creations, and its recent failures.
 #[derive(Debug)]
 pub(super) struct CreationControl {
     /// `scale_throttle`. `None` means no limit.
     bucket: Option<TokenBucket>,
-    /// Maximum number of instances of the group when the bucket was created. 0 means no limit.
+    /// Maximum number of instances for which the bucket was created. 0 means no limit.
     bucket_max: u32,
     calls: TokenBucket,
     creation: Backoff,
     readiness: Backoff,
-    /// Maximum size of a request after a failure. `None` means no limit.
+    /// Halved by failed calls, doubled by completely accepted requests. `None` means no limit.
     max_request_size: Option<u32>,
     /// End of the pause after the last partly accepted request.
     partial_until: Time,
-    /// Pause after the last partly accepted request. Zero if the last request was completely accepted.
+    /// Zero if the last request was completely accepted.
     partial_pause: Duration,
 }
 
@@ -76,7 +67,7 @@ impl CreationControl {
         }
     }
 
-    /// Applies the maximum number of instances. If it has not changed, as after most plugin restarts, there is no new burst.
+    /// Keeps the token bucket if the maximum is unchanged, so that there is no new burst.
     pub(super) fn set_max_instances(&mut self, config: &GroupConfig, max: u32, at: Time) {
         if self.bucket_max != max {
             self.bucket = TokenBucket::from_config(config.throttle, max, at);
@@ -84,14 +75,12 @@ impl CreationControl {
         }
     }
 
-    /// Returns the maximum number of instances in one request at this moment.
     pub(super) fn max_request(&mut self, at: Time) -> u32 {
         let tokens = self.bucket.as_mut().map_or(u32::MAX, |bucket| bucket.available(at));
         let probe = if self.is_probing_readiness() { 1 } else { u32::MAX };
         tokens.min(probe).min(self.max_request_size.unwrap_or(u32::MAX))
     }
 
-    /// Records that a request is sent.
     pub(super) fn record_request(&mut self, instances: u32) {
         if let Some(bucket) = &mut self.bucket {
             bucket.take(instances);
@@ -99,7 +88,7 @@ impl CreationControl {
         self.calls.take(1);
     }
 
-    /// Records the number of accepted instances. `longest_pause` limits the pause after a partly accepted request.
+    /// `longest_pause` limits the pause after a partly accepted request.
     pub(super) fn record_answer(
         &mut self,
         at: Time,
@@ -108,7 +97,7 @@ impl CreationControl {
         longest_pause: Duration,
     ) -> Acceptance {
         if accepted == 0 {
-            // If the provider recently accepted a part of a request, this request only came too early.
+            // If the provider recently accepted a part, this request only came too early.
             if self.partial_pause.is_zero() || self.partial_pause >= longest_pause {
                 return Acceptance::Failed;
             }
@@ -117,7 +106,7 @@ impl CreationControl {
         }
         self.creation.succeed();
         if accepted < requested {
-            // The provider limits the rate of creations. Request more instances soon, when it accepts more.
+            // The provider limits the rate of creations.
             let pause = match self.partial_pause {
                 Duration::ZERO => INITIAL_PARTIAL_PAUSE.min(longest_pause),
                 pause => (pause / 2).max(MIN_PARTIAL_PAUSE.min(longest_pause)),
@@ -136,24 +125,21 @@ impl CreationControl {
         self.partial_until = at + pause;
     }
 
-    /// Records that the call for `requested` instances failed: the next requests are at most half as large.
+    /// The next requests are at most half as large.
     pub(super) fn halve_request_size(&mut self, requested: u32) {
         self.max_request_size = Some((requested / 2).max(1));
     }
 
-    /// Records a failed creation.
     pub(super) fn record_creation_failure(&mut self, at: Time, error: String, jitter: u64) -> CreationFailure {
         let pause = self.creation.fail(at, error, jitter);
         CreationFailure { failures: self.creation.failures, pause }
     }
 
-    /// Records an instance that did not become ready.
     pub(super) fn record_readiness_failure(&mut self, at: Time, error: String, jitter: u64) -> CreationFailure {
         let pause = self.readiness.fail(at, error, jitter);
         CreationFailure { failures: self.readiness.failures, pause }
     }
 
-    /// Records an instance that became ready.
     pub(super) fn record_ready(&mut self) {
         self.readiness.succeed();
     }
@@ -162,8 +148,6 @@ impl CreationControl {
         self.readiness.failures >= MAX_READINESS_FAILURES
     }
 
-    /// Returns why recent failures block a request.
-    ///
     /// `starting` is the number of instances that are expected, booting or being prepared.
     pub(super) fn failure_block(&self, at: Time, has_unanswered_request: bool, starting: u32) -> Option<ScaleUpBlock> {
         let is_probing = self.is_probing_readiness();
@@ -182,35 +166,31 @@ impl CreationControl {
         (at < self.partial_until).then_some(ScaleUpBlock::PartiallyAccepted)
     }
 
-    /// Whether a rate limit blocks a request at this moment.
     pub(super) fn is_throttled(&mut self, at: Time) -> bool {
         let is_empty = self.bucket.as_mut().is_some_and(|bucket| bucket.available(at) == 0);
         is_empty || self.calls.available(at) == 0
     }
 
-    /// Whether no instance has recently failed to become ready.
     pub(super) fn instances_become_ready(&self) -> bool {
         self.readiness.failures == 0
     }
 
-    /// Whether the provider accepted the last request completely.
     pub(super) fn provider_accepts(&self) -> bool {
         self.creation.failures == 0 && self.partial_pause.is_zero()
     }
 
-    /// Returns the number of consecutive failures and the last error. `None` if nothing fails.
+    /// Returns the number of consecutive failures and the last error. `None` means no failures.
     pub(super) fn failure(&self) -> Option<(u32, &str)> {
         let failing = [&self.creation, &self.readiness].into_iter().find(|backoff| backoff.failures > 0)?;
         Some((failing.failures, failing.error.as_str()))
     }
 
-    /// Returns the remaining pause after a failure.
     pub(super) fn remaining_pause(&self, at: Time) -> Duration {
         let backoff = if self.creation.is_active(at) { &self.creation } else { &self.readiness };
         backoff.until.since(at)
     }
 
-    /// Returns the times at which the block may end without an event.
+    /// Returns the times at which `block` may end without an event.
     pub(super) fn block_ends(&self, block: &ScaleUpBlock, at: Time) -> Vec<Time> {
         match block {
             ScaleUpBlock::BackOff { .. } => {

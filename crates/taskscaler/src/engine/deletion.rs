@@ -1,4 +1,4 @@
-//! Deletes the instances whose deletion is due, with one call for each group, and retries failed deletions.
+//! Makes the delete calls that are due, and schedules their retries.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,25 +14,22 @@ use crate::throttle::jittered;
 use crate::time::Now;
 use crate::types::GroupId;
 
-/// Time until the next check of an instance that failed a health check or whose plugin is down.
+/// Used after a failed health check, and while the plugin is down.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Delay before the first retry of a deletion that the provider rejected. The delay doubles up to the retry interval.
+/// Each retry doubles the delay, up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Number of delete calls without effect after which a deletion is reported as stuck.
-///
-/// The deletion is reported again each time that this number of further calls has had no effect.
+/// A deletion is reported as stuck each time that this many more delete calls had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
-/// Time after which a delete call without an answer is repeated.
+/// An unanswered delete call is repeated afterwards.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// Instances whose delete call is due.
 #[derive(Debug, Default)]
 pub(super) struct Deletions {
     due: Vec<Index>,
 }
 
 impl Deletions {
-    /// Adds an instance whose timer has expired while it is being deleted.
+    /// `index` is an instance that is being deleted and whose timer has expired.
     pub(super) fn add_due(&mut self, inventory: &mut Inventory, index: Index) {
         inventory.pool.change(index, |instance| {
             instance.due = None;
@@ -43,7 +40,7 @@ impl Deletions {
         self.due.push(index);
     }
 
-    /// Makes one delete call for each group that has due instances.
+    /// Makes one delete call for each group with due instances.
     pub(super) fn call(&mut self, inventory: &mut Inventory, now: Now) {
         let due = std::mem::take(&mut self.due);
         if due.is_empty() {
@@ -75,9 +72,7 @@ impl Deletions {
     }
 }
 
-/// Handles the provider's answer to a delete call.
-///
-/// An accepted deletion is repeated after `retry` if the instance still exists by then. A rejected deletion is retried earlier.
+/// Repeats an accepted deletion after `retry` if the instance still exists. A rejected deletion is retried earlier.
 pub(super) fn handle_answer(
     inventory: &mut Inventory,
     now: Now,

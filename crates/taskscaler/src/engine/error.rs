@@ -25,7 +25,7 @@ pub enum NoCapacity {
         /// Groups that cannot create instances, with the reasons.
         blocks: Vec<(String, ScaleUpBlock)>,
     },
-    /// The ledger cannot be written, so no slot can be assigned.
+    /// The ledger cannot be written.
     #[error("no capacity: {reason}")]
     LedgerUnavailable {
         /// Error of the ledger.
@@ -34,7 +34,7 @@ pub enum NoCapacity {
 }
 
 impl NoCapacity {
-    /// Returns the time after which a reservation may succeed without an event. `None` means that only an event can change it.
+    /// Returns the time after which a reservation may succeed without an event. `None` means never.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -57,7 +57,7 @@ fn block_list(blocks: &[(String, ScaleUpBlock)]) -> String {
 /// Reason why a request is not queued.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EnqueueError {
-    /// The key has no reservation: [`super::Engine::reserve`] was not called for it.
+    /// The key has no reservation.
     #[error("reservation not found: {key}")]
     NotReserved {
         /// Task key of the job.

@@ -1,4 +1,4 @@
-//! State of one instance group: its plugin, its scale-up requests, its lists, and estimates about its instances.
+//! State of one instance group.
 
 use std::time::Duration;
 
@@ -11,19 +11,17 @@ use super::unmanaged::{DeletedIds, EarlyRetirements, UnmanagedInstances};
 use crate::config::{GroupConfig, UnmanagedPolicy};
 use crate::time::{Now, Time};
 
-/// Whether the group's plugin is running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Plugin {
     /// The plugin is not running.
     Down { cause: String },
-    /// The plugin is running. `max_size` is the maximum number of instances that it reports. 0 means that it reports none.
+    /// `max_size` is the plugin's maximum number of instances. 0 means unknown.
     Up { max_size: u32 },
 }
 
-/// Typical duration of an operation, learned from observations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Estimate {
-    /// Duration of the fastest recent operation. Slower operations raise it gradually.
+    /// Duration of the fastest recent operation. Each slower operation raises it by a sixteenth of the difference.
     pub(super) fastest: Option<Duration>,
 }
 
@@ -36,14 +34,13 @@ impl Estimate {
     }
 }
 
-/// Classification of an instance that appeared in a list and is not in the pool.
 #[derive(Debug)]
 pub(super) enum Discovery {
-    /// The instance was considered deleted, but appears again.
+    /// The instance was considered deleted.
     Reappeared,
     /// A scale-up request has created the instance.
     Requested(MatchedRequest),
-    /// The instance is ignored: it is unmanaged, or already being deleted.
+    /// The instance is unmanaged, or already being deleted. It is ignored.
     Unmanaged,
     /// The instance is unmanaged and will be used.
     Adopted,
@@ -51,23 +48,19 @@ pub(super) enum Discovery {
     Unwanted,
 }
 
-/// State of an instance group.
 #[derive(Debug)]
 pub(super) struct GroupState {
     pub(super) config: GroupConfig,
     pub(super) plugin: Plugin,
-    /// Whether its plugin can suspend and resume instances. `None` means that the plugin has not reported it yet.
+    /// Whether the plugin can suspend and resume instances. `None` means unknown.
     pub(super) can_suspend: Option<bool>,
     /// Operator and reason, if the group is drained.
     pub(super) drained: Option<String>,
-    /// Whether its instances have been listed since the start.
     pub(super) is_listed: bool,
     pub(super) requests: ScaleUpRequests,
     pub(super) creation: CreationControl,
     pub(super) list_calls: ListSchedule,
-    /// Whether the price of its instances is known.
     pub(super) is_priced: bool,
-    /// Whether its plugin reports that the provider is out of stock.
     pub(super) is_out_of_stock: bool,
     pub(super) early_retirements: EarlyRetirements,
     pub(super) unmanaged: UnmanagedInstances,
@@ -102,7 +95,6 @@ impl GroupState {
         }
     }
 
-    /// Records that the plugin is running.
     pub(super) fn plugin_up(&mut self, max_size: u32, at: Time) {
         self.plugin = Plugin::Up { max_size };
         self.list_calls.restart(at);
@@ -114,7 +106,7 @@ impl GroupState {
         matches!(self.plugin, Plugin::Down { .. })
     }
 
-    /// Maximum number of instances. `None` means no limit.
+    /// `None` means no limit.
     pub(super) fn max_instances(&self) -> Option<u32> {
         let plugin_max = match self.plugin {
             Plugin::Up { max_size, .. } if max_size > 0 => Some(max_size),
@@ -127,19 +119,16 @@ impl GroupState {
         }
     }
 
-    /// Number of requested instances that jobs will be able to use.
-    ///
     /// 0 if the group is drained, because its requested instances are deleted when they appear.
     pub(super) fn expected_usable(&self) -> u32 {
         if self.drained.is_some() { 0 } else { self.requests.expected() }
     }
 
-    /// Number of instances that exist outside the pool or may appear.
+    /// Number of instances outside the pool that exist or may appear.
     pub(super) fn outside_pool(&self) -> usize {
         self.unmanaged.len() + self.requests.may_appear() as usize
     }
 
-    /// Classifies an instance that appeared in a list and is not in the pool.
     pub(super) fn discover(
         &mut self,
         at: Time,
@@ -163,7 +152,7 @@ impl GroupState {
         }
     }
 
-    /// Records that an instance no longer exists. `duration` is the duration of its deletion, if this manager deleted it.
+    /// `duration` is that of the deletion, if this manager deleted the instance.
     pub(super) fn record_deleted(&mut self, id: InstanceId, now: Now, duration: Option<Duration>) {
         self.deleted.insert(id, now);
         if let Some(duration) = duration {

@@ -1,8 +1,7 @@
-//! Holds an instance for a starved request: a request for several slots that waits while smaller requests are served.
+//! Holds an instance for a starved request.
 //!
-//! Free slots are assigned to the oldest request that fits. A request for several slots is thus overtaken while no instance has
-//! enough free slots. After [`STARVATION_TIMEOUT`], an instance is held for the request. This instance gets no other job until the request fits.
-//! At most one instance is held at a time.
+//! Smaller requests can overtake a request for several slots. After [`STARVATION_TIMEOUT`], an instance is held for the
+//! overtaken request and gets no other job. At most one instance is held at a time.
 
 use std::time::Duration;
 
@@ -15,17 +14,17 @@ use crate::decision::DecisionKind;
 use crate::time::{Now, Time};
 use crate::types::TaskKey;
 
-/// Time in the queue after which an instance is held for a request for several slots.
 const STARVATION_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The instance that is held for a starved request, if any.
 #[derive(Debug, Default)]
 pub(super) struct StarvationHold {
     held: Option<(TaskKey, Index)>,
 }
 
 impl StarvationHold {
-    /// Releases the instance if its request fits, is no longer queued, or can no longer fit. Returns a fitting request with the instance.
+    /// Releases the instance if its request fits, is no longer queued, or can no longer fit.
+    ///
+    /// Returns a fitting request with the instance.
     pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {
         let (key, index) = self.held.clone()?;
         let limits = pool.limits();
@@ -45,7 +44,6 @@ impl StarvationHold {
         fitting
     }
 
-    /// Holds an instance for the oldest request if it is starved.
     pub(super) fn hold_for_starved(&mut self, inventory: &mut Inventory, now: Now, queue: &Queue) {
         if self.held.is_some() {
             return;
@@ -62,22 +60,20 @@ impl StarvationHold {
         inventory.record_decision(now, DecisionKind::Held { key, group, id, slots });
     }
 
-    /// Returns when an instance will be held for a request.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
         let request = oldest_if_large(queue).filter(|_| self.held.is_none())?;
         Some(request.since + STARVATION_TIMEOUT).filter(|at| *at > now.at)
     }
 
-    /// Number of unassigned slots on the held instance.
     pub(super) fn free_slots(&self, pool: &Pool) -> u64 {
         let instance = self.held.as_ref().and_then(|(_, index)| pool.get(*index));
         instance.map_or(0, |instance| u64::from(pool.limits().capacity.saturating_sub(instance.assigned_slots)))
     }
 
-    /// Checks that the held instance does not fit its request, and that no other instance is held.
+    /// Checks invariant I5 (docs/explanation/taskscaler.md).
     ///
     /// # Errors
-    /// The first violation of invariant I5 (docs/explanation/taskscaler.md).
+    /// The first violation.
     pub(super) fn check(&self, pool: &Pool, queue: &Queue) -> Result<(), Violation> {
         let held = self.held.as_ref().and_then(|(key, index)| Some((queue.get(key)?, pool.get(*index)?)));
         if let Some((request, instance)) = held
@@ -99,7 +95,6 @@ impl StarvationHold {
     }
 }
 
-/// Returns the oldest request if it is for several slots, so that it can be starved.
 fn oldest_if_large(queue: &Queue) -> Option<&QueuedRequest> {
     queue.oldest_fitting(u32::MAX).filter(|request| request.slots > 1)
 }

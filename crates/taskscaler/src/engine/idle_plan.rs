@@ -1,4 +1,4 @@
-//! The idle capacity that should exist, according to the active policy and the forecast.
+//! The target idle capacity according to the active policy and the forecast.
 
 use std::time::Duration;
 
@@ -11,31 +11,28 @@ use crate::time::Now;
 /// Idle slots that the forecast adds to the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct ForecastIdle {
-    /// Target number of idle slots.
+    /// Number of idle slots to create or keep.
     pub(super) target: u64,
-    /// Number of idle slots that are kept if they exist, but are not created.
+    /// Number of idle slots to keep if they exist. They are not created.
     pub(super) retained: u64,
 }
 
-/// Load of the last minute, for the forecast.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Load {
     /// Number of slots that jobs hold or wait for.
     pub(super) in_use: u64,
-    /// Typical boot time.
     pub(super) boot: Duration,
     /// Number of slots that have been idle for longer than the policy's idle time.
     pub(super) long_idle: u64,
     pub(super) inputs: Inputs,
 }
 
-/// The active policy and the forecast.
 #[derive(Debug)]
 pub(super) struct IdlePlan {
     target: IdleTarget,
-    /// Index of the active policy. `None` means the default.
+    /// `None` means that no policy is active.
     policy: Option<usize>,
-    /// Minute since 1970 for which the policy was looked up. `None` means that it must be looked up again.
+    /// Minute since 1970 of the last policy lookup. `None` means that a lookup is due.
     minute: Option<i64>,
     forecast: Option<Forecast>,
     /// Whether no idle capacity is kept, regardless of the policies.
@@ -53,12 +50,11 @@ impl IdlePlan {
         }
     }
 
-    /// Returns the target of the active policy.
     pub(super) fn target(&self) -> &IdleTarget {
         &self.target
     }
 
-    /// Returns the index of the active policy. `None` means the default.
+    /// `None` means that no policy is active.
     pub(super) fn policy(&self) -> Option<usize> {
         self.policy
     }
@@ -71,20 +67,18 @@ impl IdlePlan {
         self.forecast.is_some()
     }
 
-    /// Stops keeping idle capacity.
     pub(super) fn drain(&mut self) {
         self.is_draining = true;
         self.minute = None;
     }
 
-    /// Forgets the active policy after a change of the policies, so that the next event looks it up again.
     pub(super) fn forget_policy(&mut self) {
         self.minute = None;
     }
 
     /// Looks up the active policy once a minute. Returns whether another policy became active.
     ///
-    /// `None` means that the policy was already looked up in this minute.
+    /// `None` means that the lookup was not due.
     pub(super) fn look_up(&mut self, now: Now, policies: &Policies) -> Option<bool> {
         let minute = now.unix.div_euclid(60);
         if self.minute == Some(minute) {
@@ -103,7 +97,6 @@ impl IdlePlan {
         Some(has_changed)
     }
 
-    /// Returns the forecast's idle slots while `in_use` slots are in use.
     pub(super) fn forecast_idle(&self, now: Now, in_use: u64, boot: Duration) -> ForecastIdle {
         let Some(forecast) = self.forecast.as_ref().filter(|_| !self.is_draining) else {
             return ForecastIdle::default();
@@ -114,16 +107,16 @@ impl IdlePlan {
         }
     }
 
-    /// Records the load of a minute. Returns the rows that have changed.
+    /// Returns the rows that have changed.
     pub(super) fn record_load(&mut self, now: Now, load: Load) -> Vec<RowKey> {
         let Some(forecast) = &mut self.forecast else { return Vec::new() };
         let Load { in_use, boot, long_idle, inputs } = load;
         let buckets = forecast.record(now.unix, in_use);
-        // The forecast causes the cost of all slots that are idle because of it, also while their instances boot.
+        // Idle slots of the forecast cost money even while their instances boot.
         let slots = inputs.instances.saturating_mul(inputs.capacity);
         let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
         let target = forecast.idle_target(now.unix, in_use, boot);
-        // Without the forecast, slots that have been idle for the policy's idle time would have been deleted.
+        // Without the forecast, the slots with a long idle time would have been deleted.
         let retained = long_idle.min(inputs.retained_idle);
         let recent_peak = forecast.recent_peak(now.unix, target, self.target.idle_time);
         let by_forecast = recent_peak.max(retained).min(unused);
@@ -132,7 +125,7 @@ impl IdlePlan {
         buckets.chain(days.into_iter().map(|day| RowKey::ForecastIdle { day })).collect()
     }
 
-    /// Restores the slot demand of an interval. Returns the rows that are not needed and must be deleted.
+    /// Returns the rows that must be deleted.
     pub(super) fn restore_slot_demand(&mut self, bucket: i64, max_slots: u32) -> Vec<RowKey> {
         let start = bucket.saturating_mul(BUCKET_S);
         let changed = match &mut self.forecast {
@@ -143,7 +136,7 @@ impl IdlePlan {
         rows.filter(|row| self.row(row).is_none()).collect()
     }
 
-    /// Restores the idle time of a day. Returns the rows that are not needed and must be deleted.
+    /// Returns the rows that must be deleted.
     pub(super) fn restore_idle(&mut self, day: i64, slot_seconds: u64) -> Vec<RowKey> {
         match &mut self.forecast {
             Some(forecast) => {
@@ -154,7 +147,6 @@ impl IdlePlan {
         }
     }
 
-    /// Returns the current value of a row of the forecast. `None` if the row no longer exists or is of another kind.
     pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
         let forecast = self.forecast.as_ref()?;
         match key {

@@ -8,9 +8,9 @@
 //!                                        Suspended --------------- expired, failed to resume --------/
 //! ```
 //!
-//! An operator can cordon an instance that is not suspended or deleting. An instance that is uncordoned starts again as `Booting`.
-//! An instance that fails or exceeds a timeout is drained or deleted. An instance that the provider no longer lists is removed,
-//! whatever its phase.
+//! An operator can cordon an instance that is not suspended or deleting. An uncordoned instance starts again as
+//! `Booting`. An instance that fails or exceeds a timeout is drained or deleted. In any phase, an instance that the
+//! provider no longer lists is removed.
 
 use std::time::Duration;
 
@@ -22,19 +22,16 @@ use crate::suspend::SuspendedEnvironment;
 use crate::time::{Now, Time, milliseconds};
 use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
-/// Number of consecutive lists without an instance after which it is lost.
+/// Consecutive lists without an instance after which the instance is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// Minimum time between the first list that omits an instance and the list after which it counts as lost.
-///
-/// A wrong list is often followed by another wrong one.
+/// A wrong list is often followed by another wrong list.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
-/// Phase in the life of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum InstancePhase {
     /// The provider creates the instance.
     Booting,
-    /// The instance is running. The plugin is queried for its connection details, and the ready command runs.
+    /// The instance is running. The ready command runs.
     Preparing,
     /// The slots can be assigned to jobs.
     Ready,
@@ -42,37 +39,31 @@ pub(super) enum InstancePhase {
     Draining(RemovalReason),
     /// The instance is being deleted.
     Deleting(Deleting),
-    /// The instance is being suspended, suspended or being resumed. It has the environment that a job saved.
+    /// The instance is suspended with the environment of a job, or in transition.
     Suspended(Suspension),
     /// An operator cordoned the instance: it gets no new jobs and is not deleted.
     Cordoned {
         /// Operator and reason.
         by: String,
-        /// Reason why it is deleted once it is uncordoned.
+        /// Reason why the instance is deleted once it is uncordoned.
         pending_removal: Option<RemovalReason>,
     },
 }
 
-/// A deletion in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Deleting {
     pub(super) reason: RemovalReason,
-    /// Number of delete calls.
     pub(super) attempts: u32,
-    /// Whether a delete call is in flight.
     pub(super) call_in_flight: bool,
-    /// When the deletion was decided.
     pub(super) since: Time,
 }
 
 impl Deleting {
-    /// Creates a deletion for which no call has been made yet.
     pub(super) fn new(reason: RemovalReason, at: Time) -> Self {
         Self { reason, attempts: 0, call_in_flight: false, since: at }
     }
 }
 
-/// Number of consecutive lists that omitted an instance, and when the first of them was received.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MissCounter {
     misses: u32,
@@ -89,73 +80,60 @@ impl MissCounter {
         self.misses >= LOST_AFTER_MISSES && at.since(self.since) >= MIN_MISS_SPAN
     }
 
-    /// Whether the last list omitted the instance.
     pub(super) fn is_missing(&self) -> bool {
         self.misses > 0
     }
 }
 
-/// An instance of a group.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
     pub(super) id: InstanceId,
     pub(super) group: GroupId,
-    /// Number of the instance in the order in which instances were first seen.
+    /// Position in the order in which instances were first seen.
     pub(super) sequence: u64,
     pub(super) phase: InstancePhase,
-    /// Task key for each slot, up to the highest slot that was ever assigned.
+    /// Task key of each slot, up to the highest slot that was ever assigned.
     slots: Vec<Option<TaskKey>>,
-    /// Number of assigned slots.
     pub(super) assigned_slots: u32,
-    /// Number of jobs that run on it.
     pub(super) jobs: u32,
-    /// Number of jobs that were ever assigned to it, including running ones.
+    /// Including running jobs.
     pub(super) job_count: u32,
-    /// Whether its free slots are held for a request for several slots.
+    /// Whether the free slots are held for a starved request.
     pub(super) held_for_request: bool,
-    /// Sticky contexts on it: files that later jobs of the same project can reuse.
-    ///
-    /// The most recently used context is the last.
+    /// The most recently used last.
     pub(super) contexts: Vec<StickyContextId>,
-    /// Total run time of its jobs in milliseconds, and the time up to which it was computed.
-    ///
-    /// Its growth during a job, divided by the run time of that job, is the average number of jobs on the instance.
+    /// Total run time of the jobs in milliseconds, and the time up to which it was computed.
     occupancy_ms: (u64, Time),
     /// Consecutive failed health checks.
     pub(super) failures: u32,
     pub(super) requested_at: Time,
     pub(super) first_seen: Time,
     first_seen_unix: i64,
-    /// When its phase last changed.
     pub(super) since: Time,
-    /// When its last job ended, or when it became ready.
+    /// When the last job ended, or when the instance became ready.
     pub(super) idle_since: Time,
     idle_unix: i64,
-    /// Whether it had no job before the restart and has not been ready since.
+    /// Whether the instance had no job before the restart and has not been ready since.
     pub(super) was_idle_before_restart: bool,
     pub(super) misses: MissCounter,
-    /// When its timer expires. What happens then depends on its phase.
+    /// Expiry of the timer. The phase determines what happens then.
     pub(super) due: Option<Time>,
-    /// Number of the last list that contained it. 0 if this process has not found it in a list.
-    pub(super) listed: u64,
-    /// Whether no request of this process created it: it was restored from the ledger, or found as unmanaged.
-    pub(super) restored: bool,
-    /// Whether its boot and preparation times are those of a new instance, so that estimates can use them.
+    /// Number of the last list with the instance. 0 if this process has not listed the instance.
+    pub(super) last_list: u64,
+    /// Whether no request of this process created the instance: it is from the ledger, or was found as unmanaged.
+    pub(super) created_elsewhere: bool,
+    /// Whether estimates can use the boot and preparation times.
     pub(super) timing_is_valid: bool,
-    /// Whether it was ready before, so that the ready command has run.
     pub(super) was_ready: bool,
-    /// Environment that a job has saved for a later one.
     pub(super) saved_environment: Option<SuspendedEnvironment>,
-    /// Environment that the current job has resumed.
     pub(super) resumed_environment: Option<SuspendedEnvironment>,
-    /// Time before which a list that reports it as suspended is considered outdated.
+    /// Time before which a list that reports the instance as suspended is outdated.
     pub(super) ignore_lists_before: Time,
 }
 
-/// Contribution of an instance to the totals of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct SlotTotals {
-    /// 1 if its slots can be assigned now or once it is ready.
+    /// 1 if the slots can be assigned now or once the instance is ready, otherwise 0.
     pub(super) supply: u32,
     /// Assigned slots, if `supply` is 1.
     pub(super) acquired: u32,
@@ -167,32 +145,26 @@ pub(super) struct SlotTotals {
     pub(super) assigned: u32,
 }
 
-/// Limits that apply to each instance.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InstanceLimits {
-    /// Number of slots.
     pub(super) capacity: u32,
-    /// Maximum number of jobs. `None` means no limit.
+    /// `None` means no limit.
     pub(super) max_uses: Option<u32>,
 }
 
 impl InstanceLimits {
-    /// Whether an instance that has had this many jobs gets no more.
     pub(super) fn is_used_up(self, job_count: u32) -> bool {
         self.max_uses.is_some_and(|max| job_count >= max)
     }
 }
 
 impl Instance {
-    /// Returns a booting instance that was just found in a list, or whose ledger row is about to be applied.
-    ///
-    /// `restored` means that no request of this process created it.
     pub(super) fn new(
         group: GroupId,
         id: InstanceId,
         sequence: u64,
         now: Now,
-        restored: bool,
+        created_elsewhere: bool,
         boot_timeout: Duration,
     ) -> Self {
         Self {
@@ -217,9 +189,9 @@ impl Instance {
             was_idle_before_restart: false,
             misses: MissCounter::default(),
             due: Some(now.at + boot_timeout),
-            listed: 0,
-            restored,
-            timing_is_valid: !restored,
+            last_list: 0,
+            created_elsewhere,
+            timing_is_valid: !created_elsewhere,
             was_ready: false,
             saved_environment: None,
             resumed_environment: None,
@@ -227,7 +199,7 @@ impl Instance {
         }
     }
 
-    /// Applies a row of the ledger, except for its sticky contexts. Ignores rows of other kinds.
+    /// Ignores rows of other kinds, and the sticky contexts.
     pub(super) fn restore(&mut self, now: Now, row: &Row) {
         let Row::Instance {
             slots, job_count, first_seen_at, idle_since, intent, was_ready, suspended_environment, ..
@@ -259,14 +231,13 @@ impl Instance {
                 self.enter(InstancePhase::Deleting(deleting), now.at, Some(now.at));
             }
         }
-        // Only an instance that was ready has had jobs.
+        // Only ready instances get jobs.
         self.was_ready = *was_ready || self.job_count > 0;
         self.saved_environment.clone_from(suspended_environment);
         // A job may have resumed the instance just before the restart, so lists may still report it as suspended.
         self.ignore_lists_before = now.at + MAX_LIST_AGE;
     }
 
-    /// Returns the row of the ledger for the instance.
     pub(super) fn row(&self) -> Row {
         Row::Instance {
             slots: self.slots.iter().map(|key| key.as_ref().map(|key| key.as_str().to_owned())).collect(),
@@ -288,7 +259,6 @@ impl Instance {
         }
     }
 
-    /// Returns the contribution of the instance to the totals.
     pub(super) fn slot_totals(&self, limits: InstanceLimits) -> SlotTotals {
         let (assigned, capacity) = (self.assigned_slots, limits.capacity);
         let remaining_uses = limits.max_uses.map_or(capacity, |max| max.saturating_sub(self.job_count));
@@ -299,7 +269,7 @@ impl Instance {
         }
         SlotTotals {
             supply: 1,
-            // If the capacity was larger before a restart, more slots may be assigned than exist now.
+            // The capacity may have been larger before a restart.
             acquired: assigned.min(capacity),
             unavailable: capacity.saturating_sub(assigned + assignable),
             free: if self.phase == InstancePhase::Ready && !self.held_for_request { assignable } else { 0 },
@@ -307,12 +277,12 @@ impl Instance {
         }
     }
 
-    /// Whether a request for this many slots can get them now or once jobs on the instance have ended.
+    /// Whether a request for `slots` slots can get them now, or once jobs on the instance have ended.
     pub(super) fn can_fit(&self, slots: u32, limits: InstanceLimits) -> bool {
         self.phase == InstancePhase::Ready && slots <= limits.capacity && !limits.is_used_up(self.job_count)
     }
 
-    /// Assigns the lowest free slots to a task. Returns the lowest of them.
+    /// Returns the lowest assigned slot.
     pub(super) fn assign(&mut self, slots: u32, key: &TaskKey, at: Time) -> usize {
         self.add_occupancy(at);
         let mut first = None;
@@ -325,7 +295,6 @@ impl Instance {
         first.unwrap_or_default()
     }
 
-    /// Assigns a particular slot.
     fn assign_slot(&mut self, slot: usize, key: TaskKey) {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
@@ -337,7 +306,7 @@ impl Instance {
         }
     }
 
-    /// Releases the slots of a task, and removes its resumed environment.
+    /// Also removes the resumed environment.
     pub(super) fn release(&mut self, key: &TaskKey, now: Now) {
         self.add_occupancy(now.at);
         let assigned_before = self.assigned_slots;
@@ -352,13 +321,13 @@ impl Instance {
         }
     }
 
-    /// Makes the instance ready for jobs, with the time of its first health check.
+    /// `first_check` is the time of the first health check.
     pub(super) fn become_ready(&mut self, at: Time, first_check: Option<Time>) {
         self.enter(InstancePhase::Ready, at, first_check);
         self.failures = 0;
     }
 
-    /// Starts to count idle time. After a restart, at most `max_counted` of the earlier idle time is included.
+    /// After a restart, at most `max_counted` of the earlier idle time counts.
     pub(super) fn start_idle_time(&mut self, now: Now, max_counted: Duration) {
         if self.was_idle_before_restart {
             let max_counted = milliseconds(max_counted);
@@ -374,36 +343,35 @@ impl Instance {
         self.occupancy_ms = (self.occupancy_ms_at(at), at);
     }
 
-    /// Returns the run time of all its jobs together, in milliseconds.
+    /// Total run time of the jobs, in milliseconds.
     pub(super) fn occupancy_ms_at(&self, at: Time) -> u64 {
         let (sum, since) = self.occupancy_ms;
         let elapsed_ms = at.as_millis().saturating_sub(since.as_millis());
         sum.saturating_add(elapsed_ms.saturating_mul(u64::from(self.jobs)))
     }
 
-    /// Returns the task key of each slot.
     pub(super) fn slots(&self) -> &[Option<TaskKey>] {
         &self.slots
     }
 
-    /// Returns the tasks that have slots, each with its lowest slot.
+    /// Returns each task that has slots, with its lowest slot.
     pub(super) fn keys(&self) -> impl Iterator<Item = (usize, &TaskKey)> {
         let assigned = self.slots.iter().enumerate().filter_map(|(slot, key)| Some((slot, key.as_ref()?)));
         assigned.filter(|(slot, key)| !self.slots.iter().take(*slot).flatten().any(|other| other == *key))
     }
 
-    /// Changes the phase. `due` is the timer of the new phase.
+    /// `due` is when the timer of the new phase expires.
     pub(super) fn enter(&mut self, phase: InstancePhase, at: Time, due: Option<Time>) {
         self.phase = phase;
         self.since = at;
         self.due = due;
     }
 
-    /// Returns why it must be deleted after its last job. `None` if it is kept or its deletion is already decided.
+    /// `None` if the instance is kept, or if its deletion is already decided.
     pub(super) fn removal_after_last_job(&self, limits: InstanceLimits) -> Option<RemovalReason> {
         match &self.phase {
             InstancePhase::Draining(reason) => Some(reason.clone()),
-            // An operator may want to examine a cordoned instance, even if it is used up.
+            // An operator may want to examine a cordoned instance, even a used-up one.
             InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } | InstancePhase::Suspended(_) => None,
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => {
                 let is_used_up = limits.is_used_up(self.job_count);
@@ -412,12 +380,12 @@ impl Instance {
         }
     }
 
-    /// Takes the environment that its current job has resumed, unless the instance is no longer ready.
+    /// `None` if the instance is no longer ready.
     pub(super) fn take_resumed_environment(&mut self) -> Option<SuspendedEnvironment> {
         if self.phase == InstancePhase::Ready { self.resumed_environment.take() } else { None }
     }
 
-    /// Returns how long its deletion has taken. `None` if no delete call was made.
+    /// `None` if no delete call was made.
     pub(super) fn deletion_time(&self, at: Time) -> Option<Duration> {
         match &self.phase {
             InstancePhase::Deleting(deleting) if deleting.attempts > 0 => Some(at.since(deleting.since)),
@@ -434,7 +402,6 @@ impl Instance {
         if self.phase == InstancePhase::Booting { self.requested_at } else { self.since }
     }
 
-    /// Whether the next list may show a change of the instance.
     pub(super) fn expects_change(&self) -> bool {
         let may_change = match &self.phase {
             InstancePhase::Booting | InstancePhase::Deleting(_) => true,
@@ -448,7 +415,7 @@ impl Instance {
     }
 }
 
-/// Converts a wall-clock time to engine time. A time in the future, such as after a clock was set back, counts as now.
+/// A time in the future counts as now.
 pub(super) fn time_at(now: Now, unix_seconds: i64) -> Time {
     let age_s = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
     Time::from_millis(now.at.as_millis().saturating_sub(age_s.saturating_mul(1000)))

@@ -1,13 +1,12 @@
-//! Invariants that must hold after every event: the state is consistent and within the limits.
+//! Invariants that must hold after every event.
 //!
-//! The crate's documentation defines I1 to I6, and `docs/spec/life-of-a-job.md` defines J4 and R2. Tests, the simulator and debug
-//! builds of the driver check them.
+//! The crate's documentation defines I1 to I6, and `docs/spec/life-of-a-job.md` defines J4 and R2.
 
 use super::instance::InstancePhase;
 use super::pool::{Pool, PoolTotals};
 use super::queue::Queue;
 
-/// An invariant that does not hold. Each violation is a bug in the engine.
+/// An invariant that does not hold, which is a bug in the engine.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("invariant {invariant} does not hold: {message}")]
 pub struct Violation {
@@ -18,15 +17,13 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// Creates a violation of an invariant.
+    /// Creates a violation.
     #[must_use]
     pub fn new(invariant: &'static str, message: impl Into<String>) -> Self {
         Self { invariant, message: message.into() }
     }
 }
 
-/// Checks each instance and the totals. Takes time in proportion to the number of instances.
-///
 /// # Errors
 /// The first violation.
 pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
@@ -48,11 +45,11 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
             ));
         }
         // The limits may have been higher before a restart.
-        if assigned > limits.capacity && !instance.restored {
+        if assigned > limits.capacity && !instance.created_elsewhere {
             let capacity = limits.capacity;
             return Err(Violation::new("J4", format!("{id} has {assigned} assigned slots, but only {capacity} slots")));
         }
-        if limits.max_uses.is_some_and(|max| instance.job_count > max) && !instance.restored {
+        if limits.max_uses.is_some_and(|max| instance.job_count > max) && !instance.created_elsewhere {
             return Err(Violation::new("J4", format!("{id} has had {} jobs", instance.job_count)));
         }
         let has_next_step = matches!(instance.phase, InstancePhase::Ready | InstancePhase::Cordoned { .. })
@@ -70,7 +67,7 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
     Ok(())
 }
 
-/// Checks that no request waits while slots that fit are free.
+/// Checks that no request waits while enough slots are free.
 ///
 /// # Errors
 /// A violation of I5.

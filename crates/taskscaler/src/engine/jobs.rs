@@ -1,4 +1,4 @@
-//! The jobs of the engine: reservations, queued requests, leases, and suspended environments.
+//! Jobs of the engine: reservations, queued requests, leases, and suspended environments.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -15,14 +15,14 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, LossReason, RemovalReason, SlotAssignment, SlotRequest, TaskKey};
 
-/// Maximum number of sticky contexts that are remembered for an instance. The least recently used one is forgotten first.
+/// The least recently used context is forgotten first.
 const MAX_CONTEXTS: usize = 32;
 
 impl Engine {
     /// Reserves a slot before a job is requested. Succeeds if the key is already reserved.
     ///
     /// # Errors
-    /// The [`NoCapacity`] that explains why no job should be requested.
+    /// Returns [`NoCapacity`] if no job should be requested now.
     pub fn reserve(&mut self, now: Now, key: TaskKey) -> Result<(), NoCapacity> {
         if self.reservations.contains(&key) {
             return Ok(());
@@ -59,7 +59,6 @@ impl Engine {
         })
     }
 
-    /// Returns the limits on creations that apply to all groups together.
     pub(super) fn scale_up_limits(&self) -> ScaleUpLimits {
         ScaleUpLimits { is_stopping: self.is_stopping, max_cost_per_hour: self.config.max_cost_per_hour }
     }
@@ -81,7 +80,7 @@ impl Engine {
         slots_soon.saturating_sub(self.queue.slots(slots_per_instance)).min(max)
     }
 
-    /// Whether slots are reserved ahead of free ones because requests immediately return jobs.
+    /// Whether more slots are reserved than are free, because job requests immediately return jobs.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.reservations.are_ahead(&self.queue, self.inventory.pool.totals().free)
@@ -101,14 +100,14 @@ impl Engine {
         )
     }
 
-    /// Reserves a slot for a job that has already arrived, for example before a restart. Succeeds even if there is no capacity.
+    /// Reserves a slot for a job that has already arrived, even without capacity.
     pub fn admit(&mut self, key: TaskKey) {
         self.reservations.add(key);
     }
 
-    /// Moves a reservation from the key of a job request to the key of the job that the request returned.
+    /// Renames a reservation after its job request returned a job.
     ///
-    /// The job gets a reservation even if the reservation of the request was revoked, because the job has arrived.
+    /// Reserves a slot even if the reservation was revoked, because the job has arrived.
     pub fn rename(&mut self, from: &TaskKey, to: TaskKey) {
         self.reservations.remove(from);
         self.reservations.add(to);
@@ -117,7 +116,7 @@ impl Engine {
     /// Queues a request for slots. [`Action::Assign`] assigns them, possibly immediately.
     ///
     /// # Errors
-    /// The [`EnqueueError`] that explains why the request is not queued.
+    /// Returns [`EnqueueError`] if the request is not queued.
     pub fn acquire(&mut self, now: Now, key: TaskKey, request: &SlotRequest) -> Result<(), EnqueueError> {
         if self.is_stopping {
             return Err(EnqueueError::Stopping { key });
@@ -140,7 +139,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Number of slots that a request takes, at most the number of a new instance.
+    /// At most the slots of a new instance.
     fn slots_for(&self, request: &SlotRequest) -> u32 {
         let density = &self.config.density;
         let learned = request.job_kind.filter(|_| density.learn_from_usage);
@@ -148,7 +147,7 @@ impl Engine {
         density.slots_for(need, self.config.slots_per_new_instance())
     }
 
-    /// Returns the lease that a task got before a restart, which then counts as claimed.
+    /// Returns the lease that a task got before a restart, and marks it as claimed.
     pub fn claim(&mut self, key: &TaskKey) -> Option<SlotAssignment> {
         self.leases.claim(&self.inventory.pool, key)
     }
@@ -197,7 +196,6 @@ impl Engine {
         self.inventory.push_action(Action::Assign(lease));
     }
 
-    /// Records the resources that the job of a lease has used.
     pub(super) fn record_usage(&mut self, now: Now, key: TaskKey, usage: JobUsage) {
         let Some(run) = self.leases.run_conditions(&self.inventory.pool, now.at, &key) else { return };
         let mut slowdown = None;
@@ -210,14 +208,12 @@ impl Engine {
         self.inventory.record_decision(now, DecisionKind::JobUsage { key, usage, neighbors: run.neighbors, slowdown });
     }
 
-    /// Ends a lease. Deletes its instance if that is draining or used up and has no other job.
     pub(super) fn release(&mut self, now: Now, key: &TaskKey) {
         let Some(index) = self.leases.remove(&mut self.inventory, now, key) else { return };
         self.inventory.record_decision(now, DecisionKind::Released { key: key.clone() });
         self.on_release(now, index);
     }
 
-    /// Deletes an instance without jobs if it is draining or used up.
     fn on_release(&mut self, now: Now, index: Index) {
         let pool = &self.inventory.pool;
         let Some(instance) = pool.get(index).filter(|instance| instance.assigned_slots == 0) else { return };
@@ -228,7 +224,7 @@ impl Engine {
 
     /// Ends the leases from before a restart that no job has claimed.
     ///
-    /// Unless jobs are isolated from each other, the instance is drained, because the job may have changed anything on it.
+    /// Unless jobs are isolated, their instances are drained, because an unclaimed job may have changed anything there.
     pub(super) fn claims_complete(&mut self, now: Now) {
         for key in self.leases.take_unclaimed() {
             let Some(index) = self.leases.remove(&mut self.inventory, now, &key) else { continue };
@@ -241,12 +237,12 @@ impl Engine {
         }
     }
 
-    /// Ends the lease of a job and suspends its instance, with the job's environment for a later job.
+    /// Ends the lease of a job and suspends its instance for a later job.
     ///
-    /// The environment's name is the key of the lease. [`Action::EnvironmentSaved`] confirms that it is in the ledger.
+    /// The environment is named after the lease's key. [`Action::EnvironmentSaved`] confirms that it is in the ledger.
     ///
     /// # Errors
-    /// The [`SuspendError`] that explains why the lease continues.
+    /// Returns [`SuspendError`] if the lease continues.
     pub fn suspend(&mut self, now: Now, key: &TaskKey, owner: &str) -> Result<(), SuspendError> {
         let index = self.find_suspendable(key)?;
         let until_unix = now.unix.saturating_add_unsigned(self.config.suspended_ttl.as_secs());
@@ -258,10 +254,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks whether the instance of a lease could be suspended after its job.
+    /// Checks whether the instance of a lease can be suspended after its job.
     ///
     /// # Errors
-    /// The [`SuspendError`] that explains why it could not.
+    /// Returns [`SuspendError`] if it cannot.
     pub fn may_suspend(&self, key: &TaskKey) -> Result<(), SuspendError> {
         self.find_suspendable(key).map(drop)
     }
@@ -279,12 +275,10 @@ impl Engine {
         Ok(index)
     }
 
-    /// Whether each instance runs only one job before it is deleted.
     pub(super) fn is_single_job(&self) -> bool {
         self.config.capacity.get() == 1 && self.config.max_uses.is_some_and(|uses| uses.get() == 1)
     }
 
-    /// Suspends an instance without a job.
     fn suspend_instance(&mut self, now: Now, index: Index, environment: SuspendedEnvironment, event: SuspendEvent) {
         self.inventory.pool.change(index, |instance| instance.saved_environment = Some(environment));
         let removal = self.suspensions.begin(&mut self.inventory, now, index, Some(InstanceState::Running));
@@ -292,32 +286,32 @@ impl Engine {
         suspend::record(&mut self.inventory, now, index, event);
     }
 
-    /// Requests the environment of this name for `key`, and releases the reservation of `key`.
+    /// Requests an environment for `key`, and releases the reservation of `key`.
     ///
-    /// Later, [`Action::Assign`] assigns the instance to `key`, or [`Action::ResumeFailed`] reports an error.
+    /// [`Action::Assign`] or [`Action::ResumeFailed`] follows.
     ///
     /// # Errors
-    /// The [`ResumeError`] that explains why the environment cannot be resumed.
+    /// Returns [`ResumeError`] if the environment cannot be resumed.
     pub fn resume(&mut self, now: Now, key: TaskKey, name: &str, owner: &str) -> Result<(), ResumeError> {
         self.reservations.remove(&key);
         if self.is_stopping {
             return Err(ResumeError::Stopping);
         }
         let index = suspend::find_resumable(&self.inventory, now, name, owner)?;
-        let removal = self.suspensions.request(&mut self.inventory, now, index, key);
+        let removal = self.suspensions.add_waiter(&mut self.inventory, now, index, key);
         self.delete_if(now, index, removal);
         self.advance(now);
         Ok(())
     }
 
-    /// Returns whether an environment with this name exists that no job has resumed.
+    /// Returns whether an environment with this name is available to be resumed.
     #[must_use]
     pub fn has_environment(&self, name: &str) -> bool {
         suspend::has_environment(&self.inventory.pool, name)
     }
 
-    /// Handles the answer to a suspend or resume call. Accepted calls take effect in a later list.
-    pub(super) fn suspend_answered(
+    /// Accepted calls take effect in a later list.
+    pub(super) fn handle_suspend_answer(
         &mut self,
         now: Now,
         group: GroupId,
@@ -331,9 +325,8 @@ impl Engine {
         self.inventory.list_now(now, group);
     }
 
-    /// Handles the end of the preparation of an instance that is being resumed.
-    pub(super) fn resume_prepared(&mut self, now: Now, index: Index, result: Result<(), String>) {
-        match self.suspensions.prepared(&self.inventory.pool, now, index, result) {
+    pub(super) fn handle_resume_prepared(&mut self, now: Now, index: Index, result: Result<(), String>) {
+        match self.suspensions.finish_preparation(&self.inventory.pool, now, index, result) {
             Resumed::NoWaiter => {
                 let removal = self.suspensions.suspend_again(&mut self.inventory, now, index);
                 self.delete_if(now, index, removal);
@@ -359,7 +352,7 @@ impl Engine {
         }
     }
 
-    /// Ends a lease that was assigned and that no job has received. An environment that it resumed is suspended again.
+    /// A resumed environment is suspended again.
     pub(super) fn assignment_abandoned(&mut self, now: Now, key: &TaskKey) {
         let resumed = self.leases.instance(key).and_then(|index| {
             let environment = self.inventory.pool.change(index, |instance| instance.take_resumed_environment());
@@ -370,7 +363,6 @@ impl Engine {
         self.suspend_instance(now, index, environment, SuspendEvent::ResumeCanceled);
     }
 
-    /// Cancels a job's wait for an environment.
     pub(super) fn cancel_resume(&mut self, now: Now, key: &TaskKey) {
         if let Some((index, reason)) = self.suspensions.cancel(&mut self.inventory, now, key) {
             self.delete(now, index, reason);

@@ -1,4 +1,4 @@
-//! Leases: the assignments of instances' slots to tasks.
+//! Leases: assignments of slots to tasks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,20 +11,18 @@ use crate::event::Action;
 use crate::time::{Now, Time};
 use crate::types::{JobKind, LossReason, SlotAssignment, TaskKey};
 
-/// Location of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct LeaseLocation {
     index: Index,
-    /// Lowest slot of the lease.
+    /// Lowest slot.
     slot: usize,
     slots: u32,
     since: Time,
-    /// Total run time of the instance's jobs when the lease began.
+    /// Total run time of the instance's jobs when the lease began, in milliseconds.
     occupancy_ms: u64,
     job_kind: Option<JobKind>,
 }
 
-/// The circumstances in which the job of a lease has run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct RunConditions {
     pub(super) job_kind: Option<JobKind>,
@@ -32,7 +30,6 @@ pub(super) struct RunConditions {
     pub(super) neighbors: f64,
 }
 
-/// All leases by their task keys.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     by_key: HashMap<TaskKey, LeaseLocation>,
@@ -41,7 +38,6 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Assigns the lowest free slots of an instance to a task.
     pub(super) fn assign(
         &mut self,
         pool: &mut Pool,
@@ -57,7 +53,6 @@ impl Leases {
         assignment(pool, key, location)
     }
 
-    /// Restores the leases of an instance from the ledger.
     pub(super) fn restore(&mut self, pool: &Pool, at: Time, index: Index) {
         let slots = pool.get(index).into_iter().flat_map(|instance| instance.slots().iter().enumerate());
         // The lowest slot of each lease comes first.
@@ -72,24 +67,21 @@ impl Leases {
         self.by_key.contains_key(key)
     }
 
-    /// Returns the instance of a lease.
     pub(super) fn instance(&self, key: &TaskKey) -> Option<Index> {
         self.by_key.get(key).map(|location| location.index)
     }
 
-    /// Returns the lease that a task got before a restart, which then counts as claimed.
+    /// Returns the lease that a task got before a restart, and marks it as claimed.
     pub(super) fn claim(&mut self, pool: &Pool, key: &TaskKey) -> Option<SlotAssignment> {
         let location = *self.by_key.get(key)?;
         self.unclaimed.remove(key);
         assignment(pool, key, location)
     }
 
-    /// Returns the tasks whose leases no job has claimed since a restart. Forgets that they are unclaimed.
     pub(super) fn take_unclaimed(&mut self) -> BTreeSet<TaskKey> {
         std::mem::take(&mut self.unclaimed)
     }
 
-    /// Ends a lease. Returns its instance.
     pub(super) fn remove(&mut self, inventory: &mut Inventory, now: Now, key: &TaskKey) -> Option<Index> {
         let location = self.by_key.remove(key)?;
         self.unclaimed.remove(key);
@@ -98,7 +90,6 @@ impl Leases {
         Some(location.index)
     }
 
-    /// Ends all leases of an instance whose jobs are lost.
     pub(super) fn lose(&mut self, inventory: &mut Inventory, now: Now, index: Index, reason: &LossReason) {
         let Some(instance) = inventory.pool.get(index).filter(|instance| instance.assigned_slots > 0) else { return };
         let (group, id) = (instance.group, instance.id.clone());
@@ -110,7 +101,6 @@ impl Leases {
         inventory.record_decision(now, DecisionKind::Lost { group, id, reason: reason.clone(), jobs });
     }
 
-    /// Returns the circumstances in which the job of a lease has run until now.
     pub(super) fn run_conditions(&self, pool: &Pool, at: Time, key: &TaskKey) -> Option<RunConditions> {
         let location = self.by_key.get(key)?;
         let instance = pool.get(location.index)?;
@@ -157,7 +147,6 @@ impl Leases {
         Ok(())
     }
 
-    /// Returns the tasks that have leases.
     pub(super) fn keys(&self) -> impl Iterator<Item = &TaskKey> {
         self.by_key.keys()
     }

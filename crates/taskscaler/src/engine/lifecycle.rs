@@ -15,8 +15,7 @@ use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, RemovalReason};
 
 impl Engine {
-    /// Starts a list call for each group whose next list is due.
-    pub(super) fn list(&mut self, now: Now) {
+    pub(super) fn start_lists(&mut self, now: Now) {
         for id in self.inventory.groups.ids() {
             if self.next_list(id).is_none_or(|next| next > now.at) {
                 continue;
@@ -29,27 +28,27 @@ impl Engine {
         }
     }
 
-    /// Returns when a group is listed next. `None` while its plugin is down.
+    /// `None` while the plugin is down.
     pub(super) fn next_list(&self, id: GroupId) -> Option<Time> {
         let (group, pool) = (self.inventory.groups.get(id)?, &self.inventory.pool);
         if group.is_plugin_down() {
             return None;
         }
-        let arrivals = merge_spans(group.requests.pending_since(), pool.arriving(id));
+        let arrivals = merge_spans(group.requests.pending_since(), pool.arrival_span(id));
         let changes = |span: Option<(Time, Time)>, typical| {
             span.map(|(oldest, youngest)| ExpectedChanges { oldest, youngest, typical })
         };
         let demand = ListDemand {
             arrivals: changes(arrivals, group.boot.fastest),
-            deletions: changes(pool.deletions(id), group.deletion.fastest),
+            deletions: changes(pool.deletion_span(id), group.deletion.fastest),
             has_waiting_jobs: !self.queue.is_empty() || self.suspensions.has_waiters(),
             last_refusal: self.reservations.last_refusal(),
         };
         Some(group.list_calls.next(&self.config, &demand))
     }
 
-    /// Handles the provider's list of a group's instances. A list that was requested before the last answered one is ignored.
-    pub(super) fn listed(
+    /// An outdated list is ignored.
+    pub(super) fn handle_list(
         &mut self,
         now: Now,
         id: GroupId,
@@ -72,7 +71,6 @@ impl Engine {
         }
     }
 
-    /// Applies a list: updates or discovers its instances, and records which known instances are missing from it.
     fn reconcile(&mut self, now: Now, group: GroupId, call: u64, list: Vec<(InstanceId, InstanceState)>) {
         for (id, state) in list {
             match self.inventory.pool.find(group, &id) {
@@ -96,7 +94,6 @@ impl Engine {
         self.apply_early_retirements(now, group);
     }
 
-    /// Handles the listed state of an instance of the pool.
     fn observe(&mut self, now: Now, index: Index, call: u64, listed: InstanceState) {
         let pool = &mut self.inventory.pool;
         if pool.get(index).is_some_and(|instance| instance.misses.is_missing()) {
@@ -119,8 +116,7 @@ impl Engine {
                 InstancePhase::Ready | InstancePhase::Draining(_) | InstancePhase::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
             ) if now.at >= instance.ignore_lists_before => {
-                // This manager did not suspend the instance, so its jobs do not continue. It is handled like an instance that
-                // the provider deletes, but the delete call is due now.
+                // This manager did not suspend the instance, so its jobs do not continue. The delete call is due now.
                 self.provider_deletes(now, index);
                 self.inventory.pool.change(index, |instance| instance.due = Some(now.at));
             }
@@ -128,7 +124,6 @@ impl Engine {
         }
     }
 
-    /// Handles the listed state of an instance that is not in the pool.
     fn observe_unknown(&mut self, now: Now, group: GroupId, call: u64, id: InstanceId, listed: InstanceState) {
         let Some(state) = self.inventory.groups.get_mut(group) else { return };
         if listed.is_deleted() {
@@ -140,11 +135,10 @@ impl Engine {
         }
     }
 
-    /// Handles a listed instance that is neither in the pool nor known as unmanaged.
     fn discover(&mut self, now: Now, group: GroupId, call: u64, id: InstanceId, listed: InstanceState) {
         let Some(state) = self.inventory.groups.get_mut(group) else { return };
         let discovery = state.discover(now.at, &id, listed, self.config.unmanaged);
-        let (origin, restored, after) = match &discovery {
+        let (origin, created_elsewhere, after) = match &discovery {
             Discovery::Unmanaged => {
                 state.unmanaged.insert(id.clone(), call, now.unix);
                 self.inventory.mark_unmanaged_dirty(group, &id);
@@ -168,7 +162,7 @@ impl Engine {
             Discovery::Adopted => (InstanceOrigin::Adopted, true, std::time::Duration::ZERO),
             Discovery::Unwanted => (InstanceOrigin::Unmanaged, true, std::time::Duration::ZERO),
         };
-        let index = self.inventory.add_instance(now, &self.config, (group, id.clone()), restored);
+        let index = self.inventory.add_instance(now, &self.config, (group, id.clone()), created_elsewhere);
         let is_unwanted = matches!(discovery, Discovery::Unwanted);
         if let Discovery::Requested(matched) = discovery {
             self.inventory.pool.change(index, |instance| {
@@ -186,14 +180,13 @@ impl Engine {
         }
     }
 
-    /// Handles an instance of the pool that is missing from the list.
     fn handle_missing(&mut self, now: Now, index: Index) {
         let Some(instance) = self.inventory.pool.get(index) else { return };
         if instance.is_deleting() {
             return self.remove_instance(now, index, LossReason::Missing);
         }
         let (group, id) = (instance.group, instance.id.clone());
-        let not_found_since_restart = instance.restored && instance.listed == 0;
+        let not_found_since_restart = instance.created_elsewhere && instance.last_list == 0;
         let is_lost = self.inventory.pool.change(index, |instance| instance.misses.record_miss(now.at));
         if is_lost == Some(true) {
             let reason = if not_found_since_restart { LossReason::MissingAfterRestart } else { LossReason::Missing };
@@ -205,11 +198,10 @@ impl Engine {
         }
     }
 
-    /// Handles the end of the preparation of an instance.
-    pub(super) fn prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
+    pub(super) fn handle_prepared(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.inventory.pool.find(group, id) else { return };
         match self.inventory.pool.get(index).map(|instance| &instance.phase) {
-            Some(InstancePhase::Suspended(_)) => return self.resume_prepared(now, index, result),
+            Some(InstancePhase::Suspended(_)) => return self.handle_resume_prepared(now, index, result),
             Some(InstancePhase::Preparing) => {}
             _ => return,
         }
@@ -226,20 +218,18 @@ impl Engine {
         }
     }
 
-    /// Handles the result of a health check. Too many consecutive failures drain the instance.
-    pub(super) fn health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
+    pub(super) fn handle_health(&mut self, now: Now, group: GroupId, id: &InstanceId, result: Result<(), String>) {
         let Some(index) = self.inventory.pool.find(group, id) else { return };
         if let Some(reason) = self.inventory.record_health(now, &self.config, index, result) {
             self.drain_or_delete(now, index, reason);
         }
     }
 
-    /// Drains an instance that must get no more jobs ([`crate::event::Event::Retire`]).
+    /// If the instance is not yet listed, it is drained later.
     pub(super) fn retire_instance(&mut self, now: Now, group: GroupId, id: &InstanceId, reason: String) {
         if let Some(index) = self.inventory.pool.find(group, id) {
             self.drain_or_delete(now, index, RemovalReason::Retired { reason });
         } else if let Some(group) = self.inventory.groups.get_mut(group) {
-            // The instance may not have been listed yet.
             group.early_retirements.insert(id.clone(), reason, now.at);
         }
     }
@@ -254,7 +244,6 @@ impl Engine {
         }
     }
 
-    /// Runs the expired timers of instances, one after the other.
     pub(super) fn run_due_timers(&mut self, now: Now) {
         while let Some((due, index)) = self.inventory.pool.first_due()
             && due <= now.at
@@ -289,7 +278,6 @@ impl Engine {
         }
     }
 
-    /// Drains an instance that did not become ready, and records the failure of its group.
     fn handle_not_ready(&mut self, now: Now, index: Index, reason: RemovalReason, error: String) {
         let Some(group) = self.inventory.pool.get(index).map(|instance| instance.group) else { return };
         self.inventory.readiness_failed(now, group, error);
@@ -317,7 +305,6 @@ impl Engine {
         self.inventory.record_decision(now, DecisionKind::Drain { group, id, reason, jobs });
     }
 
-    /// Deletes an instance without jobs.
     pub(super) fn delete(&mut self, now: Now, index: Index, reason: RemovalReason) {
         let Some(instance) = self.inventory.pool.get(index) else { return };
         debug_assert_eq!(instance.assigned_slots, 0, "I4: an instance with a lease must not be deleted");
@@ -333,34 +320,32 @@ impl Engine {
         self.inventory.record_decision(now, DecisionKind::Delete { group, id, reason, inputs });
     }
 
-    /// Deletes an instance without jobs if `reason` is not `None`.
     pub(super) fn delete_if(&mut self, now: Now, index: Index, reason: Option<RemovalReason>) {
         if let Some(reason) = reason {
             self.delete(now, index, reason);
         }
     }
 
-    /// Handles an instance that the provider deletes: its jobs are lost immediately.
+    /// The jobs are lost immediately.
     fn provider_deletes(&mut self, now: Now, index: Index) {
         self.leases.lose(&mut self.inventory, now, index, &LossReason::ProviderDeleted);
         self.delete(now, index, RemovalReason::ProviderDeleted);
         self.postpone_deletion_call(now, index);
     }
 
-    /// Postpones the delete call. It is needed only if the provider does not complete its own deletion.
+    /// The delete call is needed only if the provider's own deletion does not complete.
     fn postpone_deletion_call(&mut self, now: Now, index: Index) {
         let later = now.at + self.config.deletion_retry_interval;
         self.inventory.pool.change(index, |instance| instance.due = Some(later));
     }
 
-    /// Removes an instance that no longer exists, and its leases.
     fn remove_instance(&mut self, now: Now, index: Index, reason: LossReason) {
         self.leases.lose(&mut self.inventory, now, index, &reason);
         self.suspensions.fail(&mut self.inventory, now, index, &reason.to_string());
         self.inventory.remove(now, index);
     }
 
-    /// Performs an operator's action and reports its outcome with [`Action::OperatorReply`].
+    /// [`Action::OperatorReply`] reports the outcome.
     pub(super) fn apply_operator_action(
         &mut self,
         now: Now,
@@ -432,7 +417,6 @@ impl Engine {
         Ok(OperatorOutcome::Deleting { jobs })
     }
 
-    /// Deletes an unmanaged instance. It has no jobs.
     fn delete_unmanaged(
         &mut self,
         now: Now,
@@ -446,9 +430,7 @@ impl Engine {
         Ok(OperatorOutcome::Deleting { jobs: 0 })
     }
 
-    /// Drains the instances of a drained group that are not drained yet. Returns their number; 0 if the group is not drained.
-    ///
-    /// Called after every event, because instances may appear later.
+    /// Returns the number of instances; 0 if the group is not drained.
     pub(super) fn drain_group_instances(&mut self, now: Now, id: GroupId) -> u32 {
         let Some((by, instances)) = self.inventory.undrained_instances(id) else { return 0 };
         let count = u32::try_from(instances.len()).unwrap_or(u32::MAX);
@@ -459,7 +441,6 @@ impl Engine {
     }
 }
 
-/// Returns the span from the first to the last time of both spans.
 fn merge_spans(one: Option<(Time, Time)>, other: Option<(Time, Time)>) -> Option<(Time, Time)> {
     let (one, other) = (one.or(other)?, other.or(one)?);
     Some((one.0.min(other.0), one.1.max(other.1)))

@@ -4,14 +4,12 @@ use super::deletion::STUCK_AFTER_ATTEMPTS;
 use super::instance::{Instance, InstancePhase};
 use super::suspend::SuspendState;
 
-/// State of a machine that is being created.
 const CREATING: &str = "creating";
-/// States of `gitlab_runner_autoscaling_machine_states`, in the order of [`machine_state`].
+/// In the order of [`machine_state`].
 const MACHINE_STATES: [&str; 6] = ["acquired", CREATING, "idle", "used", "removing", "stuck-on-removing"];
-/// States of `fleeting_provisioner_instances`, in the order of [`provisioner_state`].
+/// In the order of [`provisioner_state`].
 const PROVISIONER_STATES: [&str; 6] = ["creating", "running", "deleting", "suspending", "suspended", "resuming"];
 
-/// Number of instances in each state.
 #[derive(Debug, Default)]
 pub(super) struct StateCounts {
     machines: [u64; MACHINE_STATES.len()],
@@ -32,21 +30,21 @@ impl StateCounts {
         self.provisioner.get_mut(provisioner_state(instance)).map(&change);
     }
 
-    /// Returns the number of instances by the states of `fleeting_provisioner_instances`.
+    /// Counts by the states of `fleeting_provisioner_instances`.
     pub(super) fn provisioner(&self) -> impl Iterator<Item = (&'static str, u64)> {
         PROVISIONER_STATES.into_iter().zip(self.provisioner)
     }
 
-    /// Returns the number of instances by the states of `gitlab_runner_autoscaling_machine_states`.
+    /// Counts by the states of `gitlab_runner_autoscaling_machine_states`.
     ///
-    /// `requested` is the number of requested instances that have not appeared. They count as being created.
+    /// The `requested` instances, which have not appeared, count as being created.
     pub(super) fn machines(&self, requested: u64) -> Vec<(&'static str, u64)> {
         let count = |(state, count)| (state, if state == CREATING { count + requested } else { count });
         MACHINE_STATES.into_iter().zip(self.machines).map(count).collect()
     }
 }
 
-/// Returns the index of an instance's state in [`MACHINE_STATES`].
+/// Index in [`MACHINE_STATES`].
 fn machine_state(instance: &Instance) -> usize {
     match &instance.phase {
         InstancePhase::Deleting(deleting) if deleting.attempts >= STUCK_AFTER_ATTEMPTS => 5,
@@ -54,8 +52,6 @@ fn machine_state(instance: &Instance) -> usize {
         _ if instance.assigned_slots > 0 => 3,
         InstancePhase::Ready if !instance.held_for_request => 2,
         InstancePhase::Booting | InstancePhase::Preparing => 1,
-        // The instance has no job, but jobs cannot get it: it is held for a large request or for a suspended environment, an
-        // operator cordoned it, or it is about to be removed.
         InstancePhase::Ready
         | InstancePhase::Suspended(_)
         | InstancePhase::Cordoned { .. }
@@ -63,7 +59,7 @@ fn machine_state(instance: &Instance) -> usize {
     }
 }
 
-/// Returns the index of an instance's state in [`PROVISIONER_STATES`].
+/// Index in [`PROVISIONER_STATES`].
 fn provisioner_state(instance: &Instance) -> usize {
     match &instance.phase {
         InstancePhase::Booting => 0,

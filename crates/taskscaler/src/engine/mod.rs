@@ -9,13 +9,12 @@
 //!                     \--> IdlePlan, UsageHistory --> scaling --------/
 //! ```
 //!
-//! [`Engine`] composes these parts. After each event it immediately does everything that has become possible: it assigns free
-//! slots to the oldest requests, requests additional instances, and deletes surplus ones. [`Engine::next_wake`] returns the next time
-//! at which something changes without an event. A driver that then calls [`Engine::handle`] with [`Event::Tick`] needs no other
-//! timer.
+//! After each event, [`Engine`] assigns free slots to the oldest requests, requests additional instances, and deletes
+//! surplus ones. At the time that [`Engine::next_wake`] returns, the driver must call [`Engine::handle`] with
+//! [`Event::Tick`].
 //!
-//! A driver stores [`Engine::changes`] before it performs the [`Engine::actions`] that depend on them. The ledger thus contains each
-//! request, assignment and deletion before it takes effect.
+//! A driver stores [`Engine::changes`] before it performs the [`Engine::actions`] that depend on them. The ledger thus
+//! contains each request, assignment and deletion before it takes effect.
 
 mod creation_control;
 mod deletion;
@@ -87,11 +86,11 @@ pub struct Engine {
     /// Resource usage of earlier jobs.
     usages: UsageHistory,
     is_stopping: bool,
-    /// Whether cordoned instances are deleted, too, when the engine stops.
+    /// Whether stopping also deletes cordoned instances.
     deletes_cordoned: bool,
-    /// Why additional instances cannot be created, as last recorded in the history.
+    /// Groups that cannot create needed instances, as last recorded in the history.
     blocked_groups: Vec<(GroupId, ScaleUpBlock)>,
-    /// Number of instances to create (positive) or to delete (negative), as last computed.
+    /// Instances to create (positive) or to delete (negative), as last computed.
     desired_change: i64,
 }
 
@@ -117,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Handles an event, and performs all steps that it makes possible.
+    /// Handles an event, and performs all steps that the event makes possible.
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
@@ -127,7 +126,7 @@ impl Engine {
                     group.plugin = Plugin::Down { cause };
                 }
             }
-            Event::Listed { group, call, result } => self.listed(now, group, call, result),
+            Event::Listed { group, call, result } => self.handle_list(now, group, call, result),
             Event::Increased { group, call, result } => {
                 self.inventory.handle_increase_answer(now, &self.config, group, call, result);
             }
@@ -135,8 +134,8 @@ impl Engine {
                 let retry = self.config.deletion_retry_interval;
                 deletion::handle_answer(&mut self.inventory, now, group, &ids, result, retry);
             }
-            Event::Prepared { group, id, result } => self.prepared(now, group, &id, result),
-            Event::Health { group, id, result } => self.health(now, group, &id, result),
+            Event::Prepared { group, id, result } => self.handle_prepared(now, group, &id, result),
+            Event::Health { group, id, result } => self.handle_health(now, group, &id, result),
             Event::HealthUnknown { group, id } => self.inventory.health_unknown(now, group, &id),
             Event::ConnectionLost { key } => {
                 if let Some(index) = self.leases.instance(&key) {
@@ -159,7 +158,7 @@ impl Engine {
                 }
             }
             Event::Suspended { group, ids, result } | Event::Resumed { group, ids, result } => {
-                self.suspend_answered(now, group, &ids, result);
+                self.handle_suspend_answer(now, group, &ids, result);
             }
             Event::Policies(policies) => {
                 self.config.policies = policies;
@@ -189,19 +188,19 @@ impl Engine {
         self.advance(now);
     }
 
-    /// Returns the actions to perform since the last call.
+    /// Takes the actions to perform.
     #[must_use]
     pub fn actions(&mut self) -> Vec<Action> {
         self.inventory.outbox.take_actions()
     }
 
-    /// Returns the decisions since the last call.
+    /// Takes the decisions since the last call.
     #[must_use]
     pub fn decisions(&mut self) -> Vec<Decision> {
         self.inventory.outbox.take_decisions()
     }
 
-    /// Returns the ledger rows that changed since the last call.
+    /// Takes the changed ledger rows.
     ///
     /// They must be stored before the [`Self::actions`] that depend on them are performed.
     #[must_use]
@@ -216,19 +215,17 @@ impl Engine {
         &self.config
     }
 
-    /// Performs all steps that are possible now.
     fn advance(&mut self, now: Now) {
         self.look_up_policy(now);
         self.run_due_timers(now);
         self.assign_slots(now);
         self.scale(now);
-        // Deletions that were decided in this step are due now, too.
+        // Deletions that were just decided are due now.
         self.run_due_timers(now);
         self.deletions.call(&mut self.inventory, now);
-        self.list(now);
+        self.start_lists(now);
     }
 
-    /// Applies the policy of the current minute, and records the load for the forecast.
     fn look_up_policy(&mut self, now: Now) {
         let Some(has_changed) = self.plan.look_up(now, &self.config.policies) else { return };
         let (index, idle_count) = (self.plan.policy(), self.plan.target().idle_count);
@@ -239,7 +236,7 @@ impl Engine {
         self.record_load(now);
     }
 
-    /// Returns the next time at which something changes without an event. `None` means that only an event changes something.
+    /// Returns the next time at which something changes without an event. `None` means never.
     #[must_use]
     pub fn next_wake(&self, now: Now) -> Option<Time> {
         let due = self.inventory.pool.first_due().map(|(due, _)| due);
@@ -254,7 +251,6 @@ impl Engine {
         [due, minute, idle, hold, unanswered_requests].into_iter().flatten().chain(groups).min()
     }
 
-    /// Returns the times at which something changes in a group without an event.
     fn group_wakes(&self, now: Now, id: GroupId) -> Vec<Time> {
         let Some(group) = self.inventory.groups.get(id) else { return Vec::new() };
         let expiry = group.requests.next_expiry().filter(|expiry| *expiry > now.at);
@@ -303,7 +299,7 @@ impl Engine {
         }
     }
 
-    /// Returns the reason why a request waits, or `None` if the key is not queued.
+    /// Returns why a request waits. `None` means that the key is not queued.
     #[must_use]
     pub fn explain_waiting(&self, now: Now, key: &TaskKey) -> Option<WaitReason> {
         self.view(now).wait_reason(key)

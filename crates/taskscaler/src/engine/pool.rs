@@ -1,4 +1,4 @@
-//! All instances, with totals and sorted indexes over them. [`Pool::change`] keeps the totals and indexes up to date.
+//! All instances, with totals and sorted indexes.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -12,13 +12,12 @@ use crate::policy::Placement;
 use crate::time::Time;
 use crate::types::{GroupId, StickyContextId, TriedInstance};
 
-/// Index of an instance in the pool.
 pub(super) type Index = usize;
-/// Sort key of an instance with free slots: rank of its group, unassigned slots (`Pack`) or assigned slots (`Spread`), sequence
-/// number, index. The smallest key is used first.
+/// Sort key of an instance with free slots: rank of its group, unassigned slots (`Pack`) or assigned slots (`Spread`),
+/// sequence number, index. The smallest key is used first.
 type SortKey = (usize, u32, u64, Index);
 
-/// Maximum number of instances with a sticky context that are considered for one request.
+/// Maximum number of candidates per request.
 const MAX_CONTEXT_CANDIDATES: usize = 32;
 
 /// Totals over all instances. The fields are those of [`SlotTotals`].
@@ -49,31 +48,29 @@ impl PoolTotals {
     }
 }
 
-/// Instances of one group.
 #[derive(Debug, Default)]
 struct GroupPool {
     by_id: HashMap<InstanceId, Index>,
-    /// Ready instances without a job, the longest idle first.
+    /// By the time since which they are idle.
     idle: BTreeSet<(Time, Index)>,
-    /// Instances that may change their state in the next list, except those being deleted. Sorted by when the change began.
+    /// Instances that the next list may show changed, by the time when the change began. Excludes deletions.
     arriving: BTreeSet<(Time, Index)>,
-    /// Instances that are being deleted, by when the deletion began.
+    /// Instances that are being deleted, by the time when the deletion began.
     deleting: BTreeSet<(Time, Index)>,
     /// Number of instances that boot or are being prepared.
     starting: u32,
     /// Number of instances that are suspended, or being suspended or resumed.
     suspended: u32,
-    /// Position of the group in the order in which free slots are assigned.
+    /// Position of the group in the order of assignment.
     rank: usize,
 }
 
-/// All instances of all groups.
 #[derive(Debug)]
 pub(super) struct Pool {
     all: Slab<Instance>,
     groups: Vec<GroupPool>,
     free: BTreeSet<SortKey>,
-    /// For each sticky context, the instances on which a job with this context ran.
+    /// Instances on which a job with a sticky context ran.
     by_context: HashMap<StickyContextId, BTreeSet<Index>>,
     due: BTreeSet<(Time, Index)>,
     totals: PoolTotals,
@@ -83,7 +80,6 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Returns an empty pool for groups with these ranks.
     pub(super) fn new(limits: InstanceLimits, ranks: Vec<usize>) -> Self {
         let groups = ranks.into_iter().map(|rank| GroupPool { rank, ..GroupPool::default() }).collect();
         Self {
@@ -99,7 +95,6 @@ impl Pool {
         }
     }
 
-    /// Returns the limits that apply to each instance.
     pub(super) fn limits(&self) -> InstanceLimits {
         self.limits
     }
@@ -138,12 +133,11 @@ impl Pool {
         }
     }
 
-    /// Whether the instance has a sticky context.
     pub(super) fn has_context(&self, index: Index, context: StickyContextId) -> bool {
         self.all.get(index).is_some_and(|instance| instance.contexts.contains(&context))
     }
 
-    /// Records that a job with a sticky context runs on the instance. Only the last `max_contexts` are remembered.
+    /// Forgets contexts above `max_contexts`.
     pub(super) fn add_context(&mut self, index: Index, context: StickyContextId, max_contexts: usize) {
         let Some(instance) = self.all.get_mut(index) else { return };
         instance.contexts.retain(|other| *other != context);
@@ -155,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// Changes an instance, and updates the totals and indexes.
+    /// Updates the totals and indexes.
     pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
         self.unindex(index);
         let changed = self.all.get_mut(index).map(change);
@@ -175,14 +169,14 @@ impl Pool {
         self.all.iter()
     }
 
-    /// Returns the instances of a group, in the order in which they were first seen.
+    /// In the order in which they were first seen.
     pub(super) fn of_group(&self, group: GroupId) -> Vec<Index> {
         self.select(group, |_| true)
     }
 
-    /// Returns the instances of a group that are missing from the list of this number, the first seen first.
+    /// The first seen first.
     pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
-        self.select(group, |instance| instance.listed != list)
+        self.select(group, |instance| instance.last_list != list)
     }
 
     fn select(&self, group: GroupId, is_selected: impl Fn(&Instance) -> bool) -> Vec<Index> {
@@ -195,51 +189,46 @@ impl Pool {
         selected.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Number of instances of a group in any phase.
     pub(super) fn count(&self, group: GroupId) -> usize {
         self.groups.get(group.0).map_or(0, |group| group.by_id.len())
     }
 
-    /// Number of instances of a group that are being deleted.
-    pub(super) fn deleting(&self, group: GroupId) -> u32 {
+    pub(super) fn deleting_count(&self, group: GroupId) -> u32 {
         self.groups.get(group.0).map_or(0, |group| u32::try_from(group.deleting.len()).unwrap_or(u32::MAX))
     }
 
-    /// Number of instances of a group that boot or are being prepared.
-    pub(super) fn starting(&self, group: GroupId) -> u32 {
+    /// Number of instances that boot or are being prepared.
+    pub(super) fn starting_count(&self, group: GroupId) -> u32 {
         self.groups.get(group.0).map_or(0, |group| group.starting)
     }
 
-    /// Number of instances of a group that are suspended, or being suspended or resumed.
-    pub(super) fn suspended_in(&self, group: GroupId) -> u64 {
+    /// Includes instances that are being suspended or resumed.
+    pub(super) fn suspended_count(&self, group: GroupId) -> u64 {
         self.groups.get(group.0).map_or(0, |group| u64::from(group.suspended))
     }
 
-    /// Number of instances of all groups that are suspended, or being suspended or resumed.
-    pub(super) fn suspended(&self) -> u64 {
+    /// Includes instances that are being suspended or resumed.
+    pub(super) fn total_suspended(&self) -> u64 {
         self.groups.iter().map(|group| u64::from(group.suspended)).sum()
     }
 
-    /// Records that the list of this number contains the instance.
     pub(super) fn mark_listed(&mut self, index: Index, list: u64) {
         if let Some(instance) = self.all.get_mut(index) {
-            instance.listed = list;
+            instance.last_list = list;
         }
     }
 
-    /// Returns the totals over all instances.
     pub(super) fn totals(&self) -> PoolTotals {
         self.totals
     }
 
-    /// Returns the number of instances in each state.
     pub(super) fn states(&self) -> &StateCounts {
         &self.states
     }
 
     /// Returns the instance whose slots a request gets next.
     ///
-    /// An instance with the sticky context is preferred. The instance to avoid is only used if no other fits.
+    /// Instances with the sticky context are preferred. The instance to avoid is used only if no other fits.
     pub(super) fn best(
         &self,
         slots: u32,
@@ -265,7 +254,6 @@ impl Pool {
         sticky.or_else(|| any(&|index| !is_tried(index))).or_else(|| any(&|_| true))
     }
 
-    /// Returns the sort key of the best instance of the group with this rank.
     fn best_of(&self, group_rank: usize, slots: u32, is_suitable: &dyn Fn(Index) -> bool) -> Option<SortKey> {
         let (min, max) = match self.placement {
             Placement::Pack => (slots, u32::MAX),
@@ -275,7 +263,7 @@ impl Pool {
         self.free.range(fitting).find(|key| is_suitable(key.3)).copied()
     }
 
-    /// Returns the maximum number of slots that one request can get now.
+    /// Maximum number of slots that a request can get now.
     pub(super) fn max_fit(&self) -> u32 {
         let widest = self.groups.iter().filter_map(|group| {
             let all = (group.rank, 0, 0, 0)..=(group.rank, u32::MAX, u64::MAX, Index::MAX);
@@ -289,78 +277,74 @@ impl Pool {
         widest.max().unwrap_or(0)
     }
 
-    /// Returns the number of slots of an instance that one request can get now.
+    /// Number of slots that one request can get now.
     ///
-    /// A request with several slots uses the instance once, so the limit on uses does not reduce the number.
+    /// One request is one use, so the remaining uses do not matter.
     fn free_slots(&self, instance: &Instance) -> u32 {
         let has_free = instance.slot_totals(self.limits).free > 0;
         if has_free { self.limits.capacity - instance.assigned_slots } else { 0 }
     }
 
-    /// Returns the instance that is likely to have this many free slots first: the one with the fewest assigned slots.
+    /// The instance that is likely to have `slots` free slots first: the one with the fewest assigned slots.
     pub(super) fn soonest(&self, slots: u32) -> Option<Index> {
         let fitting = self.all.iter().filter(|(_, instance)| instance.can_fit(slots, self.limits));
         fitting.min_by_key(|(_, instance)| (instance.assigned_slots, instance.sequence)).map(|(index, _)| index)
     }
 
-    /// Returns the instance of a group that has been idle for the longest time, and since when.
+    /// Also returns since when the instance is idle.
     pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Returns up to `max` instances that have been idle for `idle_time`, the longest idle first.
-    ///
-    /// The [`Time`] is when the instance became idle.
+    /// Up to `max` instances, the longest idle first, with the times since when they are idle.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, max: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(max).copied().collect()
     }
 
-    /// Returns when the next instance of a group will have been idle for `idle_time`.
+    /// When the next instance of a group will have been idle for `idle_time`.
     pub(super) fn next_idle(&self, group: GroupId, at: Time, idle_time: Duration) -> Option<Time> {
-        // Instances that have already been idle for that long were handled before.
+        // Instances that became idle earlier were handled before.
         let after = Time::from_millis((at.as_millis() + 1).saturating_sub(u64::try_from(idle_time.as_millis()).ok()?));
         let next = self.groups.get(group.0)?.idle.range((after, 0)..).next()?;
         Some(next.0 + idle_time).filter(|wake| *wake > at)
     }
 
-    /// Returns the number of slots of an instance that requests for one slot each can get now.
+    /// Number of slots that requests for one slot can get now.
     ///
-    /// Each request uses the instance once, so the remaining uses limit the number.
+    /// Each request is one use, so the remaining uses limit the number.
     pub(super) fn offered_slots(&self, index: Index) -> u64 {
         let Some(instance) = self.all.get(index) else { return 0 };
         u64::from(instance.slot_totals(self.limits).free)
     }
 
-    /// Returns when the first and the last of the changes in `arriving` began.
-    pub(super) fn arriving(&self, group: GroupId) -> Option<(Time, Time)> {
+    /// When the oldest and the newest of a group's expected changes began, except for deletions.
+    pub(super) fn arrival_span(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.arriving)
     }
 
-    /// Returns the instances of a group whose deletion began at this time or earlier, the earliest first.
+    /// The earliest first.
     pub(super) fn deleting_since(&self, group: GroupId, since: Time) -> Vec<Index> {
         let groups = self.groups.get(group.0).into_iter();
         groups.flat_map(|group| group.deleting.range(..=(since, Index::MAX))).map(|(_, index)| *index).collect()
     }
 
-    /// Returns when the first and the last deletion of a group's instances began.
-    pub(super) fn deletions(&self, group: GroupId) -> Option<(Time, Time)> {
+    /// When the oldest and the newest deletion began.
+    pub(super) fn deletion_span(&self, group: GroupId) -> Option<(Time, Time)> {
         span(&self.groups.get(group.0)?.deleting)
     }
 
-    /// Returns the instance whose timer expires first, and when.
     pub(super) fn first_due(&self) -> Option<(Time, Index)> {
         self.due.first().copied()
     }
 
-    /// Sets which free slots are assigned first.
     pub(super) fn set_placement(&mut self, placement: Placement) {
         if placement != self.placement {
             self.reorder(|pool| pool.placement = placement);
         }
     }
 
-    /// Sets the rank of each group, in the order of the configuration.
+    /// In the order of the configuration.
     pub(super) fn set_ranks(&mut self, ranks: &[usize]) {
         self.reorder(|pool| {
             for (group, rank) in pool.groups.iter_mut().zip(ranks) {
@@ -369,7 +353,6 @@ impl Pool {
         });
     }
 
-    /// Applies a change that affects the order of free slots.
     fn reorder(&mut self, change: impl FnOnce(&mut Self)) {
         let free: Vec<Index> = self.free.iter().map(|key| key.3).collect();
         self.free.clear();
@@ -389,7 +372,6 @@ impl Pool {
         (self.groups.get(instance.group.0).map_or(0, |group| group.rank), slots, instance.sequence, index)
     }
 
-    /// Removes an instance from the totals and indexes.
     fn unindex(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.slot_totals(self.limits);
@@ -414,7 +396,6 @@ impl Pool {
         }
     }
 
-    /// Adds an instance to the totals and indexes.
     fn index(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.slot_totals(self.limits);
@@ -441,7 +422,6 @@ impl Pool {
 }
 
 impl GroupPool {
-    /// Returns the set for the instance if the next list may report a change of it.
     fn expected_changes(&mut self, instance: &Instance) -> Option<&mut BTreeSet<(Time, Index)>> {
         match instance.phase {
             InstancePhase::Deleting(_) => Some(&mut self.deleting),
@@ -451,7 +431,6 @@ impl GroupPool {
     }
 }
 
-/// Returns the first and the last time.
 fn span(times: &BTreeSet<(Time, Index)>) -> Option<(Time, Time)> {
     Some((times.first()?.0, times.last()?.0))
 }

@@ -5,34 +5,29 @@ use std::collections::{BTreeMap, HashMap};
 use crate::time::Time;
 use crate::types::{JobKind, StickyContextId, TaskKey, TriedInstance};
 
-/// A request that waits for slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct QueuedRequest {
     pub(super) key: TaskKey,
     pub(super) since: Time,
-    /// Number of requested slots.
     pub(super) slots: u32,
     pub(super) job_kind: Option<JobKind>,
     pub(super) context: Option<StickyContextId>,
     pub(super) avoid: Option<TriedInstance>,
 }
 
-/// Queue of requests, sorted by size.
-///
-/// Operations take logarithmic time per requested size, except for [`Self::iter`] and [`Self::requests_ahead`], which take time in
-/// proportion to the number of requests.
+/// Queue of requests, grouped by size.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    /// Requests by number of slots, then by their sequence number.
+    /// Requests by number of slots and sequence number.
     by_size: BTreeMap<u32, BTreeMap<u64, QueuedRequest>>,
     positions: HashMap<TaskKey, (u32, u64)>,
-    /// Number of slots of all requests together.
+    /// Number of slots of all requests.
     slots: u64,
     next_number: u64,
 }
 
 impl Queue {
-    /// Adds a request. Returns false if its key is already queued.
+    /// Returns false if the key is already queued.
     pub(super) fn push(&mut self, request: QueuedRequest) -> bool {
         if self.positions.contains_key(&request.key) {
             return false;
@@ -66,7 +61,7 @@ impl Queue {
         self.by_size.get(slots)?.get(number)
     }
 
-    /// Returns all requests, the oldest first.
+    /// The oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = &QueuedRequest> {
         let mut all: Vec<(&u64, &QueuedRequest)> = self.by_size.values().flatten().collect();
         all.sort_unstable_by_key(|(number, _)| **number);
@@ -81,9 +76,9 @@ impl Queue {
         self.positions.is_empty()
     }
 
-    /// Returns the number of slots that the requests need on instances with `usable` slots.
+    /// Number of slots that the requests occupy on instances with `usable` slots.
     ///
-    /// That is the sum of the requested slots, or more if large requests do not fill the instances that they need.
+    /// Large requests can leave slots of their instances unused.
     pub(super) fn slots(&self, usable: u32) -> u64 {
         let (mut at_least_as_large, mut instances) = (0, 0);
         for (slots, of_size) in self.by_size.iter().rev().filter(|(slots, _)| **slots > 1) {
@@ -93,7 +88,6 @@ impl Queue {
         self.slots.max(instances.saturating_sub(1) * u64::from(usable) + u64::from(instances > 0))
     }
 
-    /// Returns the number of requests that are older than the one of `key`.
     pub(super) fn requests_ahead(&self, key: &TaskKey) -> usize {
         let Some((_, number)) = self.positions.get(key) else { return 0 };
         self.by_size.values().map(|of_size| of_size.range(..number).count()).sum()

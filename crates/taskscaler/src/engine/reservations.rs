@@ -1,11 +1,11 @@
-//! Reservations: slots that are reserved for job requests before a job has arrived.
+//! Slots that are reserved for job requests before a job has arrived.
 //!
-//! With two idle slots and a full queue at the coordinator, reservations of free slots would start only two jobs at a time.
-//! While job requests immediately return jobs, slots of instances that boot or can be created now are therefore reserved ahead.
-//! At most as many slots are reserved ahead as consecutive requests immediately returned a job. After an answer without a job,
-//! or after [`HELD_AFTER`] without any answer, the reservations ahead are revoked.
+//! While job requests immediately return jobs, slots are also reserved *ahead*, on instances that boot or can be
+//! created. Otherwise, two idle slots would start only two jobs at a time. At most as many slots are reserved ahead as
+//! consecutive requests immediately returned a job. After an answer without a job, or after [`HELD_AFTER`] without any
+//! answer, these reservations are revoked.
 //!
-//! A reservation creates no instance. Instances are created for jobs that have arrived.
+//! A reservation creates no instance.
 
 use std::collections::HashSet;
 
@@ -13,21 +13,17 @@ use super::queue::Queue;
 use crate::time::{HELD_AFTER, Now, Time};
 use crate::types::TaskKey;
 
-/// All reservations, including those of jobs that wait for a slot, and the recent answers to job requests.
+/// Reservations, including those of queued jobs, and the recent answers to job requests.
 #[derive(Debug, Default)]
 pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
-    /// Number of jobs that requests immediately returned since the last answer without a job.
+    /// Number of immediately returned jobs since the last answer without a job.
     immediate_jobs: u64,
-    /// Time from which [`HELD_AFTER`] is counted.
-    ///
-    /// This is the time of the last answer. If a request was sent later while no other was open, it is the time of that request's reservation.
+    /// Time of the last answer, or of the first reservation after it if no other request was open then.
     last_answer: Time,
     /// Whether reservations may exceed the free slots.
-    is_ahead: bool,
-    /// Time of the last refused attempt to reserve a slot. A job may be waiting at the coordinator.
-    ///
-    /// Reset to `None` when a slot that is not free can be reserved.
+    may_exceed_free: bool,
+    /// Time of the last refused reservation. `None` after a slot that is not free could be reserved.
     last_refusal: Option<Time>,
 }
 
@@ -40,7 +36,6 @@ impl Reservations {
         self.keys.len() as u64
     }
 
-    /// Adds a reservation for a job request that has no answer yet.
     pub(super) fn add_for_request(&mut self, now: Now, key: TaskKey, queue: &Queue) {
         if self.unused(queue) == 0 {
             self.last_answer = now.at;
@@ -48,7 +43,6 @@ impl Reservations {
         self.keys.insert(key);
     }
 
-    /// Adds a reservation for a job that has arrived.
     pub(super) fn add(&mut self, key: TaskKey) {
         self.keys.insert(key);
     }
@@ -57,13 +51,12 @@ impl Reservations {
         self.keys.remove(key);
     }
 
-    /// Records an answer to a job request, and whether it returned a job immediately.
     pub(super) fn record_answer(&mut self, now: Now, is_immediate_job: bool) {
         self.immediate_jobs = if is_immediate_job { self.immediate_jobs.saturating_add(1) } else { 0 };
         self.last_answer = now.at;
     }
 
-    /// Records when an attempt to reserve a slot that is not free was refused. `None` means that the attempt succeeded.
+    /// `None` means that a slot that is not free could be reserved.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }
@@ -77,48 +70,45 @@ impl Reservations {
         self.len().saturating_sub(queue.len() as u64)
     }
 
-    /// Number of unused reservations that exceed the free slots.
+    /// Number of unused reservations beyond the free slots.
     fn ahead(&self, queue: &Queue, free_slots: u64) -> u64 {
         self.unused(queue).saturating_sub(free_slots)
     }
 
-    /// Whether slots are reserved ahead of free ones because requests immediately return jobs.
     pub(super) fn are_ahead(&self, queue: &Queue, free_slots: u64) -> bool {
-        self.is_ahead && self.ahead(queue, free_slots) > 0
+        self.may_exceed_free && self.ahead(queue, free_slots) > 0
     }
 
-    /// Whether requests were unanswered for [`HELD_AFTER`], which means that no job waits at the coordinator.
-    fn is_held(&self, now: Now, queue: &Queue) -> bool {
+    /// Whether no request was answered for [`HELD_AFTER`], which means that no job waits at the coordinator.
+    fn requests_are_held(&self, now: Now, queue: &Queue) -> bool {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }
 
-    /// Returns the maximum number of reservations ahead of free slots. The slots that instances can provide may limit it further.
+    /// Ignores how many slots instances can provide.
     pub(super) fn max_ahead(&self, now: Now, queue: &Queue) -> u64 {
-        if self.is_held(now, queue) { 0 } else { self.immediate_jobs }
+        if self.requests_are_held(now, queue) { 0 } else { self.immediate_jobs }
     }
 
-    /// Whether one more slot may be reserved ahead of free ones, if at most `max_ahead` may be.
     pub(super) fn may_reserve_ahead(&mut self, queue: &Queue, free_slots: u64, max_ahead: u64) -> bool {
         let is_allowed = self.ahead(queue, free_slots) < max_ahead;
-        self.is_ahead |= is_allowed;
+        self.may_exceed_free |= is_allowed;
         is_allowed
     }
 
-    /// Returns whether [`Self::too_far_ahead`] must be called. Stops reserving ahead if requests are held.
-    pub(super) fn check_ahead(&mut self, now: Now, queue: &Queue) -> bool {
-        if self.is_ahead && self.is_held(now, queue) {
+    /// Stops reserving ahead if the coordinator holds the requests. Returns [`Self::may_exceed_free`].
+    pub(super) fn stop_ahead_if_held(&mut self, now: Now, queue: &Queue) -> bool {
+        if self.may_exceed_free && self.requests_are_held(now, queue) {
             self.immediate_jobs = 0;
         }
-        self.is_ahead
+        self.may_exceed_free
     }
 
-    /// Number of reservations to revoke because more than `max_ahead` are ahead of free slots.
-    pub(super) fn too_far_ahead(&mut self, queue: &Queue, free_slots: u64, max_ahead: u64) -> u64 {
-        self.is_ahead = max_ahead > 0;
+    pub(super) fn count_to_revoke(&mut self, queue: &Queue, free_slots: u64, max_ahead: u64) -> u64 {
+        self.may_exceed_free = max_ahead > 0;
         self.ahead(queue, free_slots).saturating_sub(max_ahead)
     }
 
-    /// Removes and returns up to `count` reservations for which no job has arrived.
+    /// Removes up to `count` reservations for which no job has arrived.
     pub(super) fn revoke(&mut self, queue: &Queue, count: u64) -> Vec<TaskKey> {
         if count == 0 {
             return Vec::new();
@@ -132,9 +122,9 @@ impl Reservations {
         keys
     }
 
-    /// Returns the time from which unanswered requests count as held. `None` if no slot can be reserved ahead.
+    /// When unanswered requests will count as held. `None` if no slot can be reserved ahead.
     pub(super) fn next_wake(&self, now: Now, queue: &Queue) -> Option<Time> {
-        let waits = self.is_ahead && self.unused(queue) > 0;
+        let waits = self.may_exceed_free && self.unused(queue) > 0;
         waits.then_some(self.last_answer + HELD_AFTER).filter(|at| *at > now.at)
     }
 }

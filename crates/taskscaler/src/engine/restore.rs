@@ -1,4 +1,4 @@
-//! Restores an engine from the rows of the ledger, and returns the current values of rows.
+//! Restores an engine from the rows of the ledger.
 
 use muster_fleeting::model::InstanceId;
 
@@ -8,7 +8,6 @@ use crate::ledger::{Intent, Row, RowKey};
 use crate::time::Now;
 use crate::types::{GroupId, RemovalReason};
 
-/// Keys of rows that were not restored unchanged.
 #[derive(Debug, Default)]
 struct Findings {
     /// Keys of unusable rows, see [`Engine::restore`].
@@ -20,14 +19,14 @@ struct Findings {
 impl Engine {
     /// Restores an engine from stored rows.
     ///
-    /// Also returns the keys of unusable rows: their group is not configured, or their value does not fit the key.
-    /// The instances of such rows are ignored.
+    /// Also returns the keys of unusable rows, which are ignored: their group is not configured, or their value does
+    /// not fit the key.
     ///
-    /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed ([`Self::claim`])
-    /// until [`crate::event::Event::ClaimsComplete`].
+    /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed
+    /// ([`Self::claim`]) until [`crate::event::Event::ClaimsComplete`].
     ///
-    /// If the only configured group has no explicit name, it is named after the runner. Rows of a single other group then
-    /// belong to it, because the runner was renamed.
+    /// If the only configured group has no explicit name, it is named after the runner. Rows of a single other group
+    /// then belong to it, because the runner was renamed.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
@@ -51,15 +50,14 @@ impl Engine {
             }
         }
         let Findings { unknown, outdated } = findings;
-        // The rows are as stored, except for those that were found outdated.
         engine.inventory.outbox.take_dirty();
         engine.inventory.outbox.mark_dirty(outdated);
         (engine, unknown)
     }
 
-    /// Returns the new name of the only group if the runner was renamed: all rows of groups have one other name.
+    /// New name of the only group, if the runner was renamed and all rows have another name.
     ///
-    /// `None` if the configuration names the group explicitly. A different name then means a new group.
+    /// `None` if the configuration names the group explicitly, because a different name then means a new group.
     fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };
@@ -71,7 +69,6 @@ impl Engine {
         (first != only.config.name && names.all(|name| name == first)).then(|| only.config.name.clone())
     }
 
-    /// Restores a row that belongs to no group.
     fn restore_common_row(&mut self, key: RowKey, row: Row, findings: &mut Findings) {
         match (key, row) {
             (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots }) => {
@@ -85,7 +82,6 @@ impl Engine {
         }
     }
 
-    /// Restores a row of a group.
     fn restore_group_row(&mut self, now: Now, id: GroupId, key: RowKey, row: &Row, findings: &mut Findings) {
         let Some(group) = self.inventory.groups.get_mut(id) else { return };
         match (key, row) {
@@ -125,14 +121,12 @@ impl Engine {
         self.leases.restore(pool, now.at, index);
         if *intent == Intent::Suspend {
             let removal = self.suspensions.restore(&mut self.inventory, now, index);
-            // An environment is resumed only if each instance runs a single job. If the new configuration lets jobs share
-            // instances, the environment can never be resumed, so its instance is deleted.
+            // If the new configuration lets jobs share instances, the environment can never be resumed.
             let removal = removal.or_else(|| (!self.is_single_job()).then_some(RemovalReason::Expired));
             self.delete_if(now, index, removal);
         }
     }
 
-    /// Returns the current value of a row. `None` if the row no longer exists.
     pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
         match key {
             RowKey::Instance { .. }

@@ -6,11 +6,9 @@
 //!    \--failed-----> Unconfirmed -----------/
 //! ```
 //!
-//! If both deadlines of an accepted request pass before the next list, it is written off without being overdue first.
-//!
-//! A failed call may have created instances anyway, and an accepted one may create them late. An instance that appears is
-//! therefore matched to the likeliest request, and counts as managed even after that request was written off. Only a list that
-//! was requested after a deadline proves that an instance did not appear before the deadline.
+//! A failed call may have created instances anyway, and an accepted call may create them late. An instance that appears
+//! is therefore matched to the likeliest request, even one that was written off. Only a list that was requested after a
+//! deadline proves that an instance did not appear before the deadline.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,37 +17,32 @@ use super::instance::time_at;
 use crate::ledger::Row;
 use crate::time::{Now, Time};
 
-/// Time in which the instances of a failed request may still appear. They count towards the limits until then.
+/// Time in which the instances of a failed request count towards the limits.
 const UNCONFIRMED_WINDOW: Duration = Duration::from_secs(60);
-/// Time in which an instance is still matched to a failed request that was written off.
+/// Time in which a failed, written-off request is matched.
 const LATE_MATCH_AFTER_FAILURE: Duration = Duration::from_secs(1800);
-/// Time in which an instance is still matched to an accepted request that was written off.
+/// Time in which an accepted, written-off request is matched.
 const LATE_MATCH_AFTER_ACCEPT: Duration = Duration::from_secs(24 * 3600);
-/// A requested instance is overdue after the time of the slowest recent creation, multiplied by this factor.
+/// Multiple of the slowest recent creation time.
 const OVERDUE_FACTOR: u32 = 4;
-/// Minimum time until a requested instance is overdue, because creation times vary.
 const MIN_OVERDUE: Duration = Duration::from_secs(15);
-/// Minimum number of observed creations before their times are used.
 const MIN_LATENCY_SAMPLES: usize = 8;
-/// Maximum number of remembered creation times. The slowest of 64 is about the 99th percentile.
+/// The slowest of 64 is about the 99th percentile.
 const MAX_LATENCY_SAMPLES: usize = 64;
 
-/// A request for instances that was sent to the provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ScaleUpRequest {
     call: u64,
     pub(super) requested_at: Time,
     requested_unix: i64,
-    /// Time when this process added the request. Later than `requested_at` if it was restored from the ledger.
+    /// Later than `requested_at` if the request was restored from the ledger.
     added_at: Now,
-    /// Number of requested instances.
     pub(super) requested: u32,
     /// Number of instances that may still appear.
     outstanding: u32,
     state: RequestState,
 }
 
-/// State of a scale-up request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RequestState {
     /// The provider has not answered.
@@ -61,8 +54,8 @@ enum RequestState {
         /// Time until which instances that have not appeared count towards the limits.
         counts_until: Time,
     },
-    /// Some instances did not appear in time. They may still appear, but replacements may be requested within the group's
-    /// limits.
+    /// Some instances did not appear in time. They may still appear, but replacements may be requested within the
+    /// group's limits.
     Overdue {
         /// Time until which the instances count towards the limits.
         until: Time,
@@ -72,7 +65,7 @@ enum RequestState {
         /// Time until which the instances count towards the limits.
         until: Time,
     },
-    /// The instances no longer count towards the limits. An instance that appears anyway is still managed.
+    /// The instances no longer count towards the limits. An instance that appears anyway is managed.
     WrittenOff {
         /// Time at which the request is forgotten.
         until: Time,
@@ -80,7 +73,6 @@ enum RequestState {
 }
 
 impl RequestState {
-    /// Returns the state of a request from the ledger.
     fn restored(now: Now, accepted: bool, written_off_until: Option<i64>, create_timeout: Duration) -> Self {
         if let Some(until) = written_off_until {
             let remaining_s = u64::try_from(until.saturating_sub(now.unix)).unwrap_or(0);
@@ -95,23 +87,20 @@ impl RequestState {
 }
 
 impl ScaleUpRequest {
-    /// Whether this process sent the request, so that the time since `requested_at` is exact.
     pub(super) fn timing_is_valid(&self) -> bool {
         self.added_at.at == self.requested_at
     }
 
-    /// Returns the wall-clock time of a later moment, in seconds since 1970.
+    /// Converts `at`, which must not be before `added_at`, to seconds since 1970.
     fn unix(&self, at: Time) -> i64 {
         self.added_at.unix.saturating_add_unsigned(at.since(self.added_at.at).as_secs())
     }
 
-    /// Whether instances may still appear or the provider has yet to answer.
     fn is_open(&self) -> bool {
         self.outstanding > 0 || self.state == RequestState::Sent
     }
 }
 
-/// The request that an instance was matched to.
 #[derive(Debug)]
 pub(super) struct MatchedRequest {
     /// The request after the match.
@@ -122,7 +111,6 @@ pub(super) struct MatchedRequest {
     pub(super) changed: Vec<u64>,
 }
 
-/// Requests whose deadlines have passed.
 #[derive(Debug, Default)]
 pub(super) struct Expired {
     /// Number of accepted instances that did not appear in time.
@@ -133,7 +121,6 @@ pub(super) struct Expired {
     pub(super) changed: Vec<u64>,
 }
 
-/// Time from the request to the first listing of recently created instances.
 #[derive(Debug, Default)]
 struct CreationLatencies(VecDeque<Duration>);
 
@@ -145,14 +132,13 @@ impl CreationLatencies {
         self.0.push_back(duration);
     }
 
-    /// Returns the time after which an instance is overdue: at most `max`, and `max` if there are too few samples.
+    /// At most `max`, and `max` if there are too few samples.
     fn overdue_after(&self, max: Duration) -> Duration {
         let slowest = self.0.iter().max().filter(|_| self.0.len() >= MIN_LATENCY_SAMPLES);
         slowest.map_or(max, |slowest| (*slowest * OVERDUE_FACTOR).max(MIN_OVERDUE).min(max))
     }
 }
 
-/// All open scale-up requests of a group, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct ScaleUpRequests {
     all: VecDeque<ScaleUpRequest>,
@@ -160,7 +146,6 @@ pub(super) struct ScaleUpRequests {
 }
 
 impl ScaleUpRequests {
-    /// Adds a request that is about to be sent.
     pub(super) fn send(&mut self, now: Now, call: u64, requested: u32) {
         self.all.push_back(ScaleUpRequest {
             call,
@@ -173,7 +158,7 @@ impl ScaleUpRequests {
         });
     }
 
-    /// Adds a request from the ledger. Ignores rows of other kinds.
+    /// Ignores rows of other kinds.
     pub(super) fn restore(&mut self, now: Now, call: u64, row: &Row, create_timeout: Duration) {
         let Row::ScaleUp { requested, outstanding, requested_at, accepted, written_off_until } = *row else { return };
         self.all.push_back(ScaleUpRequest {
@@ -187,7 +172,6 @@ impl ScaleUpRequests {
         });
     }
 
-    /// Returns the ledger row of a request. `None` if the request is complete or unknown.
     pub(super) fn row(&self, call: u64) -> Option<Row> {
         let request = self.all.iter().find(|request| request.call == call && request.is_open())?;
         Some(Row::ScaleUp {
@@ -212,7 +196,7 @@ impl ScaleUpRequests {
         self.outstanding(|state| !matches!(state, RequestState::WrittenOff { .. }))
     }
 
-    /// Number of instances that may appear although their creation failed or is overdue.
+    /// Number of instances whose creation failed or is overdue.
     pub(super) fn unconfirmed(&self) -> u32 {
         self.may_appear() - self.expected()
     }
@@ -221,12 +205,11 @@ impl ScaleUpRequests {
         self.all.iter().filter(|request| is_counted(&request.state)).map(|request| request.outstanding).sum()
     }
 
-    /// Whether the provider has yet to answer a request.
     pub(super) fn has_unanswered(&self) -> bool {
         self.all.iter().any(|request| request.state == RequestState::Sent)
     }
 
-    /// Returns when the oldest and the youngest request that still awaits an instance were sent.
+    /// Times of the oldest and the youngest request that awaits an instance.
     pub(super) fn pending_since(&self) -> Option<(Time, Time)> {
         let is_awaited = |state: &RequestState| {
             matches!(state, RequestState::Sent | RequestState::Accepted { .. } | RequestState::Overdue { .. })
@@ -238,7 +221,7 @@ impl ScaleUpRequests {
         Some((first, times.next_back().unwrap_or(first)))
     }
 
-    /// Matches an instance that has appeared to the likeliest request. Returns `None` if no instance is outstanding.
+    /// Matches a new instance to the likeliest request. `None` if no instance is outstanding.
     pub(super) fn match_instance(&mut self, at: Time) -> Option<MatchedRequest> {
         let rank = |state: &RequestState| match state {
             RequestState::Accepted { .. } => 0,
@@ -255,8 +238,8 @@ impl ScaleUpRequests {
         if request.timing_is_valid() {
             self.latencies.learn(at.since(request.requested_at));
         }
-        // The instance may belong to another request. The instance of the matched request will then be matched to that other
-        // request. All requests are therefore kept until it should have appeared.
+        // The instance may belong to another request, whose number would then be used by the matched request's
+        // instance. All requests are therefore kept until that instance should have appeared.
         let keep_until = match request.state {
             RequestState::Accepted { counts_until, .. } => counts_until,
             _ => at + UNCONFIRMED_WINDOW,
@@ -277,7 +260,7 @@ impl ScaleUpRequests {
         Some(MatchedRequest { request, is_late, changed })
     }
 
-    /// Records the provider's answer: the accepted number, or `None` if the call failed.
+    /// Records the number of accepted instances. `accepted` is `None` if the call failed.
     ///
     /// Returns the number of requested instances. `None` if the request is unknown or was already answered.
     pub(super) fn answer(
@@ -306,7 +289,7 @@ impl ScaleUpRequests {
         self.all.retain(ScaleUpRequest::is_open);
     }
 
-    /// Advances the requests whose deadlines have passed. `listed` is when the newest applied list was requested.
+    /// Advances the requests whose deadlines have passed. `listed` is the start time of the newest applied list.
     ///
     /// Returns `None` if no deadline has passed.
     pub(super) fn expire(&mut self, at: Time, listed: Time, create_timeout: Duration) -> Option<Expired> {
@@ -361,7 +344,6 @@ impl ScaleUpRequests {
         })
     }
 
-    /// Returns the first deadline of a request.
     pub(super) fn next_expiry(&self) -> Option<Time> {
         (self.all.iter())
             .filter_map(|request| match request.state {

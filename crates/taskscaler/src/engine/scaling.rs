@@ -1,4 +1,4 @@
-//! Scaling: requests additional instances and deletes surplus ones.
+//! Requests additional instances and deletes surplus ones.
 
 use super::idle_plan::Load;
 use super::instance::{Instance, InstancePhase};
@@ -10,11 +10,9 @@ use crate::formula::{self, Inputs};
 use crate::time::{Now, Time, milliseconds};
 use crate::types::{GroupId, RemovalReason};
 
-/// Maximum number of idle instances of a group that are considered after one event.
 const MAX_CANDIDATES: usize = 1000;
 
 impl Engine {
-    /// Requests additional instances and deletes surplus ones.
     pub(super) fn scale(&mut self, now: Now) {
         for group in self.inventory.groups.ids() {
             self.inventory.expire_requests(now, &self.config, group);
@@ -23,7 +21,7 @@ impl Engine {
             self.blocked_groups.clear();
             self.desired_change = 0;
             if self.plan.is_draining() {
-                // A drained manager keeps no idle instances, so the instances of the last jobs are deleted, too.
+                // A drained manager also deletes the instances of the last jobs.
                 self.scale_down(now);
             }
             self.delete_on_shutdown(now);
@@ -47,7 +45,6 @@ impl Engine {
         }
     }
 
-    /// Returns the inputs of the scaling formula.
     pub(super) fn inputs(&self, now: Now) -> Inputs {
         let (totals, target) = (self.inventory.pool.totals(), self.plan.target());
         let (capacity, usable) = (self.config.capacity.get(), self.config.slots_per_new_instance());
@@ -71,9 +68,7 @@ impl Engine {
         }
     }
 
-    /// Number of slots that are free or on a held instance, but that no queued request can use.
-    ///
-    /// Requests are assigned before this is called, so a request that is still queued does not fit any free slot (I5).
+    /// Free or held slots in which no queued request fits (I5).
     fn unusable_free_slots(&self) -> u64 {
         if self.queue.is_empty() {
             return 0;
@@ -81,7 +76,6 @@ impl Engine {
         self.inventory.pool.totals().free + self.hold.free_slots(&self.inventory.pool)
     }
 
-    /// Records the current load for the forecast.
     pub(super) fn record_load(&mut self, now: Now) {
         if !self.plan.has_forecast() {
             return;
@@ -99,7 +93,6 @@ impl Engine {
         self.inventory.outbox.mark_dirty(changed);
     }
 
-    /// Requests the needed instances. Records in the history why some cannot be requested, whenever the reasons change.
     fn scale_up(&mut self, now: Now, missing: u64, inputs: Inputs) {
         let limits = self.scale_up_limits();
         let missing = self.inventory.request_instances(now, missing, inputs, limits);
@@ -120,8 +113,7 @@ impl Engine {
 
     /// Revokes reservations for which no slot is free or expected anymore.
     ///
-    /// With a preemptive policy, also revokes those that keep instances beyond the policy's idle time, and those that are too far
-    /// ahead of free slots.
+    /// With a preemptive policy, also those that keep instances beyond the policy's idle time or are too far ahead.
     fn revoke_reservations(&mut self, now: Now) {
         if self.reservations.unused(&self.queue) == 0 {
             return;
@@ -136,7 +128,6 @@ impl Engine {
         }
     }
 
-    /// Number of reservations that are the only reason to keep instances beyond the policy's idle time.
     fn reservations_beyond_idle_time(&self, now: Now) -> u64 {
         let inputs = self.inputs(now);
         let retained_anyway = formula::idle_target(&inputs).max(inputs.unusable).max(inputs.retained_idle);
@@ -155,23 +146,21 @@ impl Engine {
     }
 
     fn reservations_too_far_ahead(&mut self, now: Now) -> u64 {
-        if !self.reservations.check_ahead(now, &self.queue) {
+        if !self.reservations.stop_ahead_if_held(now, &self.queue) {
             return 0;
         }
         let max_ahead = self.max_ahead(now);
-        self.reservations.too_far_ahead(&self.queue, self.inventory.pool.totals().free, max_ahead)
+        self.reservations.count_to_revoke(&self.queue, self.inventory.pool.totals().free, max_ahead)
     }
 
-    /// Deletes surplus instances that have been idle for the policy's idle time.
-    ///
-    /// Starts with the last groups in the order of use, and within a group with the instance that has been idle for the longest time.
+    /// Starts with the last group in selection order, and within a group with the longest idle instance.
     fn scale_down(&mut self, now: Now) {
         let mut surplus = formula::surplus(&self.inputs(now));
         if surplus == 0 {
             return;
         }
         let idle_time = self.plan.target().idle_time;
-        for group in self.inventory.groups.in_order().into_iter().rev() {
+        for group in self.inventory.groups.ids_in_selection_order().into_iter().rev() {
             for (since, index) in self.inventory.pool.idle(group, now.at, idle_time, MAX_CANDIDATES) {
                 let slots = self.inventory.pool.offered_slots(index);
                 if slots > surplus {
@@ -184,9 +173,6 @@ impl Engine {
         }
     }
 
-    /// Returns when the next surplus instance has been idle for the policy's idle time.
-    ///
-    /// Reservations that would keep the instance longer are revoked at that time.
     pub(super) fn idle_wake(&self, now: Now) -> Option<Time> {
         if self.is_stopping || formula::surplus(&Inputs { reserved: 0, ..self.inputs(now) }) == 0 {
             return None;
@@ -196,16 +182,14 @@ impl Engine {
         groups.filter_map(|group| self.inventory.pool.next_idle(group, now.at, idle_time)).min()
     }
 
-    /// Deletes idle instances above a group's maximum.
-    ///
-    /// A provider may have created more instances than it accepted, or created them late.
+    /// The provider may have created instances late or unrequested.
     fn delete_above_max_instances(&mut self, now: Now) {
         for id in self.inventory.groups.ids() {
             let Some(max) = self.inventory.groups.get(id).and_then(super::group::GroupState::max_instances) else {
                 continue;
             };
             let pool = &self.inventory.pool;
-            let count = pool.count(id) - pool.deleting(id) as usize;
+            let count = pool.count(id) - pool.deleting_count(id) as usize;
             for _ in max as usize..count {
                 let idle: Option<(Time, Index)> = self.inventory.pool.longest_idle(id);
                 let Some((_, index)) = idle else { break };
@@ -214,12 +198,12 @@ impl Engine {
         }
     }
 
-    /// Deletes idle instances while the total cost exceeds the limit, for example after prices rose.
+    /// For example after a price increase.
     ///
-    /// Starts with the last group in the order of use, and skips groups without a price.
+    /// Starts with the last group in selection order. Skips groups without a price.
     fn delete_above_max_cost(&mut self, now: Now) {
         let Some(max) = self.config.max_cost_per_hour else { return };
-        for group in self.inventory.groups.in_order().into_iter().rev() {
+        for group in self.inventory.groups.ids_in_selection_order().into_iter().rev() {
             let has_price = self.inventory.groups.price(group) > 0.0;
             while has_price && self.inventory.cost_per_hour() - self.inventory.deleting_cost_per_hour() > max + 1e-9 {
                 let Some((_, index)) = self.inventory.pool.longest_idle(group) else { break };
@@ -228,7 +212,6 @@ impl Engine {
         }
     }
 
-    /// Starts to shut down: from now on, no instance is created and no slot is assigned.
     pub(super) fn stop(&mut self, now: Now) {
         self.is_stopping = true;
         for key in self.suspensions.waiting_jobs() {
@@ -247,8 +230,6 @@ impl Engine {
         }
     }
 
-    /// If `delete_on_shutdown` is set, deletes all instances without jobs, including those that appear during the shutdown.
-    ///
     /// Cordoned instances are kept unless `deletes_cordoned` is set.
     pub(super) fn delete_on_shutdown(&mut self, now: Now) {
         if !self.config.delete_on_shutdown {

@@ -1,4 +1,4 @@
-//! Status of the engine, for `muster fleet status`, metrics, and the reason why a job waits.
+//! Status of the engine.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub struct SlotCounts {
     pub unavailable: u64,
 }
 
-/// Totals for metrics. Maintained incrementally.
+/// Totals for metrics.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Totals {
     /// Instances by the states of `fleeting_provisioner_instances`.
@@ -38,7 +38,7 @@ pub struct Totals {
     pub max: Option<u64>,
     /// Number of instances to create (positive) or to delete (negative).
     pub desired_change: i64,
-    /// Cost per hour of all instances that exist or may appear, as far as prices are known.
+    /// Cost per hour of all instances that exist or may appear. Unknown prices count as 0.
     pub cost_per_hour: f64,
     /// Number of unmanaged instances.
     pub unmanaged: u64,
@@ -53,11 +53,11 @@ pub struct ScalerStatus {
     pub desired_change: i64,
     /// Target number of idle slots.
     pub idle_target: u64,
-    /// Number of the active policy, counted from 1. `None` means the default.
+    /// Number of the active policy, counted from 1. `None` means that no policy is active.
     pub policy: Option<usize>,
-    /// Cost per hour of all instances that exist or may appear, as far as prices are known.
+    /// Cost per hour of all instances that exist or may appear. Unknown prices count as 0.
     pub cost_per_hour: f64,
-    /// Reasons why additional instances cannot be created, for each group.
+    /// Reasons why groups cannot create needed instances.
     pub scale_up_blocked: Vec<String>,
     /// Queued requests, the oldest first.
     #[serde(default)]
@@ -100,13 +100,13 @@ pub struct GroupStatus {
     pub requested: u32,
     /// Number of [`Self::requested`] instances that are overdue, or whose request failed.
     ///
-    /// In a report that was read from the ledger: instances whose request failed or was not answered.
+    /// In a report from the ledger: instances whose request failed or was not answered.
     pub unconfirmed: u32,
     /// Consecutive creations that failed or whose instance did not become ready.
     pub failures: u32,
     /// Error of the last of these failures.
     pub error: Option<String>,
-    /// Consecutive failed lists. If not 0, the status of the group's instances may be outdated.
+    /// Consecutive failed lists. If not 0, the status of the instances may be outdated.
     #[serde(default)]
     pub list_failures: u32,
     /// Error of the last failed list.
@@ -159,18 +159,15 @@ pub struct InstanceStatus {
     pub id: String,
     /// Name of its group.
     pub group: String,
-    /// State of the instance, as operators see it.
-    ///
-    /// `booting`, `preparing`, `ready`, `suspending`, `suspended` or `resuming` (with an environment for a later job),
-    /// `cordoned` (by an operator), `draining` (deleted after its last job), or `deleting`.
+    /// `booting`, `preparing`, `ready`, `suspending`, `suspended`, `resuming`, `cordoned`, `draining` or `deleting`.
     pub state: String,
     /// Reason for the deletion, the operator who cordoned the instance, or the suspended environment.
     pub reason: Option<String>,
-    /// Time in this state, in milliseconds. In a report that was read from the ledger: [`Self::age_ms`].
+    /// Time in this state, in milliseconds. In a report from the ledger: [`Self::age_ms`].
     pub state_age_ms: u64,
     /// Time since the instance was first seen, in milliseconds.
     pub age_ms: u64,
-    /// Number of jobs that were ever assigned to the instance, including running ones.
+    /// Number of jobs so far, including running ones.
     pub job_count: u32,
     /// Consecutive failed health checks.
     pub failures: u32,
@@ -226,7 +223,7 @@ pub struct WaitReason {
     pub booting: u64,
     /// Estimated time until the next instance is ready, in milliseconds. `None` means unknown.
     pub next_ready_in_ms: Option<u64>,
-    /// Reasons why no more instances can be created, for each group.
+    /// Reasons why groups cannot create needed instances.
     pub scale_up_blocked: Vec<String>,
 }
 
@@ -236,7 +233,7 @@ impl Totals {
         let requested = groups().map(|group| u64::from(group.requests.may_appear())).sum();
         let states = inventory.pool.states();
         let mut by_state: Vec<(&'static str, u64)> = states.provisioner().collect();
-        // Muster sends requests immediately, so none is ever in the state `requested`.
+        // Muster sends requests immediately, so no instance is ever in the state `requested`.
         by_state.extend([("requested", 0), ("pending", requested)]);
         Self {
             by_state,
@@ -249,7 +246,6 @@ impl Totals {
     }
 }
 
-/// Parts of the engine that the status describes.
 #[derive(Debug)]
 pub(super) struct StatusView<'a> {
     pub(super) now: Now,
@@ -259,7 +255,7 @@ pub(super) struct StatusView<'a> {
 }
 
 impl StatusView<'_> {
-    /// Returns the reason why a request waits, or `None` if the key is not queued.
+    /// `None` if the key is not queued.
     pub(super) fn wait_reason(&self, key: &TaskKey) -> Option<WaitReason> {
         let request = self.queue.get(key)?;
         Some(WaitReason {
@@ -271,7 +267,6 @@ impl StatusView<'_> {
         })
     }
 
-    /// Returns the queued requests, the oldest first.
     pub(super) fn waiting(&self) -> Vec<WaitingStatus> {
         let requests = self.queue.iter().enumerate();
         requests
@@ -283,9 +278,7 @@ impl StatusView<'_> {
             .collect()
     }
 
-    /// Returns the estimated time until the next instance is ready, in milliseconds.
-    ///
-    /// `None` if no instance is expected, or if no boot or preparation was observed yet.
+    /// In milliseconds. `None` if no instance is expected, or if no boot or preparation was observed yet.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
         let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();
@@ -304,7 +297,6 @@ impl StatusView<'_> {
         requested.chain(starting).min().map(|at| milliseconds(at.since(self.now.at)))
     }
 
-    /// Returns why additional instances cannot be created, for each group.
     pub(super) fn block_messages(&self) -> Vec<String> {
         let blocked = self.blocked_groups.iter().map(|(id, block)| {
             let mut block = block.clone();
@@ -317,12 +309,10 @@ impl StatusView<'_> {
         blocked.into_iter().map(|(group, block)| format!("group {group}: {block}")).collect()
     }
 
-    /// Returns the status of each group, in the order of the configuration.
     pub(super) fn groups(&self) -> Vec<GroupStatus> {
         self.inventory.groups.iter().map(|(id, group)| GroupStatus::new(group, self.inventory.pool.count(id))).collect()
     }
 
-    /// Returns the status of each instance, the oldest first.
     pub(super) fn instances(&self) -> Vec<InstanceStatus> {
         let mut instances: Vec<&Instance> = self.inventory.pool.iter().map(|(_, instance)| instance).collect();
         instances.sort_by_key(|instance| instance.sequence);
@@ -331,7 +321,6 @@ impl StatusView<'_> {
     }
 }
 
-/// Returns the environment of a suspended instance and its remaining time.
 fn suspended_reason(instance: &Instance, remaining: Duration) -> String {
     let name = instance.saved_environment.as_ref().map_or("", |environment| environment.name.as_str());
     format!("environment of {name}, expires in {} s", remaining.as_secs())

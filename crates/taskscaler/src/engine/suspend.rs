@@ -8,12 +8,12 @@
 //!                                                                                       ready: assigned to the job </
 //! ```
 //!
-//! A suspend or resume call is repeated until a list reports its effect. If a job requests the environment before the suspend
-//! call was made, the instance is prepared directly.
+//! A suspend or resume call is repeated until a list reports its effect. If a job requests the environment before the
+//! suspend call was made, the instance is prepared directly.
 //!
-//! An environment without a waiting job expires. A waiting job gets the environment or an error within [`RESUME_TIMEOUT`].
-//! An environment that was assigned to a job is removed from the ledger. If the manager is killed before it has notified the
-//! job, the environment is lost, because the job may have used it.
+//! An environment without a waiting job expires. A waiting job gets the environment or an error within
+//! [`RESUME_TIMEOUT`]. An environment that was assigned to a job is removed from the ledger, because the job may have
+//! used it.
 
 mod state;
 
@@ -33,36 +33,33 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, RemovalReason, TaskKey};
 
-/// Time after which a suspend call without effect is repeated.
 const SUSPEND_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// Time after which a resume call without effect is repeated. Short, because a job is waiting.
+/// Short, because a job is waiting.
 const RESUME_RETRY_DELAY: Duration = Duration::from_secs(15);
 
-/// Conditions under which an instance can be suspended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SuspendConditions {
-    /// Whether all instances are deleted because the engine stops.
     pub(super) deletes_all: bool,
     pub(super) max_cost_per_hour: Option<f64>,
 }
 
-/// Result of a preparation, for the job that waits for the environment.
 #[derive(Debug)]
+/// Result of a preparation.
 pub(super) enum Resumed {
-    /// The instance is not being resumed, or no job waits for it any longer.
+    /// The instance is not being resumed, or no job waits for it.
     NoWaiter,
     /// The instance must be deleted.
     Failed(RemovalReason),
-    /// The instance is ready for this job, which has waited for this long.
-    Ready { key: TaskKey, waited: Duration },
+    Ready {
+        key: TaskKey,
+        waited: Duration,
+    },
 }
 
-/// Suspended instances, and the jobs that wait for them.
-///
-/// If a method returns a [`RemovalReason`], the caller must delete the instance for this reason.
+/// If a method returns a [`RemovalReason`], the caller must delete the instance.
 #[derive(Debug)]
 pub(super) struct Suspensions {
-    /// For each job that waits for an environment, the instance of the environment.
+    /// Instance for which each job waits.
     waiters: HashMap<TaskKey, Index>,
     /// Maximum time that an environment is kept.
     ttl: Duration,
@@ -73,17 +70,15 @@ impl Suspensions {
         Self { waiters: HashMap::new(), ttl }
     }
 
-    /// Whether a job waits for an environment.
     pub(super) fn has_waiters(&self) -> bool {
         !self.waiters.is_empty()
     }
 
-    /// Returns the jobs that wait for an environment.
     pub(super) fn waiting_jobs(&self) -> Vec<TaskKey> {
         self.waiters.keys().cloned().collect()
     }
 
-    /// Suspends an instance without a job, with its environment. `listed` is its state at the provider, if known.
+    /// `listed` is the state of the instance at the provider, if known.
     #[must_use]
     pub(super) fn begin(
         &mut self,
@@ -106,7 +101,6 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Restores a suspended instance from the ledger.
     #[must_use]
     pub(super) fn restore(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let removal = self.begin(inventory, now, index, None);
@@ -115,9 +109,8 @@ impl Suspensions {
         removal
     }
 
-    /// Adds a job that waits for the environment of an instance.
     #[must_use]
-    pub(super) fn request(
+    pub(super) fn add_waiter(
         &mut self,
         inventory: &mut Inventory,
         now: Now,
@@ -134,7 +127,6 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Handles the state of a suspended instance in the provider's list.
     #[must_use]
     pub(super) fn observe(
         &mut self,
@@ -147,7 +139,6 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Performs the next due step for a suspended instance.
     #[must_use]
     pub(super) fn advance(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let instance = inventory.pool.get(index)?;
@@ -156,7 +147,6 @@ impl Suspensions {
         if suspension.waiter.as_ref().is_some_and(|waiter| now.at >= waiter.since + RESUME_TIMEOUT) {
             let limit = RESUME_TIMEOUT.as_secs();
             self.fail(inventory, now, index, &format!("the instance was not ready within {limit} s"));
-            // A later job can try again.
             suspension.waiter = None;
             suspension.suspend_again(now.at);
         }
@@ -204,7 +194,6 @@ impl Suspensions {
         None
     }
 
-    /// Handles a suspend or resume call that the plugin did not accept.
     #[must_use]
     pub(super) fn call_failed(
         &mut self,
@@ -214,7 +203,7 @@ impl Suspensions {
         error: String,
     ) -> Option<RemovalReason> {
         record(inventory, now, index, SuspendEvent::Failed(error));
-        // If the instance still runs and a job waits for it already, it is prepared directly.
+        // If the instance still runs and a job waits for it, it is prepared directly.
         let is_prepared = change(inventory, index, |suspension| {
             suspension.suspend_requested = false;
             let is_running =
@@ -234,9 +223,14 @@ impl Suspensions {
         self.advance(inventory, now, index)
     }
 
-    /// Handles the end of an instance's preparation. Returns what the caller must do with the instance.
     #[must_use]
-    pub(super) fn prepared(&mut self, pool: &Pool, now: Now, index: Index, result: Result<(), String>) -> Resumed {
+    pub(super) fn finish_preparation(
+        &mut self,
+        pool: &Pool,
+        now: Now,
+        index: Index,
+        result: Result<(), String>,
+    ) -> Resumed {
         let Some(InstancePhase::Suspended(Suspension { state: SuspendState::Preparing, waiter, .. })) =
             pool.get(index).map(|instance| &instance.phase)
         else {
@@ -250,7 +244,7 @@ impl Suspensions {
         Resumed::Ready { key: key.clone(), waited: now.at.since(*since) }
     }
 
-    /// Suspends an instance again whose preparation has ended, because no job waits for it.
+    /// Called after a preparation if no job waits anymore.
     #[must_use]
     pub(super) fn suspend_again(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let is_prepared = change(inventory, index, |suspension| {
@@ -265,7 +259,7 @@ impl Suspensions {
 
     /// Cancels a job's wait, so that the instance is suspended again.
     ///
-    /// If the instance must be deleted instead, returns the instance and the reason.
+    /// Returns the instance and the reason if it must be deleted instead.
     #[must_use]
     pub(super) fn cancel(
         &mut self,
@@ -282,7 +276,7 @@ impl Suspensions {
         self.advance(inventory, now, index).map(|reason| (index, reason))
     }
 
-    /// Reports to the job that waits for an instance, if any, that it does not get the environment.
+    /// Reports an error to the waiting job, if any.
     pub(super) fn fail(&mut self, inventory: &mut Inventory, now: Now, index: Index, reason: &str) {
         let waiter = change(inventory, index, |suspension| suspension.waiter.take());
         if let Some(ResumeWaiter { key, .. }) = waiter.flatten() {
@@ -293,7 +287,6 @@ impl Suspensions {
     }
 }
 
-/// Whether an instance is suspended with an environment of this name.
 pub(super) fn has_environment(pool: &Pool, name: &str) -> bool {
     let is_suspended = |instance: &Instance| matches!(instance.phase, InstancePhase::Suspended(_));
     with_environment(pool, name).any(|(_, instance)| is_suspended(instance))
@@ -304,7 +297,6 @@ fn with_environment<'a>(pool: &'a Pool, name: &'a str) -> impl Iterator<Item = (
     pool.iter().filter(move |(_, instance)| instance.saved_environment.as_ref().is_some_and(has_name))
 }
 
-/// Returns the instance whose environment a job of `owner` can resume.
 pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner: &str) -> Result<Index, ResumeError> {
     let (index, instance) = with_environment(&inventory.pool, name).next().ok_or(ResumeError::Unknown)?;
     if instance.saved_environment.as_ref().is_none_or(|environment| environment.owner != owner) {
@@ -326,10 +318,8 @@ pub(super) fn find_resumable(inventory: &Inventory, now: Now, name: &str, owner:
     }
 }
 
-/// Checks whether an instance could be suspended after its job.
-///
 /// # Errors
-/// The reason why it cannot be suspended.
+/// The reason why the instance cannot be suspended.
 pub(super) fn check_suspendable(
     inventory: &Inventory,
     index: Index,
@@ -357,7 +347,7 @@ pub(super) fn check_suspendable(
     if conditions.deletes_all {
         return Err(SuspendError::ShuttingDown);
     }
-    let suspended = inventory.pool.suspended();
+    let suspended = inventory.pool.total_suspended();
     if let Some(max) = inventory.groups.max_instances().filter(|max| suspended + 1 >= *max) {
         return Err(SuspendError::NoSpareInstance { suspended, max });
     }
@@ -368,11 +358,11 @@ pub(super) fn check_suspendable(
     Ok(())
 }
 
-/// Returns the instance to delete if suspended instances reach the maximum number or exceed the maximum cost.
+/// Returns an instance to delete if suspended instances reach the maximum number or exceed the maximum cost.
 ///
-/// This is the instance whose environment expires first, among those for which no job waits.
+/// This is the instance without a waiting job whose environment expires first.
 pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f64>) -> Option<Index> {
-    let suspended = inventory.pool.suspended();
+    let suspended = inventory.pool.total_suspended();
     let is_above_max = inventory.groups.max_instances().is_some_and(|max| suspended >= max);
     let is_too_expensive = || max_cost_per_hour.is_some_and(|max| inventory.suspended_cost_per_hour(None) > max + 1e-9);
     if suspended == 0 || !(is_above_max || is_too_expensive()) {
@@ -387,7 +377,7 @@ pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f6
     evictable.min().map(|(.., index)| index)
 }
 
-/// Pairs each instance of a suspend or resume call that the plugin did not accept with the error.
+/// Rejected instances of a call, each with the error.
 pub(super) fn rejected(
     pool: &Pool,
     group: GroupId,
@@ -402,7 +392,6 @@ pub(super) fn rejected(
     rejected.filter_map(|id| Some((pool.find(group, id)?, error.clone()))).collect()
 }
 
-/// Records a change of the environment that is saved on an instance.
 pub(super) fn record(inventory: &mut Inventory, now: Now, index: Index, event: SuspendEvent) {
     let Some(instance) = inventory.pool.get(index) else { return };
     let Some(environment) = &instance.saved_environment else { return };
@@ -410,7 +399,6 @@ pub(super) fn record(inventory: &mut Inventory, now: Now, index: Index, event: S
     inventory.record_decision(now, DecisionKind::Environment { group, id, name, event });
 }
 
-/// Changes the suspension of an instance. `None` if it is not suspended.
 fn change<T>(inventory: &mut Inventory, index: Index, change: impl FnOnce(&mut Suspension) -> T) -> Option<T> {
     let changed = inventory.pool.change(index, |instance| match &mut instance.phase {
         InstancePhase::Suspended(suspension) => Some(change(suspension)),

@@ -1,4 +1,4 @@
-//! Instances in a group that this manager did not create, and IDs of deleted or not yet listed instances.
+//! Instances of a group that are not in the pool: unmanaged, recently deleted, or retired before they were listed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -8,37 +8,32 @@ use muster_fleeting::model::InstanceId;
 use super::instance::MissCounter;
 use crate::time::{Now, Time};
 
-/// Time for which the ID of a deleted instance is remembered, because lists may be outdated.
+/// An outdated list may contain the instance.
 const DELETED_ID_TTL: Duration = Duration::from_secs(3600);
-/// Maximum number of remembered IDs of deleted instances.
 const MAX_DELETED_IDS: usize = 100_000;
-/// Minimum time for which the retirement of an instance that has not been listed yet is remembered.
 const EARLY_RETIREMENT_TTL: Duration = Duration::from_secs(600);
-/// Maximum number of remembered retirements.
 const MAX_EARLY_RETIREMENTS: usize = 1000;
 
 #[derive(Debug, Clone, Copy)]
 struct UnmanagedInstance {
     misses: MissCounter,
-    /// Number of the last list that contained the instance.
-    listed: u64,
+    /// Number of the last list with the instance.
+    last_list: u64,
     first_seen_unix: i64,
 }
 
-/// Unmanaged instances of a group.
-///
-/// As with managed instances, a single list that omits an instance does not remove it. Otherwise the instance would be matched
-/// to a scale-up request when it reappears.
+/// A single list without an instance does not remove the instance. Otherwise, the instance would be matched to a
+/// scale-up request when it reappears.
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedInstances(BTreeMap<InstanceId, UnmanagedInstance>);
 
 impl UnmanagedInstances {
-    /// Adds an instance that list number `list` contains.
+    /// `list` is the number of a list with the instance.
     pub(super) fn insert(&mut self, id: InstanceId, list: u64, first_seen_unix: i64) {
-        self.0.insert(id, UnmanagedInstance { misses: MissCounter::default(), listed: list, first_seen_unix });
+        self.0.insert(id, UnmanagedInstance { misses: MissCounter::default(), last_list: list, first_seen_unix });
     }
 
-    /// Removes an instance. Returns whether the instance was known.
+    /// Returns whether the instance was known.
     pub(super) fn remove(&mut self, id: &InstanceId) -> bool {
         self.0.remove(id).is_some()
     }
@@ -55,23 +50,23 @@ impl UnmanagedInstances {
         self.0.len()
     }
 
-    /// Returns when the instance was first seen, in seconds since 1970.
+    /// In seconds since 1970.
     pub(super) fn first_seen_unix(&self, id: &InstanceId) -> Option<i64> {
         self.0.get(id).map(|instance| instance.first_seen_unix)
     }
 
-    /// Records that list number `list` contains the instance. Returns whether the instance is known.
+    /// Returns whether the instance is known.
     pub(super) fn record_listed(&mut self, id: &InstanceId, list: u64) -> bool {
         let Some(instance) = self.0.get_mut(id) else { return false };
-        (instance.misses, instance.listed) = (MissCounter::default(), list);
+        (instance.misses, instance.last_list) = (MissCounter::default(), list);
         true
     }
 
-    /// Removes and returns the instances that are missing from list number `list` and from earlier lists.
+    /// Instances that are missing from list number `list` and from enough earlier lists.
     pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
         let mut lost = Vec::new();
         self.0.retain(|id, instance| {
-            let is_lost = instance.listed != list && instance.misses.record_miss(at);
+            let is_lost = instance.last_list != list && instance.misses.record_miss(at);
             lost.extend(is_lost.then(|| id.clone()));
             !is_lost
         });
@@ -79,7 +74,6 @@ impl UnmanagedInstances {
     }
 }
 
-/// IDs of recently deleted instances of a group.
 #[derive(Debug, Default)]
 pub(super) struct DeletedIds {
     by_id: HashMap<InstanceId, (Time, i64)>,
@@ -92,9 +86,10 @@ impl DeletedIds {
         self.order.push_back((now.at, id));
     }
 
-    /// Restores an ID that was deleted at `deleted_at`, in seconds since 1970. Returns whether it is still remembered.
+    /// Restores an ID that was deleted at `deleted_at`, in seconds since 1970. Returns whether the ID is still
+    /// remembered.
     ///
-    /// The monotonic clock may have begun after the deletion, so the ID is kept for the whole time from now.
+    /// The ID is then kept for the whole time from now, because engine time may have begun after the deletion.
     pub(super) fn restore(&mut self, id: InstanceId, deleted_at: i64, now: Now) -> bool {
         let age_s = u64::try_from(now.unix.saturating_sub(deleted_at)).unwrap_or(0);
         let is_remembered = age_s < DELETED_ID_TTL.as_secs();
@@ -108,12 +103,11 @@ impl DeletedIds {
         self.by_id.contains_key(id)
     }
 
-    /// Returns when the instance was deleted, in seconds since 1970. `None` if its ID is not remembered.
+    /// In seconds since 1970. `None` if the ID is not remembered.
     pub(super) fn deleted_at(&self, id: &InstanceId) -> Option<i64> {
         self.by_id.get(id).map(|(_, unix)| *unix)
     }
 
-    /// Forgets and returns the IDs that are too old or too many.
     pub(super) fn forget_old(&mut self, at: Time) -> Vec<InstanceId> {
         let mut forgotten = Vec::new();
         while let Some((deleted_at, _)) = self.order.front()
@@ -135,7 +129,7 @@ impl DeletedIds {
 pub(super) struct EarlyRetirements(BTreeMap<InstanceId, (Time, String)>);
 
 impl EarlyRetirements {
-    /// Remembers the retirement, unless too many are remembered already.
+    /// Does nothing if too many retirements are remembered already.
     pub(super) fn insert(&mut self, id: InstanceId, reason: String, at: Time) {
         self.0.retain(|_, (since, _)| at.since(*since) < EARLY_RETIREMENT_TTL);
         if self.0.len() < MAX_EARLY_RETIREMENTS {
@@ -143,7 +137,6 @@ impl EarlyRetirements {
         }
     }
 
-    /// Removes and returns the retirements of the instances that are known now.
     pub(super) fn take_known(&mut self, is_known: impl Fn(&InstanceId) -> bool) -> Vec<(InstanceId, String)> {
         let ids: Vec<InstanceId> = self.0.keys().filter(|id| is_known(id)).cloned().collect();
         let take = |id: InstanceId| self.0.remove(&id).map(|(_, reason)| (id, reason));

@@ -1,12 +1,10 @@
-//! Explains a fleet, or one of its jobs, instances or groups, from its status and the decisions of the last day.
+//! Explains a fleet, job, instance or group from its status and the decisions of the last day.
 
 use super::{Explanation, Report, ReportSource};
 use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus};
 use crate::history::{DAY_S, HistoryEntry};
 
-/// Maximum number of decisions in an explanation.
 const MAX_DECISIONS: usize = 1000;
-/// Kinds of decisions that can explain why a job waits.
 const SCALING_KINDS: [&str; 8] = [
     "policy",
     "scale_up",
@@ -31,11 +29,11 @@ pub enum Subject {
     Group(String),
 }
 
-/// Function that reads the history. Its arguments are the earliest time in Unix seconds, the maximum number of decisions, and a filter.
+/// Reads the history. The arguments are the earliest Unix time, the maximum number of decisions, and a filter.
 pub type HistoryReader<'a> =
     &'a dyn Fn(i64, usize, &dyn Fn(&HistoryEntry) -> bool) -> std::io::Result<Vec<HistoryEntry>>;
 
-/// Explains a subject of one fleet. `unix` is the current time in Unix seconds.
+/// Explains a subject of one fleet. `unix` is the current time in seconds since 1970.
 ///
 /// # Errors
 /// Reading the history failed.
@@ -76,7 +74,6 @@ pub fn explain(
     Ok(explanation)
 }
 
-/// Returns the prefix of the messages about a group.
 fn group_prefix(group: &str) -> String {
     format!("group {group}:")
 }
@@ -85,7 +82,7 @@ fn explanation(report: &Report, found: bool, summary: Vec<String>, decisions: Ve
     Explanation { runner: report.runner.clone(), found, summary, decisions, truncated: false, ledger_unreadable: false }
 }
 
-/// Returns whether a task key belongs to a job: `job` is the key itself, or it is an ID and the key starts with `job-<id>-`.
+/// `job` is the key itself or a job ID, for which the key starts with `job-<id>-`.
 fn is_key_of_job(key: &str, job: &str) -> bool {
     let rest = key.strip_prefix("job-").and_then(|rest| rest.strip_prefix(job));
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))
@@ -120,7 +117,7 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
         summary
             .extend(report.requests_paused_reason.as_ref().map(|reason| format!("job requests are paused: {reason}")));
     }
-    // If a rescheduled job waits, explain the current wait instead of an earlier one.
+    // An earlier wait of a rescheduled job is not explained.
     let leased = decisions.iter().rev().find(|entry| entry.kind == "leased").filter(|_| waiting.is_none());
     if let Some(leased) = leased {
         let waited = leased.after_ms.unwrap_or(0);
@@ -137,7 +134,6 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     Ok(explanation(report, found, summary, decisions))
 }
 
-/// Describes instances that will become ready, and why no more can be created.
 fn pending_instances(status: &ScalerStatus) -> Vec<String> {
     let mut summary = Vec::new();
     if status.booting > 0 {
@@ -178,7 +174,7 @@ fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: 
     explanation(report, found.is_some() || unmanaged.is_some() || !decisions.is_empty(), summary, decisions)
 }
 
-/// Explains whether an idle instance is kept. Returns `None` if the instance is not idle.
+/// `None` if the instance is not idle.
 fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<String> {
     if instance.state != "ready" || !instance.slots.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Reads the status of fleets from the ledgers on disk, without a running manager.
+//! Reads the status of fleets from the ledgers on disk.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus, SlotCounts, SlotS
 use crate::history;
 use crate::ledger::{Intent, Row, RowKey};
 
-/// A fleet, as read from its ledger.
+/// A fleet as its ledger describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetFromDisk {
-    /// Path of the ledger. The history is next to it.
+    /// Path of the ledger.
     pub ledger: PathBuf,
     /// Status of the fleet.
     pub report: Report,
@@ -20,8 +20,8 @@ pub struct FleetFromDisk {
 
 /// Reads the fleets whose ledgers are in a directory. Returns no fleets if the directory does not exist.
 ///
-/// `unix` is the current time in seconds since 1970, from which the ages of instances are computed.
-/// The report of a fleet whose ledger is unreadable contains the error.
+/// `unix` is the current time in seconds since 1970. The report of a fleet whose ledger is unreadable contains the
+/// error.
 ///
 /// # Errors
 /// Reading the directory failed.
@@ -46,7 +46,6 @@ pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, Le
     Ok(files.into_iter().map(read).collect())
 }
 
-/// Returns the report of a fleet with an unreadable ledger.
 fn unreadable_fleet(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
     FleetFromDisk {
         report: Report {
@@ -60,7 +59,6 @@ fn unreadable_fleet(ledger: PathBuf, error: &LedgerError) -> FleetFromDisk {
     }
 }
 
-/// Reads a fleet from its ledger.
 fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     let rows = FileLedger::rows(ledger)?;
     let mut groups: BTreeMap<String, GroupStatus> = BTreeMap::new();
@@ -75,7 +73,7 @@ fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
                 let age_s = unix.saturating_sub(first_seen_at);
                 instances.push(instance_status((group, id), slots, job_count, age_s, &intent, was_ready));
             }
-            // As in the engine, a request that was written off no longer counts, although its instances may still appear.
+            // As in the engine, a written-off request no longer counts.
             (RowKey::ScaleUp { group, .. }, Row::ScaleUp { written_off_until: Some(_), .. }) => {
                 group_status(&mut groups, &group);
             }
@@ -123,14 +121,13 @@ fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     })
 }
 
-/// Returns a name for a fleet: the group of its latest decision, or the name of its file.
+/// The group of the latest decision, or the name of the file.
 fn fleet_name(ledger: &Path) -> String {
     let latest = history::read(ledger, 0, 1, |entry| entry.group.is_some());
     let group = latest.ok().and_then(|mut entries| entries.pop()?.group);
     group.unwrap_or_else(|| ledger.file_stem().unwrap_or_default().to_string_lossy().into_owned())
 }
 
-/// Returns the status of a group, which is added if it is new.
 fn group_status<'a>(groups: &'a mut BTreeMap<String, GroupStatus>, name: &str) -> &'a mut GroupStatus {
     groups.entry(name.to_owned()).or_insert_with(|| GroupStatus {
         name: name.to_owned(),
@@ -182,7 +179,6 @@ fn instance_status(
 mod tests {
     use super::*;
 
-    /// An engine that is restored from the same rows reports the same numbers.
     #[test]
     fn requests_are_counted_as_the_engine_counts_them() {
         let directory = tempfile::tempdir().unwrap();

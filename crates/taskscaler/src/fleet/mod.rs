@@ -21,7 +21,7 @@ use crate::history::HistoryEntry;
 pub use explain::{HistoryReader, Subject, explain};
 pub use from_disk::{FleetFromDisk, read_fleets};
 
-/// Version of [`Reports`] and [`ExplanationSet`] as JSON. Within a version, fields are added but never changed.
+/// Version of the JSON format of [`Reports`] and [`ExplanationSet`]. Within a version, fields are only added.
 pub const VERSION: u32 = 1;
 
 /// Source of an answer.
@@ -52,19 +52,19 @@ pub struct Reports {
 pub struct Report {
     /// Name of the runner.
     pub runner: String,
-    /// Reason why the scaler is not running, or why the report is incomplete. `None` if the scaler is running.
+    /// Why the scaler is not running, or why the report is incomplete. `None` if the scaler is running.
     pub unavailable_reason: Option<String>,
-    /// Reason why the manager requests no jobs at the moment. `None` if it requests jobs.
+    /// Why the manager requests no jobs at the moment. `None` if it requests jobs.
     pub requests_paused_reason: Option<String>,
-    /// Status of the scaler. `None` if it is unknown.
+    /// `None` if the status is unknown.
     pub status: Option<ScalerStatus>,
-    /// Resource usage of the instances for which the plugin reports it. Keys are the names that [`name_among`] returns.
+    /// Resource usage of the instances, by the names that [`name_among`] returns.
     #[serde(default)]
     pub resources: BTreeMap<String, InstanceUsage>,
 }
 
 impl Report {
-    /// Whether the runner's ledger is unreadable, so that nothing is known about its instances.
+    /// Whether the ledger is unreadable, so that nothing is known about the instances.
     #[must_use]
     pub fn is_ledger_unreadable(&self, source: ReportSource) -> bool {
         source == ReportSource::Disk && self.status.is_none()
@@ -78,7 +78,7 @@ impl Report {
     }
 }
 
-/// Returns a unique name of an instance: its ID, with the group's name if there are several groups.
+/// Returns a unique name of an instance: its ID, with the name of its group if there are several groups.
 #[must_use]
 pub fn name_among(groups: usize, group: &str, id: &str) -> String {
     if groups > 1 { format!("{group}/{id}") } else { id.to_owned() }
@@ -87,7 +87,7 @@ pub fn name_among(groups: usize, group: &str, id: &str) -> String {
 /// Resource usage of an instance at the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct InstanceUsage {
-    /// CPU time since its start, in seconds.
+    /// CPU time since the start of the instance, in seconds.
     pub cpu_seconds: f64,
     /// Used memory, in bytes.
     pub memory_bytes: u64,
@@ -97,7 +97,7 @@ pub struct InstanceUsage {
     pub processes: u32,
 }
 
-/// Explanations of a subject, by all fleets that know it.
+/// Explanations of a subject by all fleets that know it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExplanationSet {
     /// [`VERSION`].
@@ -124,7 +124,7 @@ pub struct Explanation {
     /// Whether older decisions of the last day were omitted.
     #[serde(default)]
     pub truncated: bool,
-    /// Whether the ledger is unreadable. If so, the explanation is based on the history only.
+    /// Whether the ledger is unreadable, so that only the history was used.
     #[serde(default)]
     pub ledger_unreadable: bool,
 }

@@ -1,4 +1,4 @@
-//! A simulated provider of machines, which can inject faults.
+//! A simulated provider of machines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use crate::throttle::TokenBucket;
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-/// Distribution of a random duration (log-normal), given by its median and its spread around the median.
+/// Log-normal distribution of a random duration.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table such as { median_s = 90, factor = 1.5 }")]
 pub struct Spread {
     /// Median in seconds.
     pub median_s: f64,
-    /// Spread around the median. Up to 1, the value is constant; with 2, 95 % of the values are between half and twice the median.
+    /// Up to 1, the value is constant. With 2, 95 % of the values are between half and twice the median.
     #[serde(default = "one")]
     pub factor: f64,
 }
@@ -27,7 +27,7 @@ fn one() -> f64 {
 }
 
 impl Spread {
-    /// Creates a distribution with this median and factor.
+    /// Creates a distribution.
     #[must_use]
     pub const fn new(median_s: f64, factor: f64) -> Self {
         Self { median_s, factor }
@@ -46,21 +46,21 @@ impl Spread {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CloudConfig {
-    /// Time from the request for an instance until it runs.
+    /// Time from the request until the instance runs.
     pub boot: Spread,
     /// Time from running until the instance is ready for jobs.
     pub prepare: Spread,
     /// Duration of a call.
     pub call: Spread,
-    /// Time from a delete call until the instance no longer exists. It is billed until then.
+    /// Time from a delete call until the instance no longer exists and is no longer billed.
     pub deletion: Spread,
     /// Maximum rate of creations, in instances per second. `None` means no limit.
     pub creations_per_second: Option<f64>,
     /// Maximum number of instances. `None` means no limit.
     pub quota: Option<u32>,
-    /// Times of the day without stock, as start and end in hours (UTC).
+    /// Times of day without stock, as start and end in hours (UTC).
     pub stockouts: Vec<(f64, f64)>,
-    /// Rate at which the provider preempts an instance, per hour.
+    /// Preemptions of an instance per hour.
     pub spot_preemptions_per_hour: f64,
     /// Minimum billed time of an instance, in seconds.
     pub min_billing_s: f64,
@@ -152,39 +152,38 @@ pub struct CloudFaults {
 /// True state of a simulated machine.
 #[derive(Debug, Clone)]
 pub struct Machine {
-    /// Time of its creation.
+    /// Time of the creation.
     pub created_at: Time,
-    /// Time from which lists contain it.
+    /// Time from which lists contain the machine.
     pub visible_at: Time,
-    /// Time from which it runs.
+    /// Time from which the machine runs.
     pub running_at: Time,
-    /// Time at which the provider announces its preemption, [`PREEMPTION_NOTICE`] before its end. `None` means no announcement.
+    /// When the preemption is announced, [`PREEMPTION_NOTICE`] before the end. `None` means never.
     pub preemption_announced_at: Option<Time>,
-    /// Time at which it ceases to exist. `None` means not planned.
+    /// When the machine ceases to exist. `None` means not planned.
     pub deleted_at: Option<Time>,
-    /// Whether a delete call for it has taken effect.
+    /// Whether a delete call has taken effect.
     pub deleting: bool,
     /// Whether the manager can know that the machine exists.
     pub visibility: Visibility,
-    /// Whether the manager has received a list that contains it.
+    /// Whether the manager has received a list with the machine.
     pub is_listed: bool,
-    /// Whether it was created by someone other than the manager.
+    /// Whether someone other than the manager created the machine.
     pub is_unmanaged: bool,
-    /// Changes of its state by suspend and resume calls, with their times.
+    /// State changes by suspend and resume calls, with their times.
     pub suspend_states: Vec<(Time, InstanceState)>,
 }
 
 /// Whether the manager can know that a machine exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// The manager can know that the machine exists.
+    /// Yes.
     Always,
-    /// This list wrongly omitted the machine. The manager can know the machine after it has received a later list with it.
+    /// Only after a list that is later than this one, which wrongly omitted the machine.
     ///
-    /// A list is given by the number of the manager's run and the number of the call.
+    /// A list is identified by the number of the manager's run and the number of the call.
     Since((u32, u64)),
-    /// The manager cannot distinguish the machine from an instance that it requested later, because the machine is unmanaged,
-    /// appeared late, or was wrongly omitted by a list before any list contained it.
+    /// No: the manager cannot distinguish the machine from an instance that it requested later.
     Never,
 }
 
@@ -195,24 +194,22 @@ pub struct Cloud {
     pub config: CloudConfig,
     /// All machines, including deleted ones.
     pub machines: BTreeMap<InstanceId, Machine>,
-    /// IDs of the machines that exist.
     live: BTreeSet<InstanceId>,
     name: String,
     limit: Option<TokenBucket>,
     last_number: u64,
-    /// Time from which there are no faults, preemptions or stock-outs, and no quota.
     faults_end: Time,
     /// Time of day at the start of the simulation, in seconds.
     day_s: f64,
 }
 
-/// Time from the announcement of a preemption to the end of the machine.
 const PREEMPTION_NOTICE: Duration = Duration::from_secs(30);
 
 impl Cloud {
     /// Creates a provider whose machines are named `name` with a number.
     ///
-    /// Faults, preemptions, stock-outs and the quota end at `faults_end`. `origin` is the start of the simulation in seconds since 1970.
+    /// Faults, preemptions, stock-outs and the quota end at `faults_end`. `origin` is the start of the simulation in
+    /// seconds since 1970.
     #[must_use]
     pub fn new(name: &str, config: CloudConfig, faults_end: Time, origin: i64) -> Self {
         let limit = config.creations_per_second.map(|rate| TokenBucket::new(rate, rate.max(1.0), Time::ZERO));
@@ -232,12 +229,12 @@ impl Cloud {
         if chance(random, self.faults(at).slow_call) { delay * 100 } else { delay }
     }
 
-    /// Returns true if the response of a call arrives twice.
+    /// Returns whether the response of a call arrives twice.
     pub fn duplicates_response(&self, at: Time, random: &mut ChaCha8Rng) -> bool {
         chance(random, self.faults(at).duplicate_response)
     }
 
-    /// Simulates a call that creates machines. Returns the number of accepted ones.
+    /// Simulates a call that creates machines. Returns the number of accepted machines.
     pub fn increase(&mut self, at: Time, n: u32, random: &mut ChaCha8Rng) -> Result<u32, String> {
         self.remove_deleted(at);
         let faults = self.faults(at);
@@ -268,7 +265,7 @@ impl Cloud {
         if failed { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// Creates a machine. `is_unmanaged` means that someone other than the manager creates it.
+    /// Creates a machine. `is_unmanaged` means that the manager did not request it.
     pub fn create_machine(&mut self, at: Time, random: &mut ChaCha8Rng, is_unmanaged: bool) {
         let faults = self.faults(at);
         self.last_number += 1;
@@ -319,7 +316,8 @@ impl Cloud {
         at < self.faults_end && self.config.stockouts.iter().any(|(from, to)| (*from..*to).contains(&hour))
     }
 
-    /// Simulates a call that deletes machines. Accepts unknown ones, because they no longer exist (P14 in docs/spec/fleeting.md).
+    /// Simulates a call that deletes machines. Accepts unknown machines, which no longer exist (P14 in
+    /// docs/spec/fleeting.md).
     pub fn decrease(
         &mut self,
         at: Time,
@@ -340,7 +338,7 @@ impl Cloud {
         })
     }
 
-    /// Simulates a call for several machines, with faults. `apply` handles a machine and returns whether it is accepted.
+    /// `apply` handles a machine and returns whether the machine is accepted.
     pub(super) fn for_each(
         &mut self,
         at: Time,
@@ -361,7 +359,7 @@ impl Cloud {
         if chance(random, faults.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// Simulates a list call. `number` identifies the list, see [`Visibility::Since`].
+    /// Simulates a list call. `number` identifies the list ([`Visibility::Since`]).
     pub fn list(
         &mut self,
         at: Time,
@@ -409,7 +407,7 @@ impl Cloud {
         Ok(list)
     }
 
-    /// Records that the manager received a list, so that it can know the machines in it.
+    /// Records that the manager received a list, and thus knows its machines.
     pub fn record_listed(&mut self, number: (u32, u64), list: &[(InstanceId, InstanceState)]) {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
@@ -420,7 +418,7 @@ impl Cloud {
         }
     }
 
-    /// Simulates the preparation of an instance. Returns its duration and result.
+    /// Simulates a preparation. Returns its duration and result.
     pub fn prepare(&self, at: Time, id: &InstanceId, random: &mut ChaCha8Rng) -> (Duration, Result<(), String>) {
         let duration = self.config.prepare.sample(random);
         let faults = self.faults(at);
@@ -440,13 +438,13 @@ impl Cloud {
         if is_healthy { Ok(()) } else { Err("no answer".to_owned()) }
     }
 
-    /// Returns true if a machine exists.
+    /// Returns whether a machine exists.
     #[must_use]
     pub fn is_live(&self, at: Time, id: &InstanceId) -> bool {
         self.machines.get(id).is_some_and(|machine| machine.is_live(at))
     }
 
-    /// Returns the machines that really exist.
+    /// Returns the existing machines.
     pub fn live(&self, at: Time) -> impl Iterator<Item = (&InstanceId, &Machine)> {
         self.live.iter().filter_map(move |id| Some((id, self.machines.get(id).filter(|machine| machine.is_live(at))?)))
     }
@@ -469,24 +467,23 @@ impl Cloud {
 }
 
 impl Machine {
-    /// Records that a list wrongly omitted the machine.
     fn record_omission(&mut self, number: (u32, u64)) {
         self.visibility = match self.visibility {
-            // The manager may match it to a later request, because no list has contained it yet.
+            // No list has contained the machine yet, so the manager may match it to a later request.
             Visibility::Never => Visibility::Never,
             _ if !self.is_listed => Visibility::Never,
             _ => Visibility::Since(number),
         };
     }
 
-    /// Returns true if the machine exists.
+    /// Returns whether the machine exists.
     #[must_use]
     pub fn is_live(&self, at: Time) -> bool {
         self.deleted_at.is_none_or(|deleted_at| deleted_at > at)
     }
 }
 
-/// Returns true with this probability.
+/// Returns true with the given probability.
 pub fn chance(random: &mut ChaCha8Rng, probability: f64) -> bool {
     probability > 0.0 && random.random::<f64>() < probability
 }

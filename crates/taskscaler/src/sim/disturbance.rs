@@ -1,5 +1,4 @@
-//! What disturbs a simulated manager besides provider faults: plugin failures, changes of price and stock, clock jumps,
-//! operator actions.
+//! What disturbs a simulated manager besides provider faults.
 
 use std::time::Duration;
 
@@ -12,17 +11,17 @@ use crate::operator::OperatorAction;
 use crate::policy::{IdleTarget, Placement, Policies};
 use crate::time::Time;
 
-/// A disturbance. A machine is given as an index into the group's machines that exist at that time, modulo their number.
+/// A disturbance. A machine is an index into the group's existing machines, modulo their number.
 #[derive(Debug, Clone)]
 pub enum Disturbance {
     /// The plugin of a group fails and restarts later. Calls in progress fail.
     PluginDown {
         /// Index of the group.
         group: usize,
-        /// Time until it restarts.
+        /// Time until the restart.
         duration: Duration,
     },
-    /// A plugin reports that a machine must get no more jobs.
+    /// The plugin reports that a machine must get no more jobs.
     Retire {
         /// Index of the group.
         group: usize,
@@ -36,11 +35,11 @@ pub enum Disturbance {
         /// New price per hour.
         per_hour: f64,
     },
-    /// The plugin of a group reports whether the provider has machines in stock.
+    /// The plugin reports whether the provider has machines in stock.
     StockChanged {
         /// Index of the group.
         group: usize,
-        /// Whether the provider has machines in stock.
+        /// Whether machines are in stock.
         available: bool,
     },
     /// An operator changes a group or a machine.
@@ -52,7 +51,7 @@ pub enum Disturbance {
         /// The change.
         action: OperatorAction,
     },
-    /// The policies of the configuration are replaced.
+    /// The configured policies are replaced.
     Policies(Policies),
     /// The wall clock jumps by this number of seconds, forward or back.
     ClockJump(i64),
@@ -63,7 +62,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// Returns the group that the disturbance affects. `None` means that it affects the whole manager.
+    /// `None` means that the disturbance affects the whole manager.
     pub(super) fn group(&self) -> Option<usize> {
         match self {
             Self::PluginDown { group, .. }
@@ -76,7 +75,7 @@ impl Disturbance {
     }
 }
 
-/// Generates disturbances of `groups` groups before `faults_end`, in the order of their times.
+/// Generates disturbances before `faults_end`, ordered by time.
 pub(super) fn random(groups: usize, faults_end: Time, random: &mut ChaCha8Rng) -> Vec<(Time, Disturbance)> {
     let mut disturbances: Vec<(Time, Disturbance)> = (0..random.random_range(0..12))
         .map(|_| {
@@ -107,9 +106,8 @@ fn random_disturbance(group: usize, random: &mut ChaCha8Rng) -> Disturbance {
             Disturbance::Operator { group, machine, action }
         }
         8 => Disturbance::Policies(Policies::always(random_target(random))),
-        // The clock never jumps far forward. After such a jump, a restarted manager would give up its pending create requests, and
-        // report their machines as unmanaged when they appear. The manager cannot avoid that, but this simulation would count
-        // these machines as leaked.
+        // After a jump far forward, a restarted manager would give up its pending create requests, and their machines
+        // would count as leaked.
         9 => Disturbance::ClockJump(random.random_range(-100_000..60)),
         10 => Disturbance::Drain,
         _ => Disturbance::Stop(Duration::from_millis(random.random_range(100..120_000))),
@@ -126,7 +124,6 @@ fn random_target(random: &mut ChaCha8Rng) -> IdleTarget {
     }
 }
 
-/// Chooses at random what happens to unmanaged machines, and whether a shutdown deletes all machines.
 pub(super) fn configure(config: &mut Config, random: &mut ChaCha8Rng) {
     config.delete_on_shutdown = chance(random, 0.5);
     config.unmanaged = match random.random_range(0..4) {

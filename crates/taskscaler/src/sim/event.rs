@@ -3,21 +3,32 @@
 use super::disturbance::Disturbance;
 use crate::event::Event;
 
-/// Event that is planned for a time.
 #[derive(Debug)]
 pub(super) enum SimEvent {
-    /// An event reaches the engine, unless the manager has restarted since the call that caused it.
+    /// An event reaches the engine, unless the manager has restarted since.
     ///
-    /// `manager_run` is the number of the manager's run that made the call.
-    Delivered { manager_run: u32, event: Event },
+    /// `manager_run` is the number of the run in which the manager made the call.
+    Delivered {
+        manager_run: u32,
+        event: Event,
+    },
     /// A job arrives at the coordinator.
     JobArrives(usize),
     /// A job has run for its duration.
-    JobEnds { job: usize, attempt: u32 },
+    JobEnds {
+        job: usize,
+        attempt: u32,
+    },
     /// The connection of a job to its machine breaks.
-    ConnectionBreaks { job: usize, attempt: u32 },
+    ConnectionBreaks {
+        job: usize,
+        attempt: u32,
+    },
     /// A queued job is canceled.
-    JobCanceled { job: usize, attempt: u32 },
+    JobCanceled {
+        job: usize,
+        attempt: u32,
+    },
     /// The manager requests jobs again after a refusal.
     RequestJobs,
     /// The coordinator answers a request without a job.
@@ -26,14 +37,13 @@ pub(super) enum SimEvent {
     Wake,
     /// The manager is killed and starts again.
     Kill,
-    /// A failed plugin restarts, unless it failed again in the meantime.
+    /// A failed plugin restarts, unless it has failed again.
     PluginUp(usize),
     /// A disturbance happens.
     Disturbance(Disturbance),
     /// The disturbances are reverted.
     FaultsEnd,
-    /// Someone creates a machine that the manager did not request.
+    /// Someone other than the manager creates a machine.
     UnmanagedInstance,
-    /// The state of the fleet is recorded for the timeline.
     Sample,
 }

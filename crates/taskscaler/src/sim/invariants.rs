@@ -1,4 +1,4 @@
-//! Invariants of a simulation that hold regardless of the provider's behavior.
+//! Invariants of a simulation that hold whatever the provider does.
 //!
 //! The crate's documentation defines I1 to I6, and `docs/spec/life-of-a-job.md` defines J4.
 
@@ -12,23 +12,21 @@ use crate::time::Time;
 use crate::types::{GroupId, SlotAssignment, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// Maximum number of create calls in a minute: a burst of ten, and ten per second (I6).
+/// A burst of ten, and ten per second (I6).
 const MAX_CALLS_PER_MINUTE: usize = 610;
 
-/// Tracks leases and calls of a simulation, and checks the invariants.
+/// Tracks leases and calls, and checks the invariants.
 #[derive(Debug, Default)]
 pub struct InvariantChecker {
-    /// Task key of each assigned slot.
+    /// Task of each assigned slot.
     slots: HashMap<(GroupId, InstanceId, u32), TaskKey>,
     /// Number of assigned slots of each instance.
     assigned: HashMap<(GroupId, InstanceId), u32>,
-    /// Number of jobs that each instance has had.
+    /// Number of jobs so far of each instance.
     uses: HashMap<(GroupId, InstanceId), u32>,
-    /// Name of the environment that each instance holds for a later job.
+    /// Name of the environment that each instance has for a later job.
     environments: HashMap<(GroupId, InstanceId), String>,
-    /// Times of the create calls of the last minute.
     increases: VecDeque<Time>,
-    /// Time of the last price change.
     last_price_change: Option<Time>,
 }
 
@@ -36,8 +34,8 @@ impl InvariantChecker {
     /// Records that a lease begins.
     ///
     /// # Errors
-    /// Returns a violation of J4 if a slot is assigned twice or the instance has too many slots or jobs, and a violation of
-    /// `environment` if the instance does not hold the environment that the job resumes.
+    /// Returns a violation of J4 if the instance has too many slots or jobs or a slot is assigned twice, or of
+    /// `environment` if the instance does not have the environment that the job resumes.
     pub fn record_lease_start(
         &mut self,
         lease: &SlotAssignment,
@@ -63,7 +61,6 @@ impl InvariantChecker {
             return Err(Violation::new("J4", format!("{assigned} slots of {} are assigned", lease.instance)));
         }
         let uses = self.uses.entry(instance).or_default();
-        // A job that resumes an environment shares the use of the job that saved it.
         *uses += u32::from(resumes.is_none());
         if config.max_uses.is_some_and(|max| *uses > max.get()) {
             return Err(Violation::new("J4", format!("{} has had {uses} jobs", lease.instance)));
@@ -81,7 +78,7 @@ impl InvariantChecker {
         }
     }
 
-    /// Records that a job saves its environment under this name for a later job.
+    /// Records that a job saves its environment under this name.
     pub fn record_saved_environment(&mut self, lease: &SlotAssignment, name: String) {
         self.environments.insert((lease.group, lease.instance.clone()), name);
     }
@@ -102,7 +99,7 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// Records and checks a create call.
+    /// Records a create call.
     ///
     /// # Errors
     /// Returns a violation of I6 if there were too many calls in the last minute.
@@ -117,9 +114,7 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// Checks the number of machines that really exist in a group.
-    ///
-    /// Machines that the manager cannot know about do not count (see [`Visibility`]).
+    /// Checks the number of machines in a group that the manager can know about.
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.
@@ -138,7 +133,8 @@ impl InvariantChecker {
 
     /// Checks the cost of all machines per hour.
     ///
-    /// After a price change, the check pauses for `create_timeout`: machines that were requested at the old price may still appear.
+    /// After a price change, the check pauses for `create_timeout`, because machines that were requested at the old
+    /// price may still appear.
     ///
     /// # Errors
     /// Returns a violation of I6 if the cost exceeds `max_cost_per_hour`.

@@ -1,12 +1,11 @@
-//! Simulator: runs the engine with simulated providers and jobs. A day takes milliseconds, and a seed determines everything.
+//! Simulator: runs the engine with simulated providers and jobs, reproducible by a seed.
 //!
-//! - [`cloud`] simulates a provider: boot times, rate limits, quotas, stock-outs, preemptions and prices. It can inject faults:
-//!   outdated or incomplete lists, errors after success, partial or delayed creations.
-//! - [`disturbance`] defines other disturbances: plugin failures, jumps of prices and clocks, operator actions.
+//! - [`cloud`] simulates a provider and can inject its faults.
+//! - [`disturbance`] defines other disturbances, such as plugin failures and operator actions.
 //! - [`simulation`] runs an engine with jobs and restarts of the manager, and checks the [`invariants`].
 //! - [`scenario`] describes a simulation and generates random ones for tests.
 //! - [`trace`] reads jobs from a file or generates them.
-//! - [`report`] contains the results: wait times, cost, idle share and a timeline.
+//! - [`report`] contains the results.
 
 pub mod cloud;
 pub mod disturbance;

@@ -15,21 +15,21 @@ pub struct Point {
     pub waiting: u32,
     /// Number of running jobs.
     pub running: u32,
-    /// Number of machines that exist, including booting ones.
+    /// Number of existing machines, including booting ones.
     pub machines: u32,
 }
 
 /// Results of a simulation.
 ///
-/// Wait times, completed and unfinished jobs, machines and costs count only from [`super::scenario::Scenario::measured_from`] on.
+/// Wait times, jobs, machines and costs count only from [`super::scenario::Scenario::measured_from`] on.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Report {
-    /// Wait times in milliseconds of all attempts of jobs that started, and of those that still waited at the end.
+    /// Wait times in milliseconds of all attempts of jobs, including attempts that still waited at the end.
     #[serde(skip)]
     pub waits_ms: Vec<u64>,
     /// Number of jobs that completed.
     pub done: usize,
-    /// Number of jobs that had not completed at the end of the simulation.
+    /// Number of jobs that did not complete.
     pub unfinished: usize,
     /// Number of times that a job lost its instance and was rescheduled.
     pub rescheduled: usize,
@@ -39,19 +39,19 @@ pub struct Report {
     /// Number of jobs that were requested ahead of free slots ([`crate::policy::IdleTarget::reserve_ahead`]).
     #[serde(skip)]
     pub requested_ahead: usize,
-    /// Number of times that a queued job was canceled. Its author runs it again.
+    /// Number of times that a queued job was canceled.
     #[serde(skip)]
     pub canceled: usize,
     /// Number of cancellations while the job waited for an environment.
     #[serde(skip)]
     pub canceled_resumes: usize,
-    /// Number of machines that were created.
+    /// Number of created machines.
     pub machines: usize,
     /// Billed machine hours.
     pub machine_hours: f64,
     /// Cost of the billed hours.
     pub cost: f64,
-    /// Run time of the completed jobs, in hours. A job with several slots counts as one with a single slot.
+    /// Run time of the completed jobs, in hours. Jobs with several slots count as jobs with one slot.
     pub busy_slot_hours: f64,
     /// Slot hours of all machines.
     pub slot_hours: f64,
@@ -65,7 +65,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns the wait time at a quantile. 0.5 is the median.
+    /// Returns a quantile of the wait times. 0.5 is the median.
     #[must_use]
     pub fn wait(&self, quantile: f64) -> Duration {
         let mut sorted = self.waits_ms.clone();

@@ -1,4 +1,4 @@
-//! Scenarios of the simulator: a configuration, providers, faults and disturbances. Tests generate them from a seed.
+//! Scenarios of the simulator. Tests generate them from a seed.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -30,38 +30,38 @@ pub struct Scenario {
     pub clouds: Vec<CloudConfig>,
     /// Wall-clock time at the start, in seconds since 1970.
     pub origin: i64,
-    /// Times at which the manager is killed. It restarts immediately.
+    /// Times at which the manager is killed and immediately restarted.
     pub manager_kills: Vec<Time>,
-    /// Probability that the manager is killed after it has written the ledger and before it performs an action.
+    /// Probability that the manager is killed between writing the ledger and performing an action.
     pub kill_before_actions: f64,
     /// Times at which someone other than the manager creates a machine in the first group.
     pub unmanaged_instances: Vec<Time>,
-    /// Disturbances with their times, all before [`Self::faults_end`].
+    /// Disturbances with their times, before [`Self::faults_end`].
     pub disturbances: Vec<(Time, Disturbance)>,
-    /// Number of reservations that the manager holds for its open job requests, even if there is no job.
+    /// Number of reservations for open job requests, even if there is no job.
     pub reservations: usize,
-    /// Whether the coordinator holds a request until it has a job. Otherwise it answers immediately that it has none.
+    /// Whether the coordinator holds a request until it has a job. Otherwise, it answers immediately.
     pub holds_requests: bool,
-    /// Maximum time between a job that saves its environment and the job that resumes it. `None` means that no job saves one.
+    /// Maximum time between a job that saves its environment and the job that resumes it. `None` means that no job
+    /// saves one.
     ///
-    /// In each group of three jobs, the first saves its environment and the second resumes it.
+    /// In each group of three jobs, the second resumes the environment of the first.
     pub suspended_jobs: Option<Duration>,
     /// Time from which there are no faults. Later than [`Self::end`] means never.
     pub faults_end: Time,
     /// Time by which all jobs must be done. The simulation ends at most [`Self::settle_time`] later.
     pub end: Time,
-    /// Time that the simulation continues after the last job and the end of faults, to see the fleet shrink. `None` means until
-    /// [`Self::end`].
+    /// Time that the simulation continues after the last job and the last fault. `None` means until [`Self::end`].
     pub settle_time: Option<Duration>,
-    /// Whether the engine's invariants are checked after every event, and jobs and machines at the end.
-    pub checked: bool,
+    /// Whether invariants are checked after every event, and jobs and machines at the end.
+    pub checks_invariants: bool,
     /// Whether the simulation ends with the last job.
     pub stop_when_done: bool,
-    /// Time from which wait times and costs count. The time before that only provides data for the forecast.
+    /// Time from which wait times and costs count.
     pub measured_from: Time,
     /// Interval of the timeline. `None` means no timeline.
     pub sample_interval: Option<Duration>,
-    /// A defect of the engine, as a function that changes its actions. Used to test that the invariants find defects.
+    /// A simulated defect of the engine, which changes its actions. Tests that the invariants find defects.
     pub injected_defect: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
 
@@ -78,7 +78,7 @@ pub struct Case {
 pub const MONDAY: i64 = 1_772_409_600;
 
 impl Scenario {
-    /// Creates a scenario without kills, disturbances and checks, for the evaluation of policies.
+    /// Creates a scenario without kills, disturbances and checks.
     #[must_use]
     pub fn fault_free(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
         Self {
@@ -96,7 +96,7 @@ impl Scenario {
             faults_end: Time::from_millis(u64::MAX),
             end,
             settle_time: None,
-            checked: false,
+            checks_invariants: false,
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_interval: None,
@@ -104,19 +104,18 @@ impl Scenario {
         }
     }
 
-    /// Returns the maximum number of instances that the policies of `config` retain at the end of the simulation.
+    /// Returns the maximum number of instances that the policies of `config` retain at the end.
     #[must_use]
     pub fn retained_instances(&self, config: &Config) -> u64 {
         let unix = self.origin + i64::try_from(self.end.as_millis() / 1000).unwrap_or(0);
         let (_, target) = config.policies.active_at(unix);
-        // An instance that is nearly used up may offer only one slot.
         let min_slots = if config.max_uses.is_some() { 1 } else { config.capacity.get() };
         u64::from(target.idle_count).div_ceil(u64::from(min_slots))
     }
 }
 
 impl Case {
-    /// Generates the case of a seed: small, with many faults and disturbances.
+    /// Generates a small case with many faults and disturbances.
     #[must_use]
     pub fn random(seed: u64) -> Self {
         let random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
@@ -141,8 +140,8 @@ impl Case {
             .iter()
             .fold(faults_end + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
         let mut config = config(groups, random);
-        // Each unmanaged machine raises the limits by two: for itself, and for a requested one that the protocol cannot distinguish
-        // from it.
+        // Two each: for the unmanaged machine, and for a requested machine that the protocol cannot distinguish from
+        // it.
         let extra = 2 * u32::try_from(unmanaged_instances.len()).unwrap_or(0);
         if let Some(first) = config.groups.first_mut() {
             first.max_instances += extra;
@@ -150,7 +149,7 @@ impl Case {
                 config.max_cost_per_hour.map(|max| max + f64::from(extra) * first.price_per_hour);
         }
         config.jitter_seed = seed;
-        // Each group of features has its own random generator, so that a new feature does not change the rest of a seed's case.
+        // Separate random generators, so that a new feature does not change the rest of a seed's case.
         share_instances(&mut config, &mut jobs, &mut ChaCha8Rng::seed_from_u64(seed ^ 0xde45));
         let disturbance_random = &mut ChaCha8Rng::seed_from_u64(seed ^ 0x0bad);
         let (mut disturbances, mut reservations) = (Vec::new(), 0);
@@ -184,7 +183,7 @@ impl Case {
             faults_end,
             end,
             settle_time: Some(Duration::from_secs(3600)),
-            checked: true,
+            checks_invariants: true,
             stop_when_done: false,
             measured_from: Time::ZERO,
             sample_interval: None,
@@ -201,7 +200,7 @@ impl Case {
         Simulation::new(&self.scenario, &self.jobs).run()
     }
 
-    /// Simplifies the case as long as it violates the same invariant.
+    /// Simplifies the case while it violates the same invariant.
     #[must_use]
     pub fn shrunk(&self, violation: &Violation) -> Self {
         let mut best = self.clone();
@@ -212,7 +211,7 @@ impl Case {
         }
     }
 
-    /// Returns variants of the case, each of them simplified in one way.
+    /// Variants that are simplified in one way each.
     fn smaller(&self) -> Vec<Self> {
         let mut cases = Vec::new();
         let mut add_variant = |change: &dyn Fn(&mut Self)| {
@@ -308,7 +307,6 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
         deletion: Spread::new(random.random_range(0.1..60.0), 2.0),
         ..CloudConfig::default()
     };
-    // Each fault is enabled with a probability of 25 %.
     for fault in FAULTS {
         if chance(random, 0.25) {
             *fault(&mut cloud.faults) = random.random_range(0.0..0.4);
@@ -326,7 +324,7 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
     cloud
 }
 
-/// Adds jobs with several slots, sticky contexts and learned resource usage to half of the cases.
+/// In half of the cases.
 fn share_instances(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     if chance(random, 0.5) {
         return;
@@ -346,7 +344,6 @@ fn share_instances(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rn
     }
 }
 
-/// Makes jobs arrive in bursts, on a fleet that keeps idle slots and requests jobs ahead of free slots.
 fn add_bursts(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     let (_, target) = config.policies.active_at(MONDAY);
     let idle_count = random.random_range(1..5);
@@ -358,7 +355,7 @@ fn add_bursts(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     }
 }
 
-/// Makes jobs save their environments for later jobs, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
+/// In 40 % of the cases. Returns [`Scenario::suspended_jobs`].
 fn add_suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;

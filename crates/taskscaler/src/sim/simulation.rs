@@ -1,4 +1,4 @@
-//! The simulation: runs an engine with simulated providers, jobs and restarts of the manager.
+//! Runs an engine with simulated providers, jobs and restarts of the manager.
 
 #![allow(
     clippy::indexing_slicing,
@@ -31,25 +31,20 @@ use crate::time::{Now, Time};
 use crate::types::{SlotAssignment, TaskKey};
 use suspended_jobs::SavedEnvironment;
 
-/// Time until the connection of a job breaks after its instance ceased to exist.
 const CONNECTION_BREAK_DELAY: Duration = Duration::from_secs(5);
-/// Time after which the manager tries again to reserve a slot.
 const REQUEST_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Progress of a job.
 #[derive(Debug, Clone, PartialEq)]
 enum SimJobState {
     /// The job has not arrived, or waits at the coordinator.
     AtCoordinator,
     /// The job waits for a slot.
     Waiting,
-    /// The job runs on these slots.
     Running(SlotAssignment),
     /// The job has completed.
     Done,
 }
 
-/// State of a job in the simulation.
 #[derive(Debug)]
 struct SimJob {
     state: SimJobState,
@@ -72,26 +67,23 @@ pub struct Simulation<'a> {
     random: ChaCha8Rng,
     agenda: BinaryHeap<Reverse<(Time, u64)>>,
     events: HashMap<u64, SimEvent>,
-    /// Last number that was given to an event or to a reservation.
+    /// Last number of an event or a reservation.
     last_number: u64,
     /// Time until which the plugin of each group is down.
     down_until: Vec<Time>,
     /// Whether the provider of each group has machines in stock.
     has_stock: Vec<bool>,
-    /// Sum of the wall clock's jumps, in seconds.
     clock_offset_s: i64,
     is_draining: bool,
     /// Reservations that no job has used.
     reservations: Vec<TaskKey>,
-    /// Number of the manager's current run. Each restart begins the next run.
+    /// Number of the manager's current run, incremented by each restart.
     manager_run: u32,
     now: Now,
-    /// Time at which the engine must be woken. Other planned wake-ups are ignored.
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Time at which the coordinator received a job request that it has not answered, because no job waits. `None` means
-    /// that there is no such request.
+    /// Since when the coordinator has not answered a job request, because no job waits.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,
@@ -268,11 +260,10 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Requests jobs while there is capacity, stores the engine's changes and performs its actions.
     fn advance(&mut self) -> Result<(), Violation> {
         self.request_jobs()?;
         loop {
-            if self.scenario.checked {
+            if self.scenario.checks_invariants {
                 self.engine.check()?;
             }
             let _ = self.engine.decisions();
@@ -287,7 +278,7 @@ impl<'a> Simulation<'a> {
                 break;
             }
             for action in actions {
-                // The manager is killed after it wrote the ledger and before it performs the action.
+                // The manager is killed between writing the ledger and performing the action.
                 if self.now.at < self.scenario.faults_end && chance(&mut self.random, self.scenario.kill_before_actions)
                 {
                     return self.restart();

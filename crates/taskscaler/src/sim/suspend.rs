@@ -6,13 +6,13 @@ use super::cloud::{Cloud, Machine, chance};
 use crate::time::Time;
 use muster_fleeting::model::{InstanceId, InstanceState};
 
-/// The states of a machine before, during and after it is suspended.
+/// Before, during and after suspending.
 const SUSPEND: [InstanceState; 3] = [InstanceState::Running, InstanceState::Suspending, InstanceState::Suspended];
-/// The states of a machine before, during and after it is resumed.
+/// Before, during and after resuming.
 const RESUME: [InstanceState; 3] = [InstanceState::Suspended, InstanceState::Resuming, InstanceState::Running];
 
 impl Cloud {
-    /// Suspends machines, which takes as long as a deletion. Returns the machines for which the call was accepted.
+    /// Suspends machines, which takes as long as a deletion. Returns the accepted machines.
     pub fn suspend(
         &mut self,
         at: Time,
@@ -22,7 +22,7 @@ impl Cloud {
         self.change_state(at, ids, SUSPEND, random)
     }
 
-    /// Resumes machines, which takes as long as a boot. Returns the machines for which the call was accepted.
+    /// Resumes machines, which takes as long as a boot. Returns the accepted machines.
     pub fn resume(&mut self, at: Time, ids: &[InstanceId], random: &mut ChaCha8Rng) -> Result<Vec<InstanceId>, String> {
         self.change_state(at, ids, RESUME, random)
     }
@@ -40,7 +40,7 @@ impl Cloud {
             let ignored = cloud.faults(at).suspend_ignored;
             let Some(machine) = cloud.machines.get_mut(id).filter(|machine| machine.is_live(at)) else { return false };
             let state = machine.suspend_state(at);
-            // A repeated call is accepted. A call for a machine that is in transition to the opposite state is not.
+            // A repeated call is accepted. A call for a machine in the opposite transition is not.
             let accepted = [from, transition, to].contains(&state);
             if state == from && !chance(random, ignored) {
                 machine.suspend_states.extend([(at, transition), (at + duration, to)]);
@@ -49,7 +49,7 @@ impl Cloud {
         })
     }
 
-    /// Returns true if a machine exists and is neither suspended nor being suspended or resumed.
+    /// Returns whether a machine exists and is neither suspended nor being suspended or resumed.
     #[must_use]
     pub fn is_running(&self, at: Time, id: &InstanceId) -> bool {
         let is_running = |machine: &Machine| machine.is_live(at) && machine.suspend_state(at) == InstanceState::Running;
@@ -58,7 +58,6 @@ impl Cloud {
 }
 
 impl Machine {
-    /// Returns the state that a booted machine has at a time.
     pub(super) fn suspend_state(&self, at: Time) -> InstanceState {
         let last = self.suspend_states.iter().rev().find(|(from, _)| *from <= at);
         last.map_or(InstanceState::Running, |(_, state)| *state)

@@ -1,4 +1,4 @@
-//! Job traces: the arrival and the duration of each job, read from a file or generated.
+//! Job traces: the arrival and the duration of each job.
 
 use std::time::Duration;
 
@@ -11,24 +11,23 @@ use crate::resources::JobUsage;
 use crate::time::Time;
 use crate::types::SlotRequest;
 
-/// If the first arrival is at least this value, all arrivals are Unix times. Otherwise they are seconds since Monday, 00:00.
+/// If the first arrival is at least this value, all arrivals are Unix times. Otherwise, they are seconds since Monday,
+/// 00:00.
 ///
 /// Unix times are converted to seconds since the Monday before the first job.
 const UNIX_TIME_S: u64 = 1_000_000_000;
-/// The first Monday of Unix time.
 const MONDAY_S: u64 = 4 * 86_400;
 const WEEK_S: u64 = 7 * 86_400;
 const MAX_ARRIVAL_S: f64 = 1e11;
-/// Maximum time until the last arrival, and maximum duration of a job, in seconds: three years.
+/// In seconds: three years.
 const MAX_SPAN_S: f64 = 1e8;
 
-/// Part of error messages that describes the format.
 const LINE_FORMAT_HINT: &str = "a line is `ARRIVAL,DURATION` in seconds, the first line can be a heading";
 
 /// A job of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// Time of its arrival.
+    /// Arrival time.
     pub at: Time,
     /// Run time.
     pub duration: Duration,
@@ -37,9 +36,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Returns the resource usage that the job reports: half of the CPUs that it requests, or 1.5 CPUs.
-    ///
-    /// Requests and measurements therefore differ.
+    /// Half of the CPUs that the job requests, or 1.5 CPUs.
     #[must_use]
     pub fn usage(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;
@@ -50,7 +47,7 @@ impl Job {
 /// Error for text that is not a valid trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// A line of a table is not valid.
+    /// A line of a table is invalid.
     #[error("line {line}: {cause}; {LINE_FORMAT_HINT}")]
     Line {
         /// Line number, counted from 1.
@@ -58,7 +55,7 @@ pub enum TraceError {
         /// Description of the problem.
         cause: TraceRowError,
     },
-    /// A job of a JSON list is not valid.
+    /// A job of a JSON list is invalid.
     #[error("job {number}: {cause}")]
     Listed {
         /// Number of the job, counted from 1.
@@ -79,7 +76,7 @@ pub enum TraceError {
     Long(u64),
 }
 
-/// Problem with a job of a trace.
+/// Problem with a job.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TraceRowError {
     /// The number of columns is not two.
@@ -126,18 +123,17 @@ impl TraceRow {
     }
 }
 
-/// Returns true if a line is a heading: none of its columns is a number, for any common separator.
+/// A heading has no number in any column, for any common separator.
 fn is_heading(line: &str) -> bool {
     line.split([',', ';', '\t']).all(|column| unquoted(column).parse::<f64>().is_err())
 }
 
-/// Returns a column without surrounding spaces and quotes.
 fn unquoted(column: &str) -> &str {
     let column = column.trim();
     column.strip_prefix('"').and_then(|column| column.strip_suffix('"')).unwrap_or(column)
 }
 
-/// Parses a trace: a JSON list, or a table of two columns. Returns the jobs in the order of their arrivals.
+/// Parses a JSON list, or a table of two columns. Returns the jobs in the order of their arrivals.
 ///
 /// Arrivals are in seconds since Monday, 00:00, or in Unix time.
 ///
@@ -201,7 +197,7 @@ pub struct Pattern {
     pub duration: Spread,
     /// Average number of jobs that arrive together.
     pub burst: u32,
-    /// Variation of the rate between days, as in [`Spread::factor`]. 1 means that all days are alike.
+    /// Variation of the rate between days, as in [`Spread::factor`]. 1 means none.
     pub daily_variation: f64,
 }
 
@@ -213,7 +209,7 @@ pub enum Shape {
     Day,
     /// Office hours, with quiet weekends.
     Week,
-    /// Constant rate, meant for pipelines of many jobs ([`Pattern::burst`]).
+    /// Constant rate, meant for bursts of jobs ([`Pattern::burst`]).
     Burst,
     /// Constant rate.
     Flat,
@@ -234,7 +230,7 @@ impl Default for Pattern {
 }
 
 impl Pattern {
-    /// Generates the jobs for a seed. The first day is a Monday.
+    /// Generates jobs. The first day is a Monday.
     #[must_use]
     pub fn jobs(&self, seed: u64) -> Vec<Job> {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
@@ -247,7 +243,6 @@ impl Pattern {
         let burst = f64::from(self.burst.max(1));
         let mut at = 0.0;
         loop {
-            // Generate arrivals at the maximum rate, and drop some of them to get the rate of the hour.
             at += -(1.0 - random.random::<f64>()).ln() / (max_per_second / burst);
             if at >= end {
                 return jobs;
@@ -264,7 +259,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the rate at a time, given in seconds since the start, in jobs per hour.
+    /// In jobs per hour, at `at` seconds since the start.
     fn rate(&self, at: f64) -> f64 {
         let (day, hour) = ((at / 86_400.0).floor() % 7.0, at / 3600.0 % 24.0);
         let busy = match self.shape {
@@ -281,7 +276,7 @@ fn day_of(at: f64) -> usize {
     (at / 86_400.0) as usize
 }
 
-/// Returns the relative load at an hour of a workday: a steep rise in the morning, a dip at noon and a long evening.
+/// Relative load: a steep rise in the morning, a dip at noon and a long evening.
 fn workday(hour: f64) -> f64 {
     let hill = |middle: f64, width: f64| (-((hour - middle) / width).powi(2)).exp();
     let morning = hill(10.5, 1.4);

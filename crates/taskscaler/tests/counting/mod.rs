@@ -1,4 +1,4 @@
-//! An allocator that counts allocated bytes, for the tests and the benchmark of memory per job and instance.
+//! An allocator that counts allocated bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,7 +26,6 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Returns the number of allocated bytes of the process.
 pub(crate) fn allocated() -> usize {
     ALLOCATED.load(Ordering::Relaxed)
 }

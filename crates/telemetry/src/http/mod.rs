@@ -1,7 +1,7 @@
 //! HTTP server on `listen_address`: metrics, health and debug endpoints (docs/spec/runner-config.md, section 3.1).
 //!
-//! The server has no authentication, like gitlab-runner's, so it should listen on a loopback address or a private network. It
-//! shows names and numbers but no secrets. The number of connections, and the size and time of a request's head, are limited.
+//! The server has no authentication, like gitlab-runner's, so it should listen on a private address. It shows no
+//! secrets.
 
 mod endpoint;
 mod listen;
@@ -38,7 +38,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay after a failed accept, for example because the process has no file descriptors left.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// A server that is listening and has not started to serve.
+/// A server that listens, but does not serve yet.
 pub struct Server {
     listener: TcpListener,
     telemetry: Arc<Telemetry>,
@@ -48,7 +48,7 @@ impl Server {
     /// Listens on a port of `host`. An empty `host` means all addresses of the machine.
     ///
     /// # Errors
-    /// Returns [`ListenError`]. In that case, the manager should not start, because its configuration requires the server.
+    /// [`ListenError`].
     pub async fn bind(host: &str, port: u16, telemetry: Arc<Telemetry>) -> Result<Self, ListenError> {
         let listener = listen::listen(host, port).await?;
         match listener.local_addr() {
@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-/// Waits for a free permit and the next connection. Cancel-safe: dropping the future releases the permit.
+/// Waits for a free permit and the next connection. Cancel-safe.
 async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(permits).acquire_owned().await.ok()?;
     match listener.accept().await {

@@ -23,7 +23,7 @@ const PROFILES_UNAVAILABLE: &str = "Profiles of the Go runtime are not available
 
 type TextResponse = Response<Full<Bytes>>;
 
-/// Returns the response to a request. A body of the request is not read.
+/// Returns the response to a request. The body of the request is not read.
 pub(super) async fn respond(method: &Method, uri: &Uri, telemetry: &Telemetry) -> TextResponse {
     let endpoint = telemetry.endpoints.get(uri.path());
     let response = match uri.path() {

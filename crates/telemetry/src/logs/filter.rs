@@ -88,11 +88,10 @@ impl FromStr for Level {
     }
 }
 
-/// Selects the records that are written.
 #[derive(Debug)]
 pub(super) struct Filter {
     targets: Targets,
-    /// The least severe level that is enabled for any target. Less severe records are never written.
+    /// The least severe level that is enabled for any target.
     pub(super) level: Level,
 }
 

@@ -131,7 +131,6 @@ fn json(record: &Record) -> String {
     line
 }
 
-/// Formats the time as RFC 3339 with fractions of a second.
 fn time(record: &Record) -> String {
     record.time.format(&Rfc3339).unwrap_or_default()
 }

@@ -47,7 +47,7 @@ impl LogLayer {
 
     pub(super) fn set_filter(&self, filter: Filter) {
         *self.0.filter.write() = filter;
-        // `tracing` caches for each call site whether it is enabled.
+        // `tracing` caches which call sites are enabled.
         tracing::callsite::rebuild_interest_cache();
     }
 

@@ -8,8 +8,8 @@
 //!                                                        +--> gitlab_runner_errors_total
 //! ```
 //!
-//! Records must not contain secrets, and callers ensure this with the type `Secret`. As a second line of defense, text that
-//! looks like a token, or like credentials in a URL, is masked here.
+//! Callers keep secrets out of records with the type `Secret`. Text that still looks like a token, or like credentials
+//! in a URL, is masked.
 
 mod dump;
 mod filter;
@@ -40,8 +40,7 @@ pub use sink::{Sink, SyslogError};
 
 use filter::Filter;
 
-/// Target of records in which nothing is masked. Only records that must show a token use it, such as those of
-/// `gitlab-runner list`.
+/// Target of records in which nothing is masked, such as those of `gitlab-runner list`.
 pub const UNREDACTED_TARGET: &str = "muster::unredacted";
 
 /// State that the log shares with the metrics: the number of jobs, and counts of errors.
@@ -161,9 +160,9 @@ impl LogHandle {
         (Self { layer, is_fixed, defaults, configured: Arc::default() }, error)
     }
 
-    /// Applies the level and format of a configuration. `None` means the default.
+    /// Applies the level and format of a configuration, unless the command line or the environment determines them.
     ///
-    /// Values from the command line or the environment take precedence. Returns true if the configuration's values have changed.
+    /// `None` means the default. Returns whether the configured values have changed.
     pub fn configure(&self, level: Option<Level>, format: Option<Format>) -> bool {
         let mut configured = self.configured.lock();
         if *configured == (level, format) {
@@ -179,7 +178,7 @@ impl LogHandle {
         true
     }
 
-    /// Returns true if the level is exactly debug, and not trace: only then does gitlab-runner dump its threads on SIGUSR1.
+    /// Returns whether the level is exactly debug, at which gitlab-runner dumps its threads on SIGUSR1.
     #[must_use]
     pub fn is_debug(&self) -> bool {
         self.layer.level() == Level::Debug

@@ -11,7 +11,6 @@ use super::filter::Level;
 /// Name of the field that marks an error as fatal. The process exits after such an error.
 const FATAL: &str = "fatal";
 
-/// Value of a field.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Text(String),
@@ -106,7 +105,6 @@ impl Visit for Fields {
     }
 }
 
-/// A log record.
 #[derive(Debug)]
 pub(super) struct Record {
     pub(super) time: OffsetDateTime,

@@ -9,7 +9,6 @@ use parking_lot::Mutex;
 
 use super::filter::Level;
 
-/// Socket of syslog.
 const SYSLOG: &str = "/dev/log";
 /// Facility `daemon` of syslog(3), shifted above the bits of the severity.
 const DAEMON: u8 = 3 << 3;
@@ -72,7 +71,6 @@ impl Sink {
     }
 }
 
-/// Connects to syslog.
 pub(super) fn connect_syslog() -> Result<UnixDatagram, SyslogError> {
     connect(Path::new(SYSLOG))
 }
@@ -87,7 +85,6 @@ fn connect(path: &Path) -> Result<UnixDatagram, SyslogError> {
     connected.map_err(|source| SyslogError { path: path.display().to_string(), source })
 }
 
-/// Formats a syslog message: priority, name and process ID of the sender, and the line.
 fn datagram(level: Level, line: &str) -> Vec<u8> {
     let severity = match level {
         Level::Panic | Level::Fatal | Level::Error => 3,

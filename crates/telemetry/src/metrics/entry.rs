@@ -21,7 +21,7 @@ pub struct EntryLabels {
     pub system_id: String,
 }
 
-/// Metrics of a `[[runners]]` entry. The series are exposed as long as code outside the registry holds a reference to this value.
+/// Metrics of a `[[runners]]` entry. The series are exposed while a caller holds a reference to this value.
 pub struct EntryMetrics {
     set: MetricSet,
     pub(super) token: Arc<TokenMetrics>,
@@ -166,7 +166,7 @@ impl EntryMetrics {
     }
 
     /// Counts a job of an earlier manager process that was resumed.
-    pub fn recovered(&self) {
+    pub fn job_recovered(&self) {
         self.recovered.inc();
     }
 
@@ -187,8 +187,7 @@ impl EntryMetrics {
     }
 }
 
-/// Metrics without the label `system_id`. Entries that differ only in their system ID share them, for example the current entry
-/// and the entry of a job that was received under an earlier system ID.
+/// Metrics without the label `system_id`. Entries that differ only in their system ID share them.
 pub(super) struct NameMetrics {
     set: MetricSet,
     pub(super) failed_jobs: IntCounterVec,
@@ -248,7 +247,7 @@ impl TokenMetrics {
 
     /// Counts an open job request until the returned guard is dropped.
     #[must_use]
-    pub fn open_request(self: &Arc<Self>) -> OpenRequest {
+    pub fn count_open_request(self: &Arc<Self>) -> OpenRequest {
         self.requests.inc();
         OpenRequest(Arc::clone(self))
     }

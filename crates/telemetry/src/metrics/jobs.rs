@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::entry::{EntryMetrics, ProcessingFailure};
 use crate::logs::LogState;
 
-/// Maximum number of characters of a label value that the coordinator chooses, so that it cannot exhaust memory.
+/// Maximum number of characters of a label value from the coordinator, which could exhaust memory.
 const MAX_LABEL_CHARS: usize = 32;
 
 /// State of a current job, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).
@@ -117,7 +117,6 @@ struct Row {
     since: Instant,
 }
 
-/// Table of the current jobs.
 #[derive(Default)]
 pub(super) struct Table {
     /// The last key that was given to a row, and the rows by their keys.
@@ -210,12 +209,12 @@ impl JobRecord {
     }
 
     /// Sets whether the job waits because `concurrent` or `limit` is reached.
-    pub fn set_waits(&self, is_waiting: bool) {
+    pub fn set_waiting(&self, is_waiting: bool) {
         self.change(|row| row.is_waiting = is_waiting);
     }
 
     /// Counts a failed job by the reason that is reported.
-    pub fn failed(&self, reason: &str) {
+    pub fn record_failure(&self, reason: &str) {
         self.entry.name.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
         self.entry.failed_to_process(ProcessingFailure::Job);
     }

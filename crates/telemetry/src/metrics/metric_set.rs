@@ -67,10 +67,8 @@ impl MetricSet {
         self.register(histograms)
     }
 
-    /// Registers a metric.
-    ///
-    /// If a metric with the same name and labels exists already, the new one is not exposed and an error is logged: no
-    /// configuration may stop the process because of a metric.
+    /// Registers a metric. If a metric with this name and these labels exists, logs an error and does not expose the
+    /// new one, because no configuration may stop the process.
     pub(super) fn register<T: Collector + Clone + 'static>(&mut self, metric: T) -> T {
         match self.registry.register(Box::new(metric.clone())) {
             Ok(()) => self.registered.push(Box::new(metric.clone())),
@@ -79,7 +77,6 @@ impl MetricSet {
         metric
     }
 
-    /// Unregisters all metrics of the set.
     pub(super) fn unregister(&mut self) {
         for member in self.registered.drain(..) {
             // Fails only if the metric is not registered.

@@ -1,10 +1,10 @@
 //! Metrics in Prometheus' text format 0.0.4, with gitlab-runner's names.
 //!
-//! The format does not depend on what a scraper accepts, as in gitlab-runner. In OpenMetrics, the gauge `gitlab_runner_jobs` and
-//! the counter `gitlab_runner_jobs_total` would be the same metric.
+//! OpenMetrics is not offered: there, the gauge `gitlab_runner_jobs` and the counter `gitlab_runner_jobs_total` would
+//! be one metric.
 //!
-//! Cardinality is bounded: the series of a `[[runners]]` entry exist only while the entry or one of its jobs exists. All other
-//! labels have a small set of values or are truncated. No label contains a secret; runners are named by their short token.
+//! Cardinality is bounded: the series of a `[[runners]]` entry exist only while the entry or one of its jobs exists,
+//! and all other labels have few values or are truncated. No label contains a secret.
 
 mod entry;
 mod jobs;
@@ -221,7 +221,7 @@ impl Metrics {
         self.table.list()
     }
 
-    /// Adds a source of metrics. It is exposed until it is dropped.
+    /// Adds a source of metrics, which is exposed until it is dropped.
     pub fn add_source(&self, source: Weak<dyn Source>) {
         self.sources.add(source);
     }

@@ -53,7 +53,6 @@ impl ProcessMetrics {
     }
 }
 
-/// Fields of `/proc/<pid>/stat`.
 #[derive(Debug, PartialEq)]
 struct Stat {
     cpu_ticks: f64,

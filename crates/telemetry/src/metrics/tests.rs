@@ -62,7 +62,7 @@ fn telemetry_with_all_series() -> (Arc<Telemetry>, Arc<EntryMetrics>, JobRecord)
     metrics.job_started(ExecutionMode::Traditional, "shell");
     metrics.record_stage("get_sources", 0.2);
     job.record_stage("step_script", 1.0);
-    job.failed("script_failure");
+    job.record_failure("script_failure");
     job.set_stage("step_script");
     job.set_state(JobMetricState::Running, ExecutorStage::Prepare);
     drop(metrics.job(&entry, facts()));
@@ -190,7 +190,7 @@ fn entries_with_different_system_ids_coexist() {
     let current = telemetry.metrics.entry(&labels("one"));
     let earlier = telemetry.metrics.entry(&EntryLabels { system_id: "r_2".to_owned(), ..labels("one") });
     for entry in [&current, &earlier] {
-        telemetry.metrics.job(entry, facts()).failed("script_failure");
+        telemetry.metrics.job(entry, facts()).record_failure("script_failure");
     }
     let failed = |count| {
         format!(
@@ -209,7 +209,7 @@ fn entries_with_different_system_ids_coexist() {
 fn open_requests_are_counted() {
     let telemetry = telemetry();
     let entry = telemetry.metrics.entry(&labels("one"));
-    let open = entry.token().open_request();
+    let open = entry.token().count_open_request();
     let series = "gitlab_runner_request_concurrency{runner=\"abcdefghi\",system_id=\"s_1\"} ";
     assert!(text(&telemetry).contains(&format!("{series}1\n")));
     drop(open);

@@ -35,7 +35,6 @@ const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Maximum number of destinations whose outage is remembered. Each job can name further destinations.
 const MAX_DESTINATIONS: usize = 64;
 
-/// Error of an attempt to send spans.
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
     #[error("failed to send the request")]

@@ -4,9 +4,9 @@
 //! result tree of job -- JobSpan --> bounded queue -- one task --> POST to each destination, with retries
 //! ```
 //!
-//! A failed collector never affects jobs: queueing spans does not wait, and spans that do not fit into the queue are counted and
-//! dropped. An outage is logged once. Only the protocol messages of OpenTelemetry's libraries are used. The SDK of these libraries
-//! records a span while it is open, but here all times are known only after the job has ended.
+//! A failed collector never affects jobs: spans that do not fit into the queue are counted and dropped. OpenTelemetry's
+//! SDK is not used, because it records spans while they are open, but here all times are known only at the end of the
+//! job.
 
 mod context;
 mod export;
@@ -33,7 +33,6 @@ const MAX_QUEUED_ITEMS: usize = 256;
 /// Maximum time to send the queued spans when the process ends (docs/spec/runner-config.md, section 1.11).
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The spans of a job that are queued for a destination.
 struct ExportItem {
     job: Arc<JobSpan>,
     destination: Destination,
@@ -55,7 +54,7 @@ pub struct Tracer {
     settings: SpanSettings,
     /// Used to count spans.
     telemetry: Weak<Telemetry>,
-    /// Started with the first export. `None` before the first export, and after a flush.
+    /// `None` before the first export, and after a flush.
     exporter: Mutex<Option<Exporter>>,
 }
 

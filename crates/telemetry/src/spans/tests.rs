@@ -22,7 +22,7 @@ const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch
 /// A received request: its path, its header `authorization` and its message.
 type ReceivedRequest = (String, Option<String>, ExportTraceServiceRequest);
 
-/// A collector that responds with the given statuses, and with 200 after them.
+/// A collector that responds with these statuses, and then with 200.
 struct Collector {
     url: String,
     requests: UnboundedReceiver<ReceivedRequest>,

@@ -1,6 +1,6 @@
 //! Converts a job's tree of stages and steps to spans.
 //!
-//! This happens after the job has ended. No state is kept while it runs, so a restarted manager creates the same spans.
+//! No state is kept while the job runs, so a restarted manager creates the same spans.
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};

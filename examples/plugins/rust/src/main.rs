@@ -39,7 +39,7 @@ struct Sshd {
     instances: Mutex<BTreeMap<InstanceId, Instance>>,
 }
 
-/// An instance. Dropping it kills its server and deletes its directory.
+/// Dropping this value kills the server and deletes its directory.
 struct Instance {
     home: TempDir,
     port: u16,

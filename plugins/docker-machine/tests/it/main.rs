@@ -15,12 +15,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 
-/// Timeout for any operation.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-docker-machine");
 
-/// A fake docker-machine: its storage directory, with the files that control it.
 struct FakeDockerMachine(TempDir);
 
 impl FakeDockerMachine {
@@ -40,7 +38,6 @@ impl FakeDockerMachine {
         std::fs::remove_file(self.path(fault)).unwrap();
     }
 
-    /// Adds a machine that was created outside of the plugin.
     fn add_machine(&self, name: &str, state: &str) {
         std::fs::create_dir_all(self.path("machines").join(name)).unwrap();
         std::fs::write(self.path("machines").join(name).join("state"), state).unwrap();
@@ -51,7 +48,6 @@ impl FakeDockerMachine {
         directory.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the number of machines at the provider.
     fn provider_machines(&self) -> usize {
         std::fs::read_dir(self.path("cloud")).map_or(0, Iterator::count)
     }
@@ -83,7 +79,7 @@ async fn states(group: &Group) -> Vec<(InstanceId, InstanceState)> {
     states
 }
 
-/// Polls until the group has `n` instances, all in this state. The protocol has no event for state changes.
+/// The protocol has no event for state changes.
 async fn wait_for_instances(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
@@ -95,7 +91,7 @@ async fn wait_for_instances(group: &Group, n: usize, state: InstanceState) -> Ve
     }
 }
 
-/// Polls until `condition` returns true. docker-machine has no events.
+/// docker-machine has no events.
 async fn wait_until(condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition() {
@@ -153,7 +149,7 @@ async fn slow_creation_is_reported_and_can_be_canceled() {
     let first = InstanceId::new(cloud.machines().remove(0));
     let waiting = creating.iter().map(|(id, _)| id.clone()).find(|id| *id != first).unwrap();
     group.decrease(&[first.clone(), waiting.clone()]).await.unwrap();
-    // A waiting machine is not created. A creation in progress is completed, because the provider would keep the
+    // The waiting machine is not created. The creation in progress is completed, because the provider would keep the
     // machine otherwise.
     wait_until(|| !cloud.path("muster-creating").join(waiting.as_str()).exists()).await;
     assert_eq!(states(&group).await, [(first, InstanceState::Deleting)]);
@@ -194,7 +190,7 @@ async fn interrupted_creation_is_removed_after_restart() {
     rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
     status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
-    // docker-machine continues: if it ended before it knows the machine's ID, the machine would remain at its provider.
+    // docker-machine continues: if it ended before it knows the machine's ID, the provider would keep the machine.
     assert_eq!(states(&group).await.iter().map(|(_, state)| *state).collect::<Vec<_>>(), [InstanceState::Deleting]);
     assert_eq!(cloud.provider_machines(), 1);
     cloud.disable("create-waits");
@@ -212,7 +208,7 @@ async fn machine_whose_marker_cannot_be_removed_gets_no_jobs() {
     group.increase(1).await.unwrap();
     wait_until(|| fake.machines().len() == 1).await;
     let marker = fake.path("muster-creating").join(&fake.machines()[0]);
-    // The marker is replaced by a directory that is not empty, which not even root can remove like a file.
+    // Not even root can remove a directory with content like a file.
     std::fs::remove_file(&marker).unwrap();
     std::fs::create_dir_all(marker.join("x")).unwrap();
     fake.disable("create-waits");
@@ -250,7 +246,7 @@ async fn failed_removal_is_retried_and_finally_forced() {
     cloud.enable("rm-force-fails");
     group.decrease(&ids).await.unwrap();
     wait_until(|| cloud.calls().contains("rm -f")).await;
-    // A machine that docker-machine still lists remains an instance, even if no command succeeds.
+    // A machine that docker-machine still lists remains an instance.
     assert_eq!(states(&group).await, [(ids[0].clone(), InstanceState::Deleting)]);
     cloud.disable("rm-force-fails");
     wait_for_instances(&group, 0, InstanceState::Running).await;
@@ -276,7 +272,7 @@ async fn failed_list_loses_no_machines() {
     group.stop().await;
 }
 
-/// Requirement R025: the table of an old configuration works unchanged.
+/// Requirement R025: an old configuration works unchanged.
 #[tokio::test]
 async fn old_machine_table_works_unchanged() {
     let cloud = FakeDockerMachine::new();
@@ -304,13 +300,13 @@ async fn old_machine_table_works_unchanged() {
     group.stop().await;
 }
 
-/// Requirement R026: the log names the replacement of each old key, and the deprecation date.
+/// Requirement R026.
 #[test]
 fn log_names_new_keys_and_deprecation() {
     let cloud = FakeDockerMachine::new();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let directory = TempDir::new().unwrap();
-    // The plugin logs to stderr, which a wrapper redirects to a file.
+    // A wrapper redirects the plugin's log from stderr to a file.
     let wrapper = directory.path().join("fleeting-plugin-docker-machine");
     let log = directory.path().join("log");
     std::fs::write(&wrapper, format!("#!/bin/sh\nexec {PLUGIN} 2>{}\n", log.display())).unwrap();
@@ -335,7 +331,7 @@ fn reference_page_is_up_to_date() {
     assert!(page.contains(&reference), "put this into docs/reference/plugin-docker-machine.md:\n{reference}");
 }
 
-/// Runs the conformance kit (`muster plugin test`). All machines share one SSH server, which this test process runs.
+/// All machines share one SSH server, which this test runs.
 #[tokio::test]
 async fn c4_c6_passes_conformance_kit() {
     let cloud = FakeDockerMachine::new();

@@ -1,4 +1,4 @@
-//! Tests that instances leave no processes and files behind, however they and the plugin end.
+//! Instances leave no processes and files behind, however they and the plugin end.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -17,7 +17,7 @@ async fn wait_exit(pid: Pid) {
     }
 }
 
-/// Daemonizes like the manager's agent: it leaves the session, and its parent exits.
+/// Leaves the session, and its parent exits.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' </dev/null &";
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn failed_accept_does_not_stop_the_ssh_server() {
     prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let before_connection = context_switches();
     let waiting = tokio::net::TcpStream::connect(&target.address).await.unwrap();
-    // Wait until the SSH server has woken up and failed to accept the connection.
+    // The SSH server has woken up and failed to accept the connection.
     while context_switches().is_some() && context_switches() == before_connection {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -25,7 +25,7 @@ async fn group(config: Value) -> Group {
     Group::start(spec).await.unwrap()
 }
 
-/// Polls until exactly `n` instances are in this state, and returns their IDs. The protocol has no event for state changes.
+/// The protocol has no event for state changes.
 async fn wait_for_instances(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
     loop {
         let instances = group.update().await.unwrap().instances;
@@ -160,7 +160,7 @@ async fn only_the_first_host_key_is_trusted() {
     let first = target(&group, &ids[0]).await;
     dial(&first, &hosts).await.unwrap();
     dial(&first, &hosts).await.unwrap();
-    // Another machine responds under the name of the first one.
+    // Another machine responds under the name of the first machine.
     let mut other = target(&group, &ids[1]).await;
     other.machine = ids[0].as_str().to_owned();
     let error = dial(&other, &hosts).await.err().unwrap();
@@ -177,7 +177,7 @@ async fn c5_refused_port_is_retried_until_timeout() {
     target.address = listener.local_addr().unwrap().to_string();
     drop(listener);
     target.timeout = Duration::from_secs(2);
-    // From here on the clock advances automatically to the next timer.
+    // From here on, the clock advances automatically to the next timer.
     tokio::time::pause();
     let error = dial(&target, &KnownHosts::default()).await.err().unwrap();
     tokio::time::resume();
@@ -224,7 +224,6 @@ async fn canceled_command_is_killed_and_lost_instance_has_no_status() {
 async fn cloud_simulator_injects_configured_faults() {
     let group = group(json!({"boot_failure_rate": 1.0, "max_instances_per_request": 2, "max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 2, "the request is accepted partially");
-    // Each failure appears in exactly one list.
     let mut reported = Vec::new();
     while reported.len() < 2 {
         let instances = group.update().await.unwrap().instances;

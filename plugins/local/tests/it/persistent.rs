@@ -15,7 +15,7 @@ use super::{group, output, target, wait_for_instances};
 /// Timeout of a fast operation of the plugin on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the ID of the process that runs in an instance's directory and has the last argument `last_argument`.
+/// Finds the process in an instance's directory whose last argument is `last_argument`.
 fn process(directory: &Path, last_argument: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let runs_in_directory =
@@ -68,7 +68,7 @@ async fn next_plugin_restores_and_deletes_instances() {
     second.stop().await;
 }
 
-/// Returns the process ID of the plugin that holds the lock of a directory.
+/// Finds the process that holds the lock of a directory.
 fn plugin(directory: &Path) -> Option<String> {
     let lock = directory.join(".lock");
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
@@ -78,7 +78,7 @@ fn plugin(directory: &Path) -> Option<String> {
     })
 }
 
-/// Returns the entries of a directory except the lock.
+/// Omits the lock.
 fn entries(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut entries: Vec<_> = entries.filter(|name| name != ".lock").collect();
@@ -103,7 +103,7 @@ async fn next_plugin_removes_interrupted_starts() {
         assert_eq!(entries(directory), ["local-abcd-7", "other"], "entries without an instance name are not removed");
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
-        // Kill the plugin when this many directories and records exist. A record that is being written counts, too.
+        // Kill the plugin when this many directories and records exist, including unfinished records.
         let start = Instant::now();
         while entries(directory).len() < 2 + started {
             assert!(start.elapsed() < TIMEOUT, "expected {started} new entries: {:?}", entries(directory));
@@ -207,7 +207,7 @@ async fn invalid_persistent_settings_are_rejected() {
     }
 }
 
-/// Requirement R040: the location and permissions of an instance's credentials, and their removal.
+/// Requirement R040 (docs/requirements.md).
 #[tokio::test]
 async fn key_of_an_instance_is_private_and_removed_with_it() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -218,7 +218,7 @@ async fn key_of_an_instance_is_private_and_removed_with_it() {
     let group = group(json!({"directory": directory.path(), "persistent_instances": true})).await;
     group.increase(1).await.unwrap();
     let ids = wait_for_instances(&group, InstanceState::Running, 1).await;
-    // Returns the files next to the instances' directories that contain a private key.
+    // Files with a private key.
     let keys = || {
         let files = std::fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.path());
         let contains_key = |path: &std::path::PathBuf| {

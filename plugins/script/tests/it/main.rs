@@ -108,7 +108,7 @@ async fn success_with_invalid_number_counts_as_accepted() {
     assert_eq!(group.increase(2).await.unwrap(), 2);
     let error = group.increase(4).await.unwrap_err().to_string();
     assert!(error.contains("increase failed (exit status: 1): quota exceeded"), "{error}");
-    // Invalid output of decrease accepts no deletion, because deletions can be requested again.
+    // Deletions can be requested again, so invalid output of `decrease` accepts none.
     assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), []);
     group.stop().await;
 }

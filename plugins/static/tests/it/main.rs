@@ -19,12 +19,10 @@ use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Timeout for any operation.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_fleeting-plugin-static");
 
-/// A machine: an SSH server in this process.
 struct Machine {
     address: SocketAddr,
     host_key: PrivateKey,
@@ -50,7 +48,6 @@ impl Machine {
         tokio::spawn(server::accept(listener, host_key.clone(), authorized, server::Commands::default()))
     }
 
-    /// Stops the machine from responding.
     async fn disconnect(&mut self) {
         self.server.abort();
         let _ = (&mut self.server).await;
@@ -89,7 +86,7 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// Polls the plugin until `condition` returns true. The protocol has no event for state changes.
+/// The protocol has no event for state changes.
 async fn wait_until(failure: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition().await {
@@ -119,7 +116,7 @@ async fn unresponsive_machine_does_not_delay_the_others() {
     unresponsive["address"] = json!(silent.local_addr().unwrap().to_string());
     let mut config = config(directory.path(), &[unresponsive, machine.entry(directory.path(), "m1")]);
     config["health_timeout_s"] = json!(3600);
-    // If the plugin waited for the unresponsive machine, the start would take half a minute.
+    // Waiting for the unresponsive machine would take half a minute.
     let group = tokio::time::timeout(Duration::from_secs(20), start(&config)).await.unwrap().unwrap();
     assert_eq!(group.increase(2).await.unwrap(), 1);
     assert_eq!(states(&group).await, [("m1/1".to_owned(), InstanceState::Running)]);
@@ -174,7 +171,6 @@ async fn machine_is_not_leased_if_cleanup_fails() {
     group.stop().await;
 }
 
-/// A cleanup may take minutes. Meanwhile, the other machines must be checked.
 #[tokio::test]
 async fn slow_cleanup_does_not_delay_other_machines() {
     let directory = TempDir::new().unwrap();
@@ -332,7 +328,7 @@ fn reference_page_is_up_to_date() {
     assert!(page.contains(&reference), "put this into docs/reference/plugin-static.md:\n{reference}");
 }
 
-/// Runs `muster plugin test` with machines that respond.
+/// `muster plugin test` with machines that respond.
 #[tokio::test]
 async fn c4_c6_passes_conformance_kit() {
     let directory = TempDir::new().unwrap();

@@ -5,13 +5,12 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Payload of a job, and events during the job.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
-    /// Name of the case. It is also the name of its project, so that cases do not share files.
+    /// Also the name of the project, so that cases do not share files.
     pub(super) name: String,
-    /// Name of a case that must have ended before this case starts. Both share a project.
+    /// Case that must end before this case starts. Both share a project.
     pub(super) after: Option<String>,
     /// Whether to download the artifacts of the case in `after`.
     #[serde(default)]
@@ -23,13 +22,13 @@ pub(super) struct Case {
     /// Whether to get the sources. Otherwise `GIT_STRATEGY` is `none`.
     #[serde(default)]
     git: bool,
-    /// Timeout of the job in seconds.
+    /// In seconds.
     #[serde(default = "ten_minutes")]
     timeout: i64,
     /// Variables that are neither masked, raw nor of type file.
     #[serde(default)]
     variables: toml::Table,
-    /// Members of the payload that replace the generated ones. Variables and members of `git_info` are added.
+    /// Replaces members of the payload. Variables and members of `git_info` are added instead.
     #[serde(default)]
     payload: toml::Table,
     /// Text in the trace after which the coordinator cancels the job gracefully.
@@ -47,7 +46,7 @@ struct File {
     case: Vec<Case>,
 }
 
-/// Base URL of the repositories of the payloads, and the newest two commits.
+/// Base URL of the repositories, and the newest two commits.
 pub(super) struct Sources {
     pub(super) url: String,
     pub(super) sha: String,
@@ -66,13 +65,12 @@ impl Case {
         files.iter().flat_map(read).collect()
     }
 
-    /// Returns the name of the project, which is the name of the first case of a chain.
+    /// Returns the name of the first case of a chain.
     pub(super) fn project<'a>(&'a self, all: &'a [Self]) -> &'a str {
         let previous = self.after.as_ref().map(|name| find(all, name));
         previous.map_or(&self.name, |case| case.project(all))
     }
 
-    /// Returns the ID of the job, which is unique among the cases.
     pub(super) fn id(&self, all: &[Self]) -> i64 {
         let index = all.iter().position(|case| case.name == self.name).unwrap();
         1000 + i64::try_from(index).unwrap()
@@ -82,13 +80,13 @@ impl Case {
         find(all, self.project(all)).id(all)
     }
 
-    /// Returns the payload, which is the same for both runners.
+    /// Both runners get the same payload.
     pub(super) fn payload(&self, all: &[Self], sources: &Sources) -> Value {
         let id = self.id(all);
         let mut variables = vec![
             json!({ "key": "CI_JOB_ID", "value": id.to_string(), "public": true }),
             json!({ "key": "CI_JOB_NAME", "value": self.name, "public": true }),
-            // This version of gitlab-runner does not support timestamps.
+            // gitlab-runner v16.6.0 does not support timestamps.
             json!({ "key": "FF_TIMESTAMPS", "value": "false", "public": true }),
         ];
         if !self.git {
@@ -138,7 +136,7 @@ impl Case {
     }
 }
 
-/// Returns the token of a job. It has no prefix that a masking rule matches.
+/// No masking rule may match the token.
 pub(super) fn token(id: i64) -> String {
     format!("jobtoken{id}jobtoken")
 }

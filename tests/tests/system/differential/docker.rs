@@ -18,22 +18,19 @@ const IMAGES: [(&str, &[&str]); 7] = [
 ];
 /// Helper image of gitlab-runner.
 const HELPER: &str = "diff/helper:1";
-/// Length of a block of a tar archive. Two empty blocks end the archive.
+/// Two empty blocks end a tar archive.
 const TAR_BLOCK: usize = 512;
 
-/// A Docker Engine with the images of the cases.
 pub(super) struct Docker {
     engine: &'static DockerEngine,
 }
 
 impl Docker {
-    /// Creates the images. Returns `None` if an engine cannot run here, or if busybox is missing.
     pub(super) fn start() -> Option<Self> {
         let engine = DockerEngine::shared()?;
         IMAGES.iter().all(|(name, instructions)| engine.create_image(name, instructions)).then_some(Self { engine })
     }
 
-    /// Creates gitlab-runner's helper image with this program.
     pub(super) fn create_helper_image(&self, program: &Path) {
         let mut archive = tar::Builder::new(Vec::new());
         let program = std::fs::read(program).unwrap();
@@ -55,17 +52,15 @@ impl Docker {
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
     }
 
-    /// Opens a port that the containers and the programs that [`Docker::command`] runs can reach.
+    /// Opens a port that the containers, and programs of [`Docker::command`], can reach.
     pub(super) fn listen(&self) -> TcpListener {
         self.engine.listen(self.engine.gateway()).unwrap()
     }
 
-    /// Returns a command that runs the program in the network of the engine.
     pub(super) fn command(&self, program: &Path) -> Command {
         self.engine.command_in_network(program)
     }
 
-    /// Returns the keys of `[[runners]]`.
     pub(super) fn config(&self) -> String {
         format!(
             "[runners.docker]\nhost = {:?}\nimage = \"diff/plain:1\"\nhelper_image = {HELPER:?}\npull_policy = \"if-not-present\"\n\

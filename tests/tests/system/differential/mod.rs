@@ -1,14 +1,15 @@
-//! Compares Muster with gitlab-runner v16.6.0. Both run the same payloads with the same coordinator and the same `config.toml`. The
-//! comparison covers state, failure reason, exit code, artifacts and trace.
+//! Compares Muster with gitlab-runner v16.6.0: state, failure reason, exit code, artifacts and trace of jobs.
+//!
+//! Both run the same payloads with the same coordinator and the same `config.toml`.
 //!
 //! ```text
 //! differential/<executor>/cases/*.toml      the payloads
 //! differential/<executor>/recorded/*.txt    the results of gitlab-runner, normalized
 //! differential/<executor>/differences.toml  the known differences with their reasons; an unused entry is an error
 //! ```
-//! Every test run compares Muster with the recorded results. If `MUSTER_TEST_GITLAB_RUNNER` is set, the recorded results are compared
-//! with that executable, and for containers also with the helper program `MUSTER_TEST_GITLAB_RUNNER_HELPER`. With
-//! `MUSTER_TEST_RECORD=1`, they are recorded again.
+//! Every test run compares Muster with the recorded results. `MUSTER_TEST_GITLAB_RUNNER`, and for containers also the
+//! helper program `MUSTER_TEST_GITLAB_RUNNER_HELPER`, also compares the recorded results with these executables.
+//! `MUSTER_TEST_RECORD=1` records them again.
 
 mod case;
 mod docker;
@@ -27,7 +28,6 @@ use runners::{CaseRunner, Executor};
 /// Results of the cases by name.
 type Observations = BTreeMap<String, String>;
 
-/// Cases of one executor.
 struct Suite {
     executor: Executor,
     cases: Vec<Case>,
@@ -39,13 +39,12 @@ impl Suite {
         Self { executor, cases }
     }
 
-    /// Returns the path of the recorded result of a case.
     fn recorded_path(&self, case: &str) -> PathBuf {
         directory(self.executor.name()).join("recorded").join(format!("{case}.txt"))
     }
 
-    /// Returns the lines of a result. For containers, they are sorted: gitlab-runner reads standard output and standard error of a
-    /// container separately, so their relative order varies.
+    /// Returns the lines of a result. For containers, sorts them: gitlab-runner reads stdout and stderr of a container
+    /// separately, so their relative order varies.
     fn comparable<'a>(&self, observation: &'a str) -> Vec<&'a str> {
         let mut lines: Vec<&str> = observation.lines().collect();
         if matches!(self.executor, Executor::Docker(_)) {
@@ -85,7 +84,6 @@ impl Suite {
     }
 }
 
-/// Returns the directory of the cases of an executor.
 fn directory(executor: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("differential").join(executor)
 }
@@ -119,7 +117,7 @@ async fn recording_matches_stock_runner_in_containers() {
 
 #[test]
 fn every_recording_belongs_to_a_case() {
-    // The minimum numbers of cases ensure that no cases are lost unnoticed.
+    // Detects that cases were lost.
     for (executor, min_cases) in [("shell", 60), ("docker", 85)] {
         let cases: Vec<_> = Case::all(&directory(executor).join("cases"))
             .into_iter()

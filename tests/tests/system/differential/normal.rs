@@ -1,22 +1,21 @@
-//! Normalizes results: replaces times, names, paths and numbers that differ between two runs.
+//! Replaces times, names, paths and numbers that differ between two runs.
 
 use std::path::Path;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Patterns and replacements, applied in this order.
 static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
-        // Section markers are put on separate lines, so that lines can be compared.
+        // Each section marker gets a separate line.
         (r"section_(start|end):[0-9]+:([^\r\n]*\r\x1b\[0K)", "section_$1:TIME:$2\n"),
-        // Builds directory of a job, which contains the runner's token and the slot.
+        // Builds directory, with the runner's token and the slot.
         (r"HOME/builds/[A-Za-z0-9_-]+/[0-9]+/group", "BUILDS"),
         (r"HOME/repos/group", "REPOS"),
         (r"HOME/cache/group", "CACHE"),
-        // Messages of a shell contain its process ID and a line number of the script, which differs between the runners.
+        // Messages of a shell contain its process ID and a line number, which differs between the runners.
         (r"bash: (eval: )?line [0-9]+: ( *[0-9]+ )?", "bash: ${1}line N: "),
-        // The helpers of gitlab-runner are programs with their own log format: padding, colors and fields.
+        // The helpers of gitlab-runner have their own log format: padding, colors and fields.
         (r"\x1b\[0;m=", "="),
         (r" *\x1b\[0;m +([a-z]+=)", " $1"),
         (r" +\x1b\[0;m", "\x1b[0;m"),
@@ -40,7 +39,6 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     .collect()
 });
 
-/// Normalizes a text.
 pub(super) fn text(text: &str, home: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut text = text.replace(&*home.to_string_lossy(), "HOME");
@@ -52,7 +50,7 @@ pub(super) fn text(text: &str, home: &Path) -> String {
     text
 }
 
-/// Normalizes a trace and makes control characters visible. Repeated lines are replaced by one line and their number.
+/// Makes control characters visible, and replaces repeated lines by one line and their number.
 pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
     let trace = String::from_utf8_lossy(bytes);
     let text = text(&trace, home);
@@ -72,7 +70,6 @@ pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
     lines.into_iter().map(render).collect()
 }
 
-/// Replaces control characters with escape sequences.
 pub(super) fn escape_controls(line: &str) -> String {
     let escape = |c: char| match c {
         '\x1b' => "\\e".to_owned(),

@@ -1,4 +1,4 @@
-//! Renders the final state of a job at the coordinator as text that can be compared line by line.
+//! Renders the final state of a job as text that can be compared line by line.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -31,7 +31,6 @@ pub(super) fn observe(job: &Job, home: &Path) -> String {
     text
 }
 
-/// Returns the members of an archive with their contents, or the content of a file that is not an archive.
 fn render_artifact(format: &str, content: &[u8]) -> String {
     match format {
         "zip" | "-" => render_members(content),
@@ -57,7 +56,6 @@ fn render_members(content: &[u8]) -> String {
     members.concat()
 }
 
-/// Returns indented content, or only the size of long content.
 fn render_content(bytes: &[u8]) -> String {
     const MAX_BYTES: usize = 1000;
     if bytes.len() > MAX_BYTES {

@@ -16,18 +16,15 @@ use super::case::{Case, Sources};
 use super::docker::Docker;
 use super::{Observations, observed};
 
-/// Maximum time of all cases, on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(600);
 const CONCURRENT: usize = 4;
 
-/// Executor of the cases.
 pub(super) enum Executor {
     Shell,
     Docker(Docker),
 }
 
 impl Executor {
-    /// Returns the executor's name in `config.toml`.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Shell => "shell",
@@ -35,7 +32,6 @@ impl Executor {
         }
     }
 
-    /// Returns the keys of a runner in `config.toml` that the executor needs.
     fn keys(&self) -> String {
         match self {
             Self::Shell => "shell = \"bash\"\n".to_owned(),
@@ -43,7 +39,6 @@ impl Executor {
         }
     }
 
-    /// Serves the runner API where the runner and the jobs can reach it.
     async fn serve(&self, coordinator: Arc<MemoryCoordinator>) -> Served {
         let served = match self {
             Self::Shell => serve(coordinator).await,
@@ -52,7 +47,6 @@ impl Executor {
         served.unwrap()
     }
 
-    /// Returns a command that runs a program where it can reach the coordinator.
     fn command(&self, program: &Path) -> Command {
         match self {
             Self::Shell => Command::new(program),
@@ -61,7 +55,6 @@ impl Executor {
     }
 }
 
-/// Runs all cases with one runner. Contains the coordinator, the home directory of the runner, and the repositories of the cases.
 pub(super) struct CaseRunner<'a> {
     cases: &'a [Case],
     executor: &'a Executor,
@@ -70,7 +63,7 @@ pub(super) struct CaseRunner<'a> {
     sources: Sources,
 }
 
-/// Runner process. Dropping it kills the process, and ends Muster's agent, which outlives its manager.
+/// Dropping this value kills the runner, and Muster's agent, which outlives its manager.
 struct RunnerProcess {
     process: std::process::Child,
     state_dir: PathBuf,
@@ -100,12 +93,12 @@ impl<'a> CaseRunner<'a> {
                 symlink(home.path().join("origin"), project).unwrap();
             }
         }
-        // The coordinator holds job requests for longer than a case takes, so that no runner waits for its check interval.
+        // Requests are held for longer than a case takes, so that no runner waits for its check interval.
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(20)).with_wait_timeout(2 * TIMEOUT));
         Self { cases, executor, coordinator, home, sources }
     }
 
-    /// Returns the results of `muster runner run` with the same `config.toml`.
+    /// Returns the results of `muster runner run`.
     pub(super) async fn muster(self) -> Observations {
         let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(&muster());
@@ -115,7 +108,6 @@ impl<'a> CaseRunner<'a> {
         self.observe(served, command).await
     }
 
-    /// Returns the results of gitlab-runner.
     pub(super) async fn stock(self, binary: &OsStr) -> Observations {
         let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(Path::new(binary));
@@ -141,7 +133,7 @@ impl<'a> CaseRunner<'a> {
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
     }
 
-    /// Returns a command whose environment has only `HOME` and `PATH`.
+    /// The environment of the command has only `HOME` and `PATH`.
     fn command(&self, program: &Path) -> Command {
         let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
         let mut command = self.executor.command(program);
@@ -151,7 +143,7 @@ impl<'a> CaseRunner<'a> {
     }
 
     async fn observe(self, _served: Served, mut runner: Command) -> Observations {
-        // Dropping the runner reads the agent's process ID from the home directory, which must exist until then.
+        // Dropping the runner reads the agent's process ID from the home directory, so it must exist until then.
         let _runner = RunnerProcess { process: runner.spawn().unwrap(), state_dir: self.state_dir() };
         let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.run_chain(first));
         let Ok(observations) = tokio::time::timeout(TIMEOUT, join_all(chains)).await else {
@@ -160,19 +152,19 @@ impl<'a> CaseRunner<'a> {
         observations.into_iter().flatten().collect()
     }
 
-    /// Returns whether the runner still uses the slot of a job whose result it has reported.
-    fn has_open(&self, id: JobId) -> bool {
-        self.agent_has(id) || self.lists(id)
+    /// Returns whether the runner still uses the slot of a job.
+    fn still_uses_slot(&self, id: JobId) -> bool {
+        self.agent_has_job(id) || self.lists_job(id)
     }
 
-    /// Returns whether Muster's agent still has a job. gitlab-runner has no agent.
-    fn agent_has(&self, id: JobId) -> bool {
+    /// gitlab-runner has no agent.
+    fn agent_has_job(&self, id: JobId) -> bool {
         let entries = std::fs::read_dir(self.state_dir().join("spool")).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&format!("{id}-")))
     }
 
-    /// Returns whether the runner still lists a job, according to its log. The log of gitlab-runner has escape sequences.
-    fn lists(&self, id: JobId) -> bool {
+    /// Reads the log of the runner. The log of gitlab-runner has escape sequences.
+    fn lists_job(&self, id: JobId) -> bool {
         let log = self.log().replace("\x1b[0;m", "");
         let field = format!(" job={id} ");
         let logged = |event: &str| log.lines().any(|line| line.starts_with(event) && line.contains(&field));
@@ -183,7 +175,6 @@ impl<'a> CaseRunner<'a> {
         std::fs::read_to_string(self.home.path().join("runner.log")).unwrap()
     }
 
-    /// Returns the cases whose jobs have not ended, with their traces.
     fn unfinished(&self) -> String {
         let jobs = self.cases.iter().map(|case| (case, self.coordinator.job(JobId(case.id(self.cases)))));
         let unfinished = jobs.filter(|(_, job)| !job.as_ref().is_some_and(|job| job.status.is_complete()));
@@ -194,7 +185,6 @@ impl<'a> CaseRunner<'a> {
         lines.collect()
     }
 
-    /// Runs a case, then the cases that follow it.
     async fn run_chain(&self, first: &Case) -> Observations {
         let mut observations = Observations::new();
         let mut case = Some(first);
@@ -211,15 +201,15 @@ impl<'a> CaseRunner<'a> {
             }
             let job = self.coordinator.wait_for_end(id).await;
             observations.insert(current.name.clone(), observed::observe(&job, self.home.path()));
-            // The next job of the project gets the same slot, and with it the same volumes, only after the runner has released it.
-            assert!(wait_until(|| !self.has_open(id)).await, "{} was not closed:\n{}", current.name, self.log());
+            // The next job of the project gets the same slot, and with it the same volumes, only after its release.
+            assert!(wait_until(|| !self.still_uses_slot(id)).await, "{} was not closed:\n{}", current.name, self.log());
             case = self.cases.iter().find(|next| next.after.as_ref() == Some(&current.name));
         }
         observations
     }
 }
 
-/// Creates a repository whose commits have the same hashes on every machine.
+/// The commits have the same hashes on every machine.
 fn create_repository(home: &Path) -> Sources {
     let origin = home.join("origin");
     std::fs::create_dir_all(origin.join("folder")).unwrap();

@@ -1,4 +1,4 @@
-//! Table of known differences. Each line that only one of the two runners prints needs an entry, and each entry must match a line.
+//! Known differences. Each line that only one runner prints needs an entry, and each entry must match a line.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,16 +7,15 @@ use regex::Regex;
 use serde::Deserialize;
 use similar::{ChangeTag, TextDiff};
 
-/// Known difference.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    /// Reason for the difference.
     reason: String,
-    /// Names of the cases with the difference. If empty, the entry applies to all cases.
+    /// If empty, the entry applies to all cases.
     #[serde(default)]
     cases: Vec<String>,
-    /// Whether the difference depends on time, such as the order of lines from two streams, so that the entry may be unused.
+    /// Whether the difference depends on time, such as the order of lines from two streams. Such an entry may be
+    /// unused.
     #[serde(default)]
     depends_on_time: bool,
     /// Patterns of lines that only gitlab-runner prints.
@@ -32,13 +31,12 @@ struct File {
     difference: Vec<Entry>,
 }
 
-/// Pattern of one line, from an entry.
 struct Pattern {
     reason: String,
     cases: Vec<String>,
     side: ChangeTag,
     line: Regex,
-    used: bool,
+    is_used: bool,
 }
 
 /// Known differences, and the unknown differences that the comparison found.
@@ -56,14 +54,13 @@ impl Differences {
                 for line in lines {
                     let line = Regex::new(&format!("^(?:{line})$")).unwrap();
                     let (reason, cases) = (entry.reason.clone(), entry.cases.clone());
-                    patterns.push(Pattern { reason, cases, side, line, used: entry.depends_on_time });
+                    patterns.push(Pattern { reason, cases, side, line, is_used: entry.depends_on_time });
                 }
             }
         }
         Self { patterns, unknown: String::new() }
     }
 
-    /// Compares the results of one case.
     pub(super) fn compare(&mut self, case: &str, stock: &str, muster: &str) {
         let mut unknown = String::new();
         for change in TextDiff::from_lines(stock, muster).iter_all_changes() {
@@ -78,20 +75,20 @@ impl Differences {
         }
     }
 
-    /// Returns whether an entry matches the line, and marks such entries as used.
+    /// Returns whether an entry matches the line, and marks it as used.
     fn is_known(&mut self, case: &str, side: ChangeTag, line: &str) -> bool {
         let matching = self.patterns.iter_mut().filter(|pattern| {
             pattern.side == side
                 && (pattern.cases.is_empty() || pattern.cases.iter().any(|name| name == case))
                 && pattern.line.is_match(line)
         });
-        matching.map(|pattern| pattern.used = true).count() > 0
+        matching.map(|pattern| pattern.is_used = true).count() > 0
     }
 
     /// Returns the lines that match no entry, and the entries that match no line.
     pub(super) fn problems(&self) -> String {
         let mut text = self.unknown.clone();
-        for pattern in self.patterns.iter().filter(|pattern| !pattern.used) {
+        for pattern in self.patterns.iter().filter(|pattern| !pattern.is_used) {
             writeln!(
                 text,
                 "differences.toml: `{}` matches no line; remove it (reason: {})",

@@ -8,17 +8,14 @@ use muster_agent_api::step_runner::FollowLogsRequest;
 use muster_job::TerminationCause;
 use tokio::task::JoinHandle;
 
-/// Script that prints the ID of its process, and then sleeps.
 const SLEEP: &str = "echo $$; echo ready; exec sleep 600";
 
 impl Agent {
-    /// Waits until [`SLEEP`] runs, and returns the ID of its process.
     async fn sleeping_process(&mut self, id: &str) -> String {
         let log = self.log_until(id, "\nready\n").await;
         log.lines().nth(1).unwrap().to_owned()
     }
 
-    /// Starts waiting for the result of a job that is closed later.
     fn wait_in_background(&self, id: &str) -> JoinHandle<JobResult> {
         let request = muster_agent_api::agent::WaitForResultRequest { id: id.to_owned() };
         let mut extension = self.extension.clone();

@@ -29,7 +29,6 @@ async fn c103_every_follower_gets_the_bytes_after_its_offset() {
     for (offset, follower) in offsets.into_iter().zip(followers) {
         let log = tokio::time::timeout(TIMEOUT, follower).await.unwrap().unwrap();
         assert_eq!(log, expected.get(offset..).unwrap_or_default(), "offset {offset}");
-        // A job that ended has the same log.
         assert_eq!(agent.log_from("1", i64::try_from(offset).unwrap()).await, log);
     }
     let negative = agent.steps.follow_logs(FollowLogsRequest { id: "1".to_owned(), offset: -1 }).await.unwrap_err();
@@ -41,7 +40,7 @@ async fn c104_interrupted_follower_resumes_at_its_offset() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
     agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
-    // The stream is dropped as if the client's writer had failed.
+    // As after an error of the client's writer, the first call ends early.
     let early = agent.log_until("1", "early\n").await;
     fifo.open().await;
     let rest = agent.log_from("1", i64::try_from(early.len()).unwrap()).await;

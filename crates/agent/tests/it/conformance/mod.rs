@@ -1,6 +1,5 @@
-//! Conformance cases 84, 98 to 112 and 114 of step-runner's gRPC service (`docs/spec/steps.md`).
-//!
-//! The name of a test starts with its case. The test of case 113 is in `crates/agent/src/panics.rs`.
+//! Conformance cases 84, 98 to 112 and 114 of step-runner's gRPC service (`docs/spec/steps.md`). The test of case 113
+//! is in `crates/agent/src/panics.rs`.
 
 mod cancel;
 mod logs;
@@ -13,12 +12,11 @@ use muster_agent_api::step_runner::{Job, RunRequest, Status, StatusRequest, Vari
 use crate::harness::*;
 
 impl Agent {
-    /// Starts a job whose `run:` list has one script.
     async fn run_script(&mut self, id: &str, script: &str, variables: &[Variable]) {
         self.steps.run(self.script_request(id, script, variables)).await.unwrap();
     }
 
-    /// Returns the request for a job whose `run:` list has one script. All such jobs have the same directory.
+    /// Returns the request for a `run:` list with one script. All such jobs share a directory.
     fn script_request(&self, id: &str, script: &str, variables: &[Variable]) -> RunRequest {
         let list = serde_json::json!({"run": [{"name": "main", "script": script}]});
         RunRequest {
@@ -42,7 +40,6 @@ impl Agent {
         self.steps.status(StatusRequest { id: id.to_owned() }).await.unwrap().into_inner().jobs
     }
 
-    /// Waits for the end of a job. Asserts its state, the kind of its error, and its message.
     async fn assert_ended(&mut self, id: &str, state: State, kind: Option<Kind>, message: &str) {
         self.wait(id).await;
         let status = self.status(id).await;
@@ -51,18 +48,17 @@ impl Agent {
             status.error.as_ref().map(|error| (error.kind(), error.message.as_str())),
             kind.map(|kind| (kind, message))
         );
-        // The agent sends the error under all field numbers that clients may expect.
+        // Clients may expect the error under any of these field numbers.
         assert_eq!((&status.error_at_4, &status.error_at_8), (&status.error, &status.error));
         assert!(status.start_time.is_some() && status.end_time.is_some());
     }
 }
 
-/// Returns the log of a job whose `run:` list has one script, which printed `output`.
 fn log_of(output: &str) -> String {
     format!("Running step name=main\n{output}")
 }
 
-/// FIFO that a job opens, so that a test can wait for the job and let it continue.
+/// FIFO that lets a test wait for a job, and then continue it.
 struct Fifo(std::path::PathBuf);
 
 impl Fifo {
@@ -72,7 +68,6 @@ impl Fifo {
         Self(path)
     }
 
-    /// Returns a command that waits for [`Self::open`].
     fn wait_command(&self) -> String {
         format!("read line <{}", self.0.display())
     }

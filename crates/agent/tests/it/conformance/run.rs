@@ -1,4 +1,4 @@
-//! Cases 84, 98 to 102 and 114: starting, listing and closing jobs.
+//! Cases 84, 98 to 102 and 114: start, list and close jobs.
 
 use muster_agent_api::client::{AgentConnection, AgentError, Reach, RunOptions, RunOutcome, run_until_accepted};
 use muster_agent_api::step_runner::{FollowLogsRequest, RunRequest, StatusRequest};
@@ -69,7 +69,7 @@ async fn c102_jobs_in_the_same_directory_keep_env_files_and_logs_apart() {
         let request = agent.script_request(who, script, &[file]);
         agent.steps.run(RunRequest { env: [("WHO".to_owned(), who.to_owned())].into(), ..request }).await.unwrap();
     }
-    // The second job ends, and its files are removed, while the first one runs.
+    // The second job ends while the first one runs.
     assert_eq!(agent.log("2").await, log_of("2 file of 2\n"));
     agent.wait("2").await;
     agent.close("2").await;
@@ -77,7 +77,6 @@ async fn c102_jobs_in_the_same_directory_keep_env_files_and_logs_apart() {
     assert_eq!(agent.log("1").await, log_of("1 file of 1\n"));
 }
 
-/// Connects to a socket on which an agent may not listen yet.
 struct Socket(PathBuf);
 
 #[async_trait::async_trait]
@@ -136,12 +135,11 @@ async fn c084_missing_directory_of_the_job_is_created() {
     assert_eq!(agent.log("1").await, log_of(&format!("{}\n", dir.display())));
 }
 
-/// The service is also available as `step.StepRunner` (`docs/spec/steps.md`, section 0.3).
+/// See `docs/spec/steps.md`, section 0.3.
 #[tokio::test]
 async fn service_has_a_second_name_and_ignores_unknown_fields() {
     use prost::Message;
     use tonic_prost::ProstCodec;
-    /// `RunRequest` of a newer client, with a timeout in field 7.
     #[derive(Clone, PartialEq, Message)]
     struct NewerRequest {
         #[prost(string, tag = "1")]

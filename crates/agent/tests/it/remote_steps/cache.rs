@@ -1,15 +1,14 @@
-//! The cache of remote steps.
+//! Cache of remote steps.
 
 use super::*;
 
-/// Returns the entries of the cache.
 fn entries(agent: &Agent) -> Vec<PathBuf> {
     let entries = fs::read_dir(agent.dir.path().join("spool/.steps")).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| !path.ends_with(".incomplete")).collect()
 }
 
-/// Returns the number of connections to the server since the last call. A job opens one connection, and a second one if it downloads the
-/// step.
+/// Returns the number of connections since the last call. A job opens one connection, and a second connection for a
+/// download.
 fn connections(server: &GitServer) -> usize {
     server.requests().iter().filter(|(path, _)| path.ends_with("/info/refs")).count()
 }
@@ -66,7 +65,6 @@ async fn content_that_a_job_changed_is_not_used() {
     let mut fixture = Fixture::new().await;
     let reference = json!(format!("{}@main", fixture.public()));
     fixture.pass(reference.clone()).await;
-    // Damage the pack with the objects of the cached commit.
     let [entry] = entries(&fixture.agent).try_into().unwrap();
     let pack = fs::read_dir(entry.join("objects/pack")).unwrap().map(|entry| entry.unwrap().path());
     let pack = pack.into_iter().find(|path| path.extension().is_some_and(|it| it == "pack")).unwrap();
@@ -87,7 +85,7 @@ async fn object_with_another_content_is_not_used() {
     let reference = json!(format!("{}@main", fixture.public()));
     fixture.pass(reference.clone()).await;
     let [entry] = entries(&fixture.agent).try_into().unwrap();
-    // Unpack the objects, and put a valid object under the hash of another one.
+    // Unpacks the objects, and replaces an object with another valid object.
     let packs = fixture.agent.dir.path().join("packs");
     fs::rename(entry.join("objects/pack"), &packs).unwrap();
     fs::create_dir(entry.join("objects/pack")).unwrap();

@@ -1,4 +1,4 @@
-//! Two jobs that publish versions in the same repository at the same time, with a real registry.
+//! Two jobs that publish versions at the same time.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,10 +15,9 @@ use tokio::sync::Mutex;
 use super::registry::{client, generic, layer, push};
 use super::*;
 
-/// Event that occurs once, at the registry's side.
 type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Proxy of a registry. Before the first upload for the tag `latest` reaches the registry, an event occurs there.
+/// Proxy of a registry, which waits for an event before it forwards the first upload for the tag `latest`.
 #[derive(Clone)]
 struct Proxy {
     registry: String,
@@ -27,7 +26,6 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Starts a proxy, and returns its address.
     async fn start(registry: &DockerRegistry, event: Event) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -47,7 +45,7 @@ impl Proxy {
             event.await;
         }
         let url = format!("http://{}{}", proxy.registry, parts.uri);
-        // The proxy's `Host` header makes the registry return addresses at the proxy for uploads.
+        // With the proxy's `Host`, the registry returns addresses at the proxy.
         let request = proxy.http.request(parts.method, url).headers(parts.headers);
         let answer = request.body(to_bytes(body, usize::MAX).await.unwrap()).send().await.unwrap();
         let mut response = Response::new(Body::empty());

@@ -45,7 +45,7 @@ async fn c092_tag_branch_and_hash_denote_a_commit() {
     fixture.write_step("steps", "second");
     fixture.commit("second");
     fixture.push("refs/heads/main");
-    // The first commit is no longer the tip of a branch.
+    // No longer the tip of a branch.
     for revision in ["light", "annotated", &first, &first[..8]] {
         let log = fixture.pass(json!(format!("{url}@{revision}"))).await;
         assert!(log.contains("<top>") && log.contains(&format!("({first})")), "{revision}: {log}");

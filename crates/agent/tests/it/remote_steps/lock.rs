@@ -1,4 +1,4 @@
-//! The lock file of the checkout.
+//! Lock file of the checkout.
 
 use muster_steps::lock::{LOCK_FILE, StepLock};
 use muster_steps::remote::Source;

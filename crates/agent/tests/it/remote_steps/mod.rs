@@ -1,4 +1,4 @@
-//! Steps from Git repositories and registries: conformance cases 89, 90, 92 and 95 to 97 of `docs/spec/steps.md`.
+//! Steps from Git repositories and registries: cases 89, 90, 92 and 95 to 97 of `docs/spec/steps.md`.
 
 mod cache;
 mod concurrent_promote;
@@ -19,10 +19,8 @@ use crate::checkout::git;
 use crate::git_server::{GitServer, TOKEN};
 use crate::harness::*;
 
-/// Step that runs the program `print` in the directory of the step.
 const STEP: &str = "{}\n---\nexec: {command: ['${{step_dir}}/print', '${{step_dir}}']}\n";
 
-/// Agent, and a Git server with the repository `g/steps.git`.
 struct Fixture {
     agent: Agent,
     server: GitServer,
@@ -54,7 +52,6 @@ impl Fixture {
         self.agent.dir.path().join("served/g/steps.git")
     }
 
-    /// Writes a step whose program prints `word`.
     fn write_step(&self, dir: &str, word: &str) {
         let dir = self.work().join(dir);
         fs::create_dir_all(&dir).unwrap();
@@ -63,19 +60,16 @@ impl Fixture {
         make_executable(&dir.join("print"));
     }
 
-    /// Commits everything, and returns the commit.
     fn commit(&self, message: &str) -> String {
         git(&self.work(), &["add", "-A"]);
         git(&self.work(), &["commit", "--quiet", "--allow-empty", "-m", message]);
         git(&self.work(), &["rev-parse", "HEAD"])
     }
 
-    /// Publishes the commit under this reference.
     fn push(&self, reference: &str) {
         git(&self.work(), &["push", "--quiet", "--force", &text(&self.bare()), &format!("HEAD:{reference}")]);
     }
 
-    /// Publishes a file with notices about the steps of the repository.
     fn publish_notices(&self, text: &str) {
         let dir = tempfile::tempdir_in(self.agent.dir.path()).unwrap();
         git(dir.path(), &["init", "--quiet"]);
@@ -86,7 +80,6 @@ impl Fixture {
         git(dir.path(), &["push", "--quiet", "--force", &bare, "HEAD:refs/heads/muster-notices"]);
     }
 
-    /// Returns the URL of a repository that needs no token.
     fn public(&self) -> String {
         format!("http://{}/public/g/steps.git", self.server.address)
     }
@@ -106,14 +99,12 @@ impl Fixture {
         (log, result)
     }
 
-    /// Runs a job with the step, which must succeed. Returns its log.
     async fn pass(&mut self, step: Value) -> String {
         let (log, result) = self.run(step).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         log
     }
 
-    /// Runs a job with the step, which must fail. Returns its log.
     async fn fail(&mut self, step: Value) -> String {
         let (log, result) = self.run(step).await;
         assert_eq!(failure(&result).0, "script_failure", "{log}");

@@ -1,4 +1,4 @@
-//! The bundled steps that build, fetch, publish and promote steps, with a real registry.
+//! Bundled steps that build, fetch, publish and promote steps.
 
 use muster_oci::{Index, TagList};
 use muster_test_prerequisites::DockerRegistry;
@@ -6,7 +6,6 @@ use muster_test_prerequisites::DockerRegistry;
 use super::registry::{client, login};
 use super::*;
 
-/// Writes a step into the directory of the job. Its program prints the input.
 fn write_step(fixture: &Fixture) {
     let dir = fixture.agent.project().join("src");
     fs::create_dir_all(dir.join("bin")).unwrap();
@@ -17,7 +16,7 @@ fn write_step(fixture: &Fixture) {
     make_executable(&dir.join("bin/print"));
 }
 
-/// Returns the inputs of a build: files for all platforms, and one file for Plan 9 only.
+/// Returns the inputs of a build for all platforms, with a file for Plan 9 only.
 fn files(registry: &DockerRegistry, path: &str, tag: &str) -> Value {
     json!({
         "registry": registry.host(),

@@ -1,4 +1,4 @@
-//! Steps in images of a real registry.
+//! Steps in images.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -11,7 +11,6 @@ use muster_test_prerequisites::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER
 use super::*;
 
 const LAYER_TYPE: &str = "application/vnd.gitlab.step.layer.v1.tar+zstd";
-/// Step that runs the program `print` in its own directory with the input.
 const ECHO: &str = "spec: {inputs: {word: {type: string, default: none}}}\n---\n\
      exec: {command: ['${{step_dir}}/print', '${{inputs.word}}']}\n";
 
@@ -28,7 +27,7 @@ fn other() -> Platform {
     Platform { os: "plan9".to_owned(), ..local() }
 }
 
-/// Returns a layer with the step `ECHO` in each of `dirs`. The program of the step prints `word`.
+/// Returns a layer with `ECHO` in each of `dirs`, whose program prints `word`.
 pub(super) fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for dir in dirs {
@@ -61,7 +60,7 @@ pub(super) fn login(registry: &DockerRegistry) -> Variable {
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }
 
-/// Returns the mapping that names the image with this tag as a step. `more` has further keys of the location.
+/// Returns the mapping of a step in the image with this tag. `more` extends the location.
 fn oci(registry: &DockerRegistry, tag: &str, more: Value) -> Value {
     let mut location = json!({"registry": registry.host(), "repository": "g/echo", "tag": tag});
     location.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

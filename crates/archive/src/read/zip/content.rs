@@ -1,4 +1,4 @@
-//! Reads the content of an entry of a zip archive.
+//! Content of an entry of a zip archive.
 
 use std::io::{self, BufRead, Read, Seek, SeekFrom};
 
@@ -7,21 +7,22 @@ use flate2::bufread::DeflateDecoder;
 
 use super::directory::{Fields, Header, invalid};
 
-/// Magic of the local header, which precedes the content of an entry (section 4.3.7 of PKWARE's APPNOTE).
+/// Magic of the header before the content of an entry (section 4.3.7 of PKWARE's APPNOTE).
 const LOCAL_HEADER: &[u8] = b"PK\x03\x04";
 pub(super) const LOCAL_HEADER_BYTES: usize = 30;
 pub(super) const STORED: u16 = 0;
 pub(super) const DEFLATE: u16 = 8;
 const ZSTD: u16 = 93;
-/// Message about an entry whose content does not match its header.
+/// Message if the content does not match the zip directory.
 pub(super) const DAMAGED: &str =
     "the content of an entry is damaged: its size or its checksum does not match the zip directory";
-/// Message about an entry whose content is larger than its header declares.
+/// Message if the content is larger than in the zip directory.
 pub(super) const LARGER: &str = "an entry is larger than its size in the zip directory";
-/// Binary logarithm of the maximum window size of a decoder, which limits its memory. Only `zstd --long` and `--ultra` use larger windows.
+/// Binary logarithm of the maximum window size, which limits memory. Only `zstd --long` and `--ultra` use larger
+/// windows.
 const MAX_ZSTD_WINDOW_LOG: u32 = 23;
 
-/// Returns a reader of the unpacked content. Reading fails if the checksum or the size differs from the header.
+/// Returns a reader of the unpacked content, which fails if checksum or size differ from the header.
 pub(super) fn content<'a, R: BufRead + Seek>(
     archive: &'a mut R,
     header: &Header,
@@ -48,7 +49,7 @@ pub(super) fn content<'a, R: BufRead + Seek>(
     Ok(Checked { inner: CrcReader::new(unpacked), crc: header.crc, remaining: header.unpacked })
 }
 
-/// Returns the distance from the beginning of a local header to the content of its entry.
+/// Returns the length of a local header, up to the content of its entry.
 pub(super) fn content_offset(local_header: &[u8; LOCAL_HEADER_BYTES]) -> io::Result<u64> {
     let mut local = Fields(local_header);
     if local.bytes(LOCAL_HEADER.len())? != LOCAL_HEADER {
@@ -59,7 +60,7 @@ pub(super) fn content_offset(local_header: &[u8; LOCAL_HEADER_BYTES]) -> io::Res
     Ok(LOCAL_HEADER_BYTES as u64 + u64::from(name) + u64::from(extra))
 }
 
-/// Reader of the content of an entry. The content is located at the first read, because callers may skip it.
+/// Reader that locates the content at the first read, because callers may skip it.
 pub(super) struct Lazy<'a, R> {
     source: Source<'a, R>,
     header: &'a Header,
@@ -93,7 +94,7 @@ impl<R: BufRead + Seek> Read for Lazy<'_, R> {
 struct Checked<R> {
     inner: CrcReader<R>,
     crc: u32,
-    /// Number of bytes that have not been read yet, according to the header.
+    /// Number of declared bytes that are still to be read.
     remaining: u64,
 }
 

@@ -1,7 +1,6 @@
 //! The central directory of a zip archive (PKWARE's APPNOTE, sections 4.3.12 to 4.3.16).
 //!
-//! The numbers in the end record of the archive are compared with the limits before any header is read. Names, sizes and modes are
-//! taken from the central directory. The local headers before the contents are used only to find where a content begins.
+//! The numbers in the end record are checked before any header is read. Local headers are used only to find contents.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -14,7 +13,7 @@ use crate::meter::Meter;
 
 const END: &[u8] = b"PK\x05\x06";
 const END_BYTES: usize = 22;
-/// Maximum length in bytes of the comment after the end record.
+/// Maximum length of the comment after the end record in bytes.
 const MAX_COMMENT: u64 = 65_535;
 const END64_LOCATOR: &[u8] = b"PK\x06\x07";
 const END64_LOCATOR_BYTES: u8 = 20;
@@ -22,19 +21,18 @@ const END64: &[u8] = b"PK\x06\x06";
 const END64_BYTES: usize = 56;
 const HEADER: &[u8] = b"PK\x01\x02";
 const HEADER_BYTES: usize = 46;
-/// Number of bytes of the directory to read at once.
 const CHUNK: u64 = 64 * 1024;
-/// ID of the extra field with 64-bit sizes.
+/// ID of the field with 64-bit sizes.
 const SIZES_64: u16 = 0x0001;
-/// ID of the extra field with the time in Unix seconds.
+/// ID of the field with the Unix time in seconds.
 const UNIX_TIME: u16 = 0x5455;
 
-/// Returns an error about a part of the archive that violates the format.
+/// Returns an error about a violation of the format.
 pub(super) fn invalid(message: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
 }
 
-/// Reads the fields of a record one after the other. Numbers are little-endian.
+/// Reads little-endian fields of a record.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -63,7 +61,6 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Header of an entry in the central directory.
 #[derive(Debug)]
 pub(crate) struct Header {
     pub(super) name: Vec<u8>,
@@ -72,39 +69,38 @@ pub(crate) struct Header {
     pub(super) crc: u32,
     pub(super) packed: u64,
     pub(crate) unpacked: u64,
-    /// Position of the local header, which precedes the content.
+    /// Position of the local header before the content.
     pub(super) offset: u64,
     pub(super) mode: Option<u32>,
     pub(super) modified: Option<FileTime>,
 }
 
-/// Fields of the end record.
 struct EndRecord {
     entries: u64,
-    /// Bytes of the directory.
+    /// Size of the directory in bytes.
     size: u64,
-    /// Position of the directory, counted from the first byte of the archive.
+    /// Position of the directory, relative to the archive.
     offset: u64,
-    /// Position of the first byte after the directory, counted from the first byte of the file.
+    /// Position after the directory, relative to the file.
     at: u64,
 }
 
-/// The headers that have not been read yet.
+/// Headers that are still to be read.
 pub(super) struct Directory {
     entries: u64,
-    /// Position of the first byte after `chunk`.
+    /// Position after `chunk`.
     at: u64,
     /// Number of bytes of the directory from `at` on.
     unread: u64,
     chunk: Vec<u8>,
-    /// Number of bytes of `chunk` that were returned.
+    /// Number of returned bytes of `chunk`.
     used: usize,
-    /// Number of bytes before the archive, such as the program of a self-extracting archive.
+    /// Number of bytes before the archive, such as a self-extracting program.
     base: u64,
 }
 
 impl Directory {
-    /// Finds the directory, and compares its declared size and number of entries with the limits.
+    /// Finds the directory, and checks its declared size and number of entries.
     pub(super) fn open<R: Read + Seek>(archive: &mut R, meter: &Meter<'_>) -> Result<Self, UnpackError> {
         let end = find_end(archive).map_err(broken)?;
         meter.check_zip_directory(end.entries, end.size)?;
@@ -116,7 +112,7 @@ impl Directory {
         Ok(Self { entries: end.entries, at: start, unread: end.size, chunk: Vec::new(), used: 0, base })
     }
 
-    /// Reads the next header. Returns `None` after the last one.
+    /// Returns the next header, if there is one.
     pub(super) fn next<R: Read + Seek>(&mut self, archive: &mut R) -> io::Result<Option<Header>> {
         let Some(entries) = self.entries.checked_sub(1) else { return Ok(None) };
         self.entries = entries;
@@ -152,7 +148,6 @@ impl Directory {
         Ok(Some(header))
     }
 
-    /// Returns the next bytes of the directory.
     fn take<R: Read + Seek>(&mut self, archive: &mut R, length: usize) -> io::Result<&[u8]> {
         let missing = (length as u64).saturating_sub((self.chunk.len() - self.used) as u64);
         if missing > self.unread {
@@ -183,7 +178,7 @@ impl Header {
             match kind {
                 SIZES_64 => {
                     for size in [&mut self.unpacked, &mut self.packed, &mut self.offset] {
-                        // The field contains only the sizes that do not fit into 32 bits.
+                        // The field contains only sizes that exceed 32 bits.
                         if *size == u64::from(u32::MAX) {
                             *size = field.u64()?;
                         }
@@ -200,7 +195,7 @@ impl Header {
     }
 }
 
-/// Finds the end record of the archive: the last one whose comment fits into the rest of the file.
+/// Finds the end record: the last one whose comment fits into the file.
 fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<EndRecord> {
     let size = archive.seek(SeekFrom::End(0))?;
     let start = size.saturating_sub(END_BYTES as u64 + MAX_COMMENT);
@@ -232,7 +227,7 @@ fn find_end<R: Read + Seek>(archive: &mut R) -> io::Result<EndRecord> {
     Err(invalid("the archive has no zip directory at its end"))
 }
 
-/// Reads the zip64 end record that belongs to the end record at `end`. Returns `None` if the archive has none.
+/// Reads the zip64 end record for the end record at `end`, if there is one.
 fn read_end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<EndRecord>> {
     let Some(locator) = end.checked_sub(END64_LOCATOR_BYTES.into()) else { return Ok(None) };
     let mut bytes = [0; END64_LOCATOR_BYTES as usize];
@@ -251,12 +246,12 @@ fn read_end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<En
     if fields.bytes(END64.len())? != END64 {
         return Err(invalid("the end of the zip64 directory is damaged"));
     }
-    // Skips the size of the record, versions, disk numbers, and the number of entries on this disk.
+    // Skips size, versions, disk numbers, and the number of entries on this disk.
     fields.bytes(28)?;
     Ok(Some(EndRecord { entries: fields.u64()?, size: fields.u64()?, offset: fields.u64()?, at }))
 }
 
-/// Returns the mode of a file, which depends on the system that created the archive.
+/// Returns the mode of a file, which depends on the archive's system.
 fn mode(system: u16, attributes: u32) -> Option<u32> {
     match (system, attributes) {
         (_, 0) => None,
@@ -271,7 +266,7 @@ fn mode(system: u16, attributes: u32) -> Option<u32> {
     }
 }
 
-/// Converts a time of MS-DOS, which has no time zone. It is interpreted as UTC.
+/// Converts a time of MS-DOS, as UTC.
 fn dos_time(date: u16, time: u16) -> Option<FileTime> {
     let bits = |from: u16, shift: u32, count: u32| u8::try_from((from >> shift) & ((1 << count) - 1)).ok();
     let year = 1980 + i32::from(date >> 9);

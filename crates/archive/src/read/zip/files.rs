@@ -1,4 +1,4 @@
-//! Reads the contents of entries from an open archive, independently of other threads.
+//! Reads contents of entries, independently of other threads.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read, Seek, SeekFrom};
@@ -12,15 +12,15 @@ use crate::meter::{Content, Meter, Packed};
 
 /// Maximum packed and unpacked size of an entry that is unpacked in memory.
 const MAX_IN_MEMORY: u64 = 1 << 20;
-/// Assumed maximum length of the extra fields of a local header.
+/// Assumed maximum length of a local header's extra fields.
 const EXTRA_BYTES: usize = 64;
 
-/// Reader of contents. Its buffers are used again for each entry.
+/// Reader of contents with reused buffers.
 pub(crate) struct ZipFiles<'a> {
     archive: &'a File,
     meter: &'a Meter<'a>,
     inflate: Decompressor,
-    /// Buffers that only grow, because clearing them for each entry would be slow.
+    /// Buffers that only grow, because clearing them would be slow.
     packed: Vec<u8>,
     unpacked: Vec<u8>,
 }
@@ -30,10 +30,10 @@ impl<'a> ZipFiles<'a> {
         Self { archive, meter, inflate: Decompressor::new(), packed: Vec::new(), unpacked: Vec::new() }
     }
 
-    /// Calls `write` with the content of an entry. Reading fails if the checksum or the size differs from the header.
+    /// Calls `write` with the content of an entry. Reading fails if checksum or size differ from the header.
     ///
     /// # Errors
-    /// If the entry cannot be read or is found to be damaged before `write` is called.
+    /// If the entry cannot be read, or is found to be damaged, before `write` is called.
     pub(crate) fn unpack<T>(&mut self, header: &Header, write: impl FnOnce(&mut dyn Read) -> T) -> io::Result<T> {
         let meter = self.meter;
         if let Some(unpacked) = self.unpack_in_memory(header)? {
@@ -45,7 +45,7 @@ impl<'a> ZipFiles<'a> {
         Ok(write(&mut Content { inner, meter }))
     }
 
-    /// Unpacks the content in memory. Returns `None` if the entry must be read as a stream.
+    /// Unpacks the content in memory. `None` means that it must be read as a stream.
     fn unpack_in_memory(&mut self, header: &Header) -> io::Result<Option<&[u8]>> {
         let sizes = [header.packed, header.unpacked];
         let is_known = matches!(header.method, STORED | DEFLATE) && !header.is_encrypted;
@@ -79,7 +79,7 @@ impl<'a> ZipFiles<'a> {
     }
 }
 
-/// Returns the first bytes of a buffer, which grows if necessary. The bytes may be left over from an earlier use.
+/// Returns the first bytes of a buffer, which may have old content.
 fn first_bytes(buffer: &mut Vec<u8>, length: usize) -> &mut [u8] {
     if buffer.len() < length {
         buffer.resize(length, 0);
@@ -91,10 +91,7 @@ fn to_usize(size: u64) -> io::Result<usize> {
     usize::try_from(size).map_err(io::Error::other)
 }
 
-/// Reads from a position until the buffer is full or the file ends. Returns the number of bytes.
-///
-/// # Errors
-/// The error of the system.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes.
 pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut filled = 0;
     while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
@@ -108,7 +105,7 @@ pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize>
     Ok(filled)
 }
 
-/// Reader of a file with its own position. Several readers of the same open file do not affect each other.
+/// Reader of a shared file with its own position.
 struct At<'a> {
     file: &'a File,
     position: u64,

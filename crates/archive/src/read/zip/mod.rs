@@ -1,4 +1,4 @@
-//! Reads zip archives entry by entry, so that memory does not grow with the number of entries.
+//! Reads zip archives entry by entry, with constant memory.
 
 mod content;
 mod directory;
@@ -19,7 +19,6 @@ pub(crate) use self::directory::Header;
 pub(crate) use self::files::ZipFiles;
 pub use self::files::read_at;
 
-/// Bits of a mode that contain the file type.
 const FILE_TYPE_MASK: u32 = 0o170_000;
 
 pub(super) fn read<E: From<UnpackError>>(
@@ -39,7 +38,7 @@ pub(super) fn read<E: From<UnpackError>>(
     Ok(())
 }
 
-/// Calls `visit` for each entry with its header, from which [`ZipFiles`] reads the content.
+/// Calls `visit` with each entry and its header, with which [`ZipFiles`] reads the content.
 pub(crate) fn visit_zip(
     archive: &File,
     meter: &Meter<'_>,
@@ -57,7 +56,7 @@ pub(crate) fn visit_zip(
     Ok(())
 }
 
-/// Returns the entry with this header. Only the target of a link is read from the content.
+/// Returns the entry of a header. Only the target of a link is read from the content.
 fn entry(header: &Header, content: &mut impl Read) -> Result<Entry, UnpackError> {
     let kind = kind(header, content)?;
     Ok(Entry {
@@ -69,7 +68,7 @@ fn entry(header: &Header, content: &mut impl Read) -> Result<Entry, UnpackError>
     })
 }
 
-/// Reads the headers of all entries, which checks them.
+/// Checks the headers of all entries.
 pub(super) fn check(archive: impl Read + Seek, meter: &Meter<'_>) -> Result<(), UnpackError> {
     let mut archive = BufReader::new(archive);
     let mut directory = Directory::open(&mut archive, meter)?;
@@ -79,7 +78,7 @@ pub(super) fn check(archive: impl Read + Seek, meter: &Meter<'_>) -> Result<(), 
     Ok(())
 }
 
-/// Reads the file with this name. Returns `None` if the archive does not contain it. If several entries have the name, reads the last.
+/// Reads the last file with this name, if there is one.
 pub(super) fn find(archive: impl Read + Seek, name: &str, meter: &Meter<'_>) -> Result<Option<Vec<u8>>, UnpackError> {
     let mut archive = BufReader::new(archive);
     let mut directory = Directory::open(&mut archive, meter)?;

@@ -1,15 +1,13 @@
 //! Caches that are stored as chunks (`docs/how-to/use-caches.md`): on this machine, or in an object store.
 //!
-//! A pack is a file with many chunks. An index lists the files of a cache and the packs with their chunks. A reference names the index of a
-//! cache key.
+//! [`muster_chunks`] describes references, indexes and packs.
 //!
 //! ```text
 //! restore: reference --> index --> chunks that no existing file has --> files
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
-//! With an object store, the manager has already read the references and signed the URLs of their objects. The directory on this machine
-//! contains copies of objects.
+//! With an object store, the manager signs the URLs of the objects, and the directory contains copies of objects.
 
 mod objects;
 mod restore;
@@ -28,13 +26,11 @@ use crate::context::Context;
 pub(super) use restore::restore;
 pub(super) use save::save;
 
-/// Returns the chunk store in the directory of a cache.
 fn store(cache: &CacheEntry, chunks: &ChunkCache) -> Result<Store, Failure> {
     let invalid = || Failure::Step(format!("`{}` is not a valid protection level", chunks.level));
     Store::new(Path::new(&cache.cache_dir), &chunks.level).ok_or_else(invalid)
 }
 
-/// Parses a reference that the manager has read from the object store.
 fn parse_reference(text: &str, level: &str) -> Result<Reference, ChunkError> {
     let reference = Reference::parse(text.as_bytes())?;
     if reference.level == level {
@@ -59,19 +55,16 @@ fn remote_failure(error: RemoteError) -> Failure {
     }
 }
 
-/// Returns a function with which blocking work checks whether it must end.
 fn stop_check(stop: &StopToken) -> impl Fn() -> bool + Sync + use<> {
     let stop = stop.clone();
     move || stop.cause().is_some()
 }
 
-/// Returns a number of bytes in megabytes.
 fn megabytes(bytes: u64) -> String {
     let tenths = bytes.saturating_add(50_000) / 100_000;
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Returns the HTTP client for the object store.
 fn client(context: &Context) -> Result<super::remote::Remote, RemoteError> {
     super::store::remote(super::store::timeout(context))
 }

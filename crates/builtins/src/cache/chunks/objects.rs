@@ -20,10 +20,9 @@ use crate::cache::download::Download as ObjectDownload;
 use crate::cache::remote::{Remote, RemoteError, check_status};
 use crate::transfer::{Meter, TransferContext};
 
-/// Maximum number of objects or ranges that are transferred at the same time.
 const MAX_CONCURRENT: usize = 8;
 
-/// Objects of a store that a job may download and upload.
+/// Objects of a store, and the URLs with which a job may download them.
 pub(super) struct Objects<'a> {
     pub(super) context: &'a dyn TransferContext,
     pub(super) remote: Remote,
@@ -31,11 +30,10 @@ pub(super) struct Objects<'a> {
     /// Signed URLs for GET, by object name.
     pub(super) urls: &'a BTreeMap<String, Secret>,
     pub(super) stop: &'a StopToken,
-    /// Objects that the store does not have, or has with other content.
+    /// Objects that are missing or damaged in the store.
     pub(super) lost: Mutex<Vec<Object>>,
 }
 
-/// A file to upload.
 pub(super) struct Upload<'a> {
     pub(super) file: PathBuf,
     pub(super) url: &'a Secret,
@@ -46,7 +44,6 @@ impl Objects<'_> {
         crate::cache::store::parse_url(self.urls.get(&object.name).ok_or(RemoteError::Missing)?)
     }
 
-    /// Downloads a whole object into the directory of the store.
     pub(super) async fn fetch(&self, object: &Object) -> Result<(), RemoteError> {
         let meter = Arc::new(Mutex::new(self.context.meter("Downloading cache", Some(object.size))));
         self.fetch_with(object, &meter).await
@@ -58,7 +55,6 @@ impl Objects<'_> {
         self.record_loss(object, fetched)
     }
 
-    /// Records an object that is missing or damaged in the store. Returns the result of the transfer.
     fn record_loss(&self, object: &Object, transferred: Result<(), RemoteError>) -> Result<(), RemoteError> {
         if let Err(RemoteError::Missing | RemoteError::Damaged(_)) = &transferred {
             self.lost.lock().push(object.clone());
@@ -83,11 +79,10 @@ impl Objects<'_> {
         self.store.persist(file, &object.name).map_err(write_failed)
     }
 
-    /// Downloads the missing parts of packs. A pack that is downloaded as a whole is kept in the directory of the store.
+    /// Downloads the missing parts of packs: whole packs into the directory of the store, ranges into a temporary file.
     ///
-    /// Returns the ranges of all other packs, which are in a temporary file.
+    /// Returns the ranges.
     pub(super) async fn fetch_chunks(&self, downloads: &[Download]) -> Result<Spool, RemoteError> {
-        // Without a name, the file is removed when its last descriptor is closed.
         let file = self.store.temporary().map_err(write_failed)?.into_file();
         let spool = Mutex::new(Spool::new(file.try_clone().map_err(|error| file_failed("open", error))?));
         let total = downloads.iter().map(Download::bytes).sum();
@@ -120,7 +115,7 @@ impl Objects<'_> {
         ))
     }
 
-    /// Downloads a range of an object to position `at` of a file, in one attempt.
+    /// Downloads a range of an object to position `at` of a file.
     async fn fetch_range_once(
         &self,
         url: &Url,
@@ -157,7 +152,6 @@ impl Objects<'_> {
         Err(RemoteError::Network("the response ended before the end of the range".to_owned()))
     }
 
-    /// Uploads files, several at the same time.
     pub(super) async fn upload(&self, uploads: Vec<Upload<'_>>, headers: &HeaderMap) -> Result<(), RemoteError> {
         let sizes = uploads.iter().filter_map(|upload| upload.file.symlink_metadata().ok());
         let total = sizes.map(|metadata| metadata.len()).sum();
@@ -173,7 +167,6 @@ impl Objects<'_> {
     }
 }
 
-/// Returns whether the response is the range from `first` to `last`.
 fn has_range(response: &Response, first: u64, last: u64) -> bool {
     let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     range.is_some_and(|range| range.starts_with(&format!("bytes {first}-{last}/")))

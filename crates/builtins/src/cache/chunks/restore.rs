@@ -17,13 +17,13 @@ use crate::context::Context;
 use crate::extraction::Extraction;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Number of attempts with an object store. The second attempt downloads objects again whose copies on this machine were damaged.
+/// Maximum number of attempts with an object store. The second attempt replaces damaged copies on this machine.
 const ATTEMPTS: usize = 2;
 
 /// Restores the cache of a key. Returns whether the key has a cache.
 ///
 /// # Errors
-/// [`Failure`] if the cache is damaged or cannot be read. Each file then has its old content or the content of the cache, or was removed.
+/// If the cache is damaged or cannot be read. Files may then be unchanged, restored or removed.
 pub(in crate::cache) async fn restore(
     context: &Context,
     cache: &CacheEntry,
@@ -47,7 +47,6 @@ pub(in crate::cache) async fn restore(
     let attempts = if chunks.store.is_some() { ATTEMPTS } else { 1 };
     for _ in 1..attempts {
         match run.attempt().await {
-            // The damaged objects on this machine were removed.
             Err(_) if !run.damaged.is_empty() => run.damaged.clear(),
             restored => return restored.map(|()| true),
         }
@@ -59,21 +58,18 @@ pub(in crate::cache) async fn restore(
     restored.map(|()| true)
 }
 
-/// State of one restore.
 struct RestoreRun<'a> {
     context: &'a Context,
     chunks: &'a ChunkCache,
     store: Arc<Store>,
     reference: Reference,
     stop: &'a StopToken,
-    /// Number of bytes that were downloaded.
     downloaded: u64,
-    /// Objects that the last attempt found damaged.
+    /// Damaged objects that the last attempt found.
     damaged: Vec<Object>,
 }
 
 impl RestoreRun<'_> {
-    /// Restores the files, and prints what was transferred.
     async fn attempt(&mut self) -> Result<(), Failure> {
         let index = Arc::new(self.index().await?);
         let spool = self.fetch_missing(&index).await?;
@@ -112,7 +108,6 @@ impl RestoreRun<'_> {
         self.context.report(MessageLevel::Plain, &line);
     }
 
-    /// Returns the index. Downloads it if this machine has no copy.
     async fn index(&mut self) -> Result<Index, Failure> {
         let object = self.reference.index.clone();
         if self.chunks.store.is_some() && !self.store.has(&object) {
@@ -136,7 +131,7 @@ impl RestoreRun<'_> {
         })
     }
 
-    /// Downloads the chunks that neither the files nor the packs of this machine have.
+    /// Downloads the chunks that are in neither the files nor the packs of this machine.
     async fn fetch_missing(&mut self, index: &Arc<Index>) -> Result<Option<Spool>, Failure> {
         if self.chunks.store.is_none() {
             return Ok(None);
@@ -170,7 +165,6 @@ impl RestoreRun<'_> {
         Ok(Objects { context: self.context, remote, store: &self.store, urls, stop: self.stop, lost: Mutex::default() })
     }
 
-    /// Removes damaged objects from this machine.
     fn remove(&mut self, damaged: Vec<Object>) {
         for object in &damaged {
             tracing::warn!(object = object.name, "object of a cache is damaged, removing it");
@@ -181,7 +175,7 @@ impl RestoreRun<'_> {
         self.damaged = damaged;
     }
 
-    /// Records the objects that are damaged in the object store, so that no later save on this machine uses them.
+    /// Excludes objects that are damaged in the object store from later saves on this machine.
     fn distrust(&self) {
         for object in &self.damaged {
             if let Err(error) = self.store.distrust(&object.name) {

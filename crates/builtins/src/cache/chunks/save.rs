@@ -24,17 +24,13 @@ use crate::files::format::Level;
 use crate::files::select::{FileSelection, select};
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Minimum size in bytes at which a pack is complete. Larger packs need fewer requests, but retain more unused bytes.
+/// Minimum size of a complete pack in bytes. Larger packs need fewer requests, but retain more unused bytes.
 const PACK_BYTES: u64 = 16 << 20;
-/// Maximum number of packs per save without an object store.
 const MAX_PACKS: usize = 4096;
-/// Maximum number of recent references whose chunks are reused.
+/// Maximum number of recent references of which chunks are reused without an object store.
 const MAX_REFERENCES: usize = 8;
 
 /// Saves the cache, and prints what was stored.
-///
-/// # Errors
-/// [`Failure`] if the cache cannot be stored or the job was stopped.
 pub(in crate::cache) async fn save(
     context: &Context,
     cache: &CacheEntry,
@@ -52,20 +48,19 @@ pub(in crate::cache) async fn save(
     SaveRun { context, cache, store, remote, stop }.run(files, chunks).await
 }
 
-/// Settings of one save.
 struct SaveRun<'a> {
     context: &'a Context,
     cache: &'a CacheEntry,
     store: Arc<Store>,
-    /// Object store, and its URLs for uploads. `None` means that the cache is stored only on this machine.
+    /// Object store, and the URLs for uploads. `None` means that the cache is stored only on this machine.
     remote: Option<(&'a ChunkStore, &'a ChunkUpload)>,
     stop: &'a StopToken,
 }
 
 impl SaveRun<'_> {
     async fn run(&self, files: Vec<PathBuf>, chunks: &ChunkCache) -> Result<(), Failure> {
-        // A marked object will be deleted as unused, so this save must not reuse it. The marks must be read first: an object that is
-        // marked later is not deleted before this save has set its reference.
+        // A marked object will be deleted, so this save must not reuse it. Objects that are marked later are deleted
+        // only after this save.
         let mut marked: Vec<String> = self.store.marks().names().map(str::to_owned).collect();
         marked.extend(self.remote.iter().flat_map(|(remote, _)| remote.marked.iter().cloned()));
         let mut references = self.references(&chunks.level).await?;
@@ -109,7 +104,7 @@ impl SaveRun<'_> {
         Ok(())
     }
 
-    /// Returns the references of caches that may share chunks with this one. Damaged references are skipped.
+    /// Returns references whose chunks this cache may reuse. Damaged references are skipped.
     async fn references(&self, level: &str) -> Result<Vec<Reference>, Failure> {
         if let Some((remote, _)) = self.remote {
             let parsed = remote.references.values().filter_map(|text| parse_reference(text, level).ok());
@@ -130,7 +125,7 @@ impl SaveRun<'_> {
         .await
     }
 
-    /// Downloads the indexes that this machine does not have. If an index cannot be downloaded, its chunks are stored again.
+    /// Downloads missing indexes. If a download fails, the chunks of that index are stored again.
     async fn fetch_indexes(&self, references: &[Reference]) -> Result<(), Failure> {
         let Some((remote, _)) = self.remote else { return Ok(()) };
         let objects = self.objects(&remote.downloads)?;
@@ -159,7 +154,7 @@ impl SaveRun<'_> {
         })
     }
 
-    /// Stores the new chunks and the index in the directory of this machine.
+    /// Stores the new chunks and the index on this machine.
     async fn save(
         &self,
         files: Vec<PathBuf>,
@@ -175,7 +170,7 @@ impl SaveRun<'_> {
         };
         let (is_remote, stop, token) = (self.remote.is_some(), stop_check(self.stop), self.stop.clone());
         blocking(self.context, "storing the cache", self.stop, move || {
-            // The object store contains every object that a reference names. This machine may have removed its copy.
+            // With an object store, a pack needs no copy on this machine.
             let is_usable = |pack: &Object| {
                 !marked.contains(&pack.name) && store.trusts(&pack.name) && (is_remote || store.has(pack))
             };
@@ -198,7 +193,7 @@ impl SaveRun<'_> {
         .await
     }
 
-    /// Uploads the new objects, and then the references.
+    /// Uploads the new objects before the references.
     async fn upload(
         &self,
         upload: &ChunkUpload,
@@ -225,7 +220,7 @@ impl SaveRun<'_> {
             Ok(file)
         });
         let file = written.map_err(|error| chunk_failure(&error))?;
-        // An unchanged reference is uploaded again, so that its age shows that it is in use.
+        // An unchanged reference is uploaded again, because its age shows whether it is in use.
         for url in [&upload.reference, &upload.last] {
             let upload = Upload { file: file.path().to_owned(), url };
             objects.upload(vec![upload], &headers).await.map_err(remote_failure)?;
@@ -234,7 +229,7 @@ impl SaveRun<'_> {
     }
 }
 
-/// Returns the chunks that need not be stored again, and the index of the key if all its packs can be used.
+/// Returns the chunks that need not be stored again, and the index of the key if all its packs are usable.
 fn load_known(
     store: &Store,
     references: &[Reference],
@@ -249,7 +244,6 @@ fn load_known(
             continue;
         };
         known.add_index(&index, &is_usable);
-        // If one of its packs is not usable, the key needs a new index.
         if reference.key == key && index.packs().iter().all(&is_usable) {
             current = Some(index);
         }
@@ -257,7 +251,6 @@ fn load_known(
     (known, current)
 }
 
-/// Returns the pack size in bytes with which the files fit into `max_packs` packs.
 fn pack_bytes(root: &Path, files: &[PathBuf], max_packs: usize) -> u64 {
     let sizes = files.iter().filter_map(|file| root.join(file).symlink_metadata().ok()).map(|found| found.len());
     let packs = u64::try_from(max_packs.max(1)).unwrap_or(1);

@@ -12,13 +12,13 @@ use muster_steps::style;
 /// Parsed value of `GIT_CLEAN_FLAGS`.
 #[derive(Debug, PartialEq, Eq)]
 struct Flags {
-    /// `-d`: directories without tracked files are removed, too.
+    /// `-d`: removes directories without tracked files, too.
     directories: bool,
-    /// `-x`: files that `.gitignore` excludes are removed, too.
+    /// `-x`: removes files that `.gitignore` excludes, too.
     ignored: bool,
-    /// `-X`: only files that `.gitignore` excludes are removed.
+    /// `-X`: removes only files that `.gitignore` excludes.
     only_ignored: bool,
-    /// `-e`: patterns of files that are kept.
+    /// `-e`: patterns of files to keep.
     excluded: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn clean(
     };
     let mut options = StatusOptions::new();
     options.include_untracked(true).include_ignored(flags.ignored || flags.only_ignored).exclude_submodules(true);
-    // A directory that is untracked as a whole is one entry, unless a file in it may have to be kept.
+    // A directory without tracked files is a single entry, unless files in it may have to be kept.
     options.recurse_untracked_dirs(flags.directories && (!flags.ignored || !flags.excluded.is_empty()));
     options.recurse_ignored_dirs(flags.directories && !flags.excluded.is_empty());
     let excluded = Pathspec::new(flags.excluded.iter().flat_map(|pattern| pathspecs(pattern)))?;
@@ -106,9 +106,7 @@ pub(super) fn clean(
     Ok(())
 }
 
-/// Returns the pathspecs for a pattern of `.gitignore`.
-///
-/// A pattern without a slash matches at every level. A directory matches with everything in it.
+/// Returns the pathspecs for a pattern of `.gitignore`, which also match the content of directories.
 fn pathspecs(pattern: &str) -> Vec<String> {
     let name = pattern.trim_end_matches('/');
     let at_every_level = !name.contains('/');
@@ -120,7 +118,7 @@ fn pathspecs(pattern: &str) -> Vec<String> {
     pathspecs
 }
 
-/// Removes the directories that the removal of a file has left empty.
+/// Removes the parent directories that are now empty.
 fn remove_empty_parents(root: &Path, removed: &Path) {
     let parents = removed.ancestors().skip(1).take_while(|parent| *parent != root && parent.starts_with(root));
     for parent in parents {
@@ -135,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_git_clean_are_understood_or_named() {
+    fn git_clean_flags_are_parsed_or_rejected() {
         let parse = |text: &str| {
             let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
             super::parse(&flags).map_err(str::to_owned)
@@ -157,7 +155,6 @@ mod tests {
         assert!(!parse("-fx").unwrap().directories);
     }
 
-    /// Returns the files that remain of a repository with untracked files at two levels.
     fn remaining(flags: &str) -> Vec<String> {
         let directory = tempfile::tempdir().unwrap();
         let repository = Repository::init(directory.path()).unwrap();
@@ -173,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_removed_only_with_the_flag_and_exclusions_hold_at_every_level() {
+    fn directories_are_removed_only_with_the_flag_and_exclusions_apply_at_every_level() {
         assert_eq!(remaining("-ffdx"), [""; 0]);
         assert_eq!(remaining("-fx"), ["build/x", "lib/build/x", "lib/other"]);
         assert_eq!(remaining("-ffdx -e build"), ["build/x", "lib/build/x"]);

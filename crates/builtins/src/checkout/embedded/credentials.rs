@@ -5,7 +5,7 @@ use muster_agent_api::builtin::Checkout;
 use crate::checkout::config::{TOKEN_USER, host, rewrites};
 use crate::git_http::{Credentials, without_credentials};
 
-/// Returns the credentials of a checkout. `token` is the job's token, for a job whose URLs do not contain it.
+/// Returns the credentials of a checkout. `token` is used only with the credential helper.
 pub(super) fn credentials(checkout: &Checkout, token: &str) -> Credentials {
     let plain = without_credentials(&checkout.repo_url);
     let mut rewrites = rewrites(checkout, &plain);

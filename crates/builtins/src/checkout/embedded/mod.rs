@@ -1,7 +1,6 @@
 //! Checks out a commit with libgit2, over HTTP. Used if the job's `PATH` has no `git` command.
 //!
-//! A later job may continue with the `git` command. Some features are missing: for example, LFS files remain pointers, and hooks of the
-//! repository are not executed.
+//! LFS files remain pointers, and hooks of the repository are not executed.
 
 mod clean;
 mod credentials;
@@ -29,20 +28,17 @@ use crate::context::Context;
 use crate::git_http::{self, Clients, Session, without_credentials};
 use credentials::credentials;
 
-/// Maximum time to establish a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum time without a byte from the server, which may need minutes to prepare a large repository.
+/// Maximum time without a byte from the server, which may prepare a large repository for minutes.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum number of files that libgit2 writes before a stop is noticed.
+/// Maximum number of files that libgit2 writes without a check for a stop.
 const PART_FILES: usize = 1000;
-/// Explanation for the user if the server refuses access.
 const ACCESS: &str = "the job's token has no access to this repository";
-/// Names of the flag with which `git fetch` fetches no tags.
+/// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
-/// Depth with which libgit2 fetches all commits into a shallow repository.
+/// Depth with which libgit2 fetches the missing commits of a shallow repository.
 const UNSHALLOW: i32 = i32::MAX;
 
-/// Fetches the commit and checks it out in the project directory.
 pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
     if !matches!(checkout.object_format.as_str(), "" | "sha1") {
         return Err(Failure::Step(format!(
@@ -120,7 +116,6 @@ pub(super) async fn clean_up(
     .await
 }
 
-/// One checkout, on a thread that may block.
 struct CheckoutRun<'a> {
     context: &'a Context,
     checkout: &'a Checkout,
@@ -146,7 +141,7 @@ impl CheckoutRun<'_> {
             let (short, name) = (short_sha(&checkout.sha), &checkout.ref_name);
             self.print(&format!("Checking out {short} as detached HEAD (ref is {name})..."));
             match check_out_commit(&repository, sha, &|| self.is_stopped()) {
-                // An object of the mirror is missing, or its content does not match its name.
+                // An object of the mirror is missing or damaged.
                 Err(error) if mirror::is_borrowing(project) && !self.is_stopped() => {
                     mirror::report_broken(self.context, error.message());
                     drop(repository);
@@ -169,8 +164,7 @@ impl CheckoutRun<'_> {
         Ok(())
     }
 
-    /// Returns a new repository with the objects and the refs of the machine's mirror. `None` means that the job has no view of a mirror that
-    /// can be used.
+    /// Returns a new repository with the objects and refs of the machine's mirror, if the job has a usable view of it.
     fn open_from_mirror(&self, project: &Path, sha: Oid) -> Option<Repository> {
         let view = Path::new(self.checkout.mirror.as_ref()?);
         let open = || -> Result<Option<Repository>, git2::Error> {
@@ -199,7 +193,7 @@ impl CheckoutRun<'_> {
         None
     }
 
-    /// Opens the repository, or creates it, and fetches the commit.
+    /// Opens or creates the repository, and fetches the commit.
     fn open_from_server(&self, project: &Path, sha: Oid) -> Result<Repository, git2::Error> {
         let checkout = self.checkout;
         let is_new = !project.join(".git").exists();
@@ -235,7 +229,7 @@ impl CheckoutRun<'_> {
         self.context.print(&style::info(line));
     }
 
-    /// Opens the repository, or creates it with the configuration of [`config::write_template`].
+    /// Opens or creates the repository with the configuration of [`config::write_template`].
     fn open(&self, directory: &Path, is_new: bool) -> Result<Repository, git2::Error> {
         let mut options = RepositoryInitOptions::new();
         options.external_template(true).template_path(&self.template).initial_head("none");
@@ -262,12 +256,12 @@ impl CheckoutRun<'_> {
         repository.remote_anonymous(url)?.fetch(&refspecs, Some(&mut self.fetch_options(repository, depth)), None)
     }
 
-    /// Returns whether GIT_FETCH_EXTRA_FLAGS contains a flag under either of its names.
+    /// Returns whether `GIT_FETCH_EXTRA_FLAGS` contains a flag under one of its names.
     fn has_flag(&self, names: [&str; 2]) -> bool {
         self.checkout.fetch_flags.iter().any(|flag| names.contains(&flag.as_str()))
     }
 
-    /// Returns the options of a fetch. Of GIT_FETCH_EXTRA_FLAGS, only the flags for tags and pruning have an effect.
+    /// Returns the options of a fetch. Of `GIT_FETCH_EXTRA_FLAGS`, only flags for tags and pruning are supported.
     fn fetch_options(&self, repository: &Repository, depth: i64) -> FetchOptions<'_> {
         let mut callbacks = RemoteCallbacks::new();
         callbacks.transfer_progress(|_| self.session.stop.cause().is_none());
@@ -288,9 +282,9 @@ impl CheckoutRun<'_> {
     }
 }
 
-/// Writes the files of the commit, and removes files that only the previous commit has. Untracked files are kept.
+/// Writes the files of the commit, and removes files of the previous commit. Keeps untracked files.
 ///
-/// No callback can interrupt libgit2 while it writes files, so it writes them in parts. `is_stopped` is called before each part.
+/// Writes in parts with a check for a stop before each, because libgit2 cannot be interrupted while it writes.
 fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
     let commit = repository.find_commit(sha).map_err(|error| match error.code() {
         ErrorCode::NotFound => git2::Error::from_str(&format!("the server has no commit {sha}")),
@@ -307,11 +301,11 @@ fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> 
         repository.checkout_tree(commit.as_object(), Some(&mut options))?;
     }
     fail_if(is_stopped)?;
-    // This call removes the files that the commit does not have. The calls above have already written the others.
+    // This call removes files that the commit does not have.
     repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
     fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
-    // The calls above do not create a file in place of a directory that an earlier job removed. This call does, because HEAD now has the file.
+    // HEAD now has the files, so this call recreates directories that an earlier job removed. `checkout_tree` does not.
     repository.checkout_head(Some(&mut checkout_options(is_stopped)))
 }
 
@@ -321,7 +315,7 @@ fn check_out_head(repository: &Repository, stop: &StopToken) -> Result<(), git2:
     check_out_commit(repository, sha, &|| stop.cause().is_some())
 }
 
-/// Returns the options of a checkout that ends when it is stopped while it compares the files.
+/// Returns options of a checkout that can be stopped while it compares files.
 fn checkout_options(is_stopped: &dyn Fn() -> bool) -> CheckoutBuilder<'_> {
     let mut options = CheckoutBuilder::new();
     options.force();
@@ -330,7 +324,6 @@ fn checkout_options(is_stopped: &dyn Fn() -> bool) -> CheckoutBuilder<'_> {
     options
 }
 
-/// Returns the paths of the files of a tree, in its order.
 fn paths(tree: &git2::Tree<'_>) -> Result<Vec<Vec<u8>>, git2::Error> {
     let mut paths = Vec::new();
     tree.walk(TreeWalkMode::PreOrder, |directory, entry| {
@@ -346,7 +339,7 @@ fn fail_if(is_stopped: &dyn Fn() -> bool) -> Result<(), git2::Error> {
     if is_stopped() { Err(git2::Error::from_str("stopped")) } else { Ok(()) }
 }
 
-/// Fails if the repository names another work tree, whose files would be overwritten and deleted. An earlier job may have set it.
+/// Fails if an earlier job set another work tree, whose files would be overwritten and deleted.
 fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2::Error> {
     let found = repository.workdir().and_then(|found| found.canonicalize().ok());
     if found.is_some() && found == directory.canonicalize().ok() {
@@ -358,7 +351,7 @@ fn check_work_tree(repository: &Repository, directory: &Path) -> Result<(), git2
     )))
 }
 
-/// Sets the only value of a key. An earlier job may have left several values, and setting one would then fail.
+/// Replaces all values of a key with one value. `set_str` fails if an earlier job left several values.
 pub(super) fn replace_all(config: &mut Config, key: &str, value: &str) -> Result<(), git2::Error> {
     match config.remove_multivar(key, ".*") {
         Err(error) if error.code() != ErrorCode::NotFound => return Err(error),

@@ -9,7 +9,6 @@ use crate::git_http::without_credentials;
 
 const ALL_BRANCHES: &str = "+refs/heads/*:refs/remotes/origin/*";
 
-/// Updates the submodules to the commits that the checked-out commit names.
 pub(super) fn update(work: &CheckoutRun<'_>, repository: &Repository, recursive: bool) -> Result<(), git2::Error> {
     let depth = work.checkout.submodule_depth;
     work.print(&format!(
@@ -22,7 +21,7 @@ pub(super) fn update(work: &CheckoutRun<'_>, repository: &Repository, recursive:
     Ok(())
 }
 
-/// Updates the submodules of one repository. `paths` is `GIT_SUBMODULE_PATHS`; empty selects all submodules.
+/// Updates the submodules of one repository. Empty `paths` (`GIT_SUBMODULE_PATHS`) select all submodules.
 fn update_in(
     work: &CheckoutRun<'_>,
     repository: &Repository,
@@ -39,11 +38,11 @@ fn update_in(
         let failed = |error: git2::Error| {
             git2::Error::new(error.code(), error.class(), format!("submodule `{name}`: {}", error.message()))
         };
-        // libgit2 has no transport for SSH, so SSH URLs of the coordinator's host are replaced with HTTP URLs, as by the `git` command.
+        // libgit2 has no transport for SSH, so SSH URLs of the coordinator's host become HTTP URLs.
         let mut config = repository.config()?;
         let key = format!("submodule.{name}.url");
         let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));
-        // The other transports of libgit2 are not used, because a stop would not interrupt them.
+        // A stop would not interrupt the other transports of libgit2.
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(failed(git2::Error::from_str(&format!(
                 "the URL {url} requires the `git` command, but `git` is not in PATH; use an image that has git"
@@ -53,7 +52,7 @@ fn update_in(
         submodule.reload(true)?;
         let Some(sha) = submodule.index_id() else { continue };
         let inner = submodule.open().or_else(|_| submodule.repo_init(true)).map_err(failed)?;
-        // The configuration of the submodule may have been removed together with that of the checkout.
+        // `remove_config` may have removed the configuration of the submodule.
         let mut inner_config = inner.config()?;
         replace_all(&mut inner_config, "remote.origin.url", &url)?;
         replace_all(&mut inner_config, "remote.origin.fetch", ALL_BRANCHES)?;
@@ -67,7 +66,7 @@ fn update_in(
     Ok(())
 }
 
-/// Fetches the commit of a submodule, unless the repository has it. If the hash cannot be fetched, fetches all branches.
+/// Fetches the commit of a submodule if it is missing. Fetches all branches if the server refuses the hash.
 fn fetch(work: &CheckoutRun<'_>, repository: &Repository, url: &str, sha: Oid) -> Result<(), git2::Error> {
     let is_missing = || repository.find_commit(sha).is_err();
     let depth = work.checkout.submodule_depth;
@@ -82,7 +81,6 @@ fn clean_flags(work: &CheckoutRun<'_>) -> Vec<String> {
     flags.unwrap_or_else(|| vec!["-ffdx".to_owned()])
 }
 
-/// Cleans and resets the submodules after a job.
 pub(super) fn clean(
     repository: &Repository,
     recursive: bool,
@@ -104,7 +102,6 @@ pub(super) fn clean(
     Ok(())
 }
 
-/// Submodules that GIT_SUBMODULE_PATHS selects.
 struct Selection {
     included: Option<Pathspec>,
     excluded: Option<Pathspec>,

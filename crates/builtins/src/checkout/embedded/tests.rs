@@ -1,5 +1,3 @@
-//! Tests that a checkout can be stopped, and that only the coordinator gets the job's client certificate.
-
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +17,7 @@ use tokio_rustls::rustls::{self, ServerConfig};
 use super::{PART_FILES, check_out_commit};
 use crate::git_http::{Clients, Credentials, Session, same_server};
 
-/// Creates a repository with a commit of many files, none of which is in the work tree.
+/// Creates a repository with a commit of many files and an empty work tree.
 fn repository(directory: &std::path::Path, files: usize) -> (Repository, git2::Oid) {
     let repository = Repository::init(directory).unwrap();
     let mut builder = repository.treebuilder(None).unwrap();
@@ -45,7 +43,7 @@ fn stopped_checkout_does_not_write_the_remaining_files() {
     assert!(in_second_part.exists(), "{error}");
     assert!(!path(2 * PART_FILES).exists(), "the third part must not be written");
     assert!(repository.head().is_err(), "HEAD must not name the commit yet");
-    // The next job continues.
+    // A later checkout continues.
     fs::write(path(files), "an untracked file").unwrap();
     check_out_commit(&repository, sha, &|| false).unwrap();
     assert_eq!(fs::read_to_string(path(files - 1)).unwrap(), (files - 1).to_string());
@@ -54,7 +52,7 @@ fn stopped_checkout_does_not_write_the_remaining_files() {
     assert_eq!(changes.iter().filter(|change| !change.status().is_wt_new()).count(), 0);
 }
 
-/// Accepts every client certificate, and clients without one.
+/// Accepts clients with any certificate, or with none.
 #[derive(Debug)]
 struct AnyClient(Arc<rustls::crypto::CryptoProvider>);
 
@@ -109,7 +107,7 @@ impl ClientCertVerifier for AnyClient {
     }
 }
 
-/// A Git server with TLS, which counts the connections with and without a client certificate.
+/// A TLS server that counts the connections with and without a client certificate.
 struct Server {
     url: String,
     with_certificate: Arc<AtomicUsize>,
@@ -117,7 +115,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts the server. `redirect` is the URL to which it redirects all requests; `None` means no redirects.
+    /// Starts the server. With `redirect`, all requests are redirected to this URL.
     async fn start(redirect: Option<String>) -> Self {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -150,13 +148,12 @@ impl Server {
         Self { url, with_certificate, without_certificate }
     }
 
-    /// Returns the number of connections with and without a client certificate.
     fn connections(&self) -> (usize, usize) {
         (self.with_certificate.load(Ordering::Relaxed), self.without_certificate.load(Ordering::Relaxed))
     }
 }
 
-/// Requests the refs of a repository, with the certificate of a job of `coordinator`.
+/// Requests the refs at `url` with the client certificate for `coordinator`.
 async fn list_refs(coordinator: &Server, url: String) {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["job".to_owned()]).unwrap().self_signed(&key).unwrap();

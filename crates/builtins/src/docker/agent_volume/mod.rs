@@ -1,8 +1,8 @@
-//! The volume with the agent's executable, from which every job container of an engine starts its agent.
+//! The volume with the agent's executable, from which each job container of an engine starts its agent.
 //!
-//! The name of the volume contains the hash of the executable, and the volume is filled once. The executable is copied through a
-//! container that is never started, which also works for an engine on another machine. The name of this container serves as a lock, so that
-//! at most one agent fills the volume. An agent that makes no progress loses the lock, and then tries again.
+//! The executable is copied through a container that is never started, which also works with a remote engine. The name
+//! of this container is a lock, so that one agent fills the volume. If that agent makes no progress, another one
+//! removes the container.
 
 #[cfg(test)]
 mod tests;
@@ -27,59 +27,53 @@ use super::create::MANAGED;
 use super::engine::{failed, is_conflict, is_not_found};
 use transfer::{Transfer, remove};
 
-/// Path of this process's executable, which is valid even after the file on disk was replaced.
+/// Path of this process's executable. It is valid even after the file was replaced.
 const OWN_EXECUTABLE: &str = "/proc/self/exe";
-/// Beginning of the volume's name, before the hash.
+/// Prefix of the volume's name, before the hash of the executable.
 const VOLUME_PREFIX: &str = "muster-agent-";
-/// End of the name of the container through which a volume is filled, after the name of the volume.
+/// Suffix of the name of the container through which a volume is filled, after the volume's name.
 const FILLER_SUFFIX: &str = "-filler";
-/// Number of hexadecimal digits of the hash in the name of the volume.
 const HASH_DIGITS: usize = 12;
-/// Maximum time until the volume is complete, whichever agent fills it.
+/// Maximum time to fill the volume.
 const FILL_TIMEOUT: Duration = Duration::from_secs(900);
-/// Maximum time for a job to remove the volumes that no job uses anymore.
+/// Maximum time to remove unused volumes.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of transfers by one job.
 const MAX_TRANSFERS: u32 = 3;
-/// Time without progress after which another agent that fills the volume is considered dead.
+/// Time without progress after which another agent is considered dead.
 const STALLED_TIMEOUT: Duration = Duration::from_secs(15);
-/// Interval at which the volume is checked while another agent fills it. Engines send no event when a volume is complete.
+/// Interval between checks while another agent fills the volume. Engines send no event.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Locks that serialize the jobs of this process that find a volume empty, by identity of the volume.
+/// Locks for the jobs of this process that fill the same volume, by identity of the volume.
 static FILLING: parking_lot::Mutex<BTreeMap<String, Arc<Mutex<()>>>> = parking_lot::Mutex::new(BTreeMap::new());
-/// Identities of the volumes that are known to be complete, so that the engine is not queried for each job.
+/// Identities of complete volumes, as a cache.
 static COMPLETE: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
-/// Identity of this process's own executable.
 static OWN: OnceCell<Executable> = OnceCell::const_new();
 
-/// Identity of an executable.
 #[derive(Debug, Clone)]
 struct Executable {
     hash: String,
     bytes: u64,
 }
 
-/// Volume with the agent's executable.
 #[derive(Debug, Clone)]
 pub(super) struct AgentVolume {
-    /// Name of the volume.
     pub(super) name: String,
     /// URL of the engine, for messages.
     engine: String,
-    /// Engine, name and creation time. A volume that is created again with the same name has another identity.
+    /// Engine, name and creation time, so that a recreated volume has another identity.
     identity: String,
     bytes: u64,
 }
 
-/// Creates the volume at the engine with the URL `location` unless it exists. The volume may be empty or incomplete.
+/// Returns the volume at the engine with the URL `location`. Creates it, without content, if it does not exist.
 pub(super) async fn create(engine: &Docker, location: String) -> Result<AgentVolume, Failure> {
     let own = OWN.get_or_try_init(read_own).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let name = format!("{VOLUME_PREFIX}{}", own.hash.get(..HASH_DIGITS).unwrap_or(&own.hash));
     let labels = HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())]);
     let request = VolumeCreateRequest { name: Some(name.clone()), labels: Some(labels), ..Default::default() };
     let created = match engine.create_volume(request.clone()).await {
-        // Another job has created the volume at the same time. The engine returns an existing volume.
+        // Another job has created the volume, which the engine then returns.
         Err(error) if is_conflict(&error) => engine.create_volume(request).await,
         created => created,
     };
@@ -88,7 +82,7 @@ pub(super) async fn create(engine: &Docker, location: String) -> Result<AgentVol
     Ok(AgentVolume { name, engine: location, identity, bytes: own.bytes })
 }
 
-/// Forgets which volumes are complete. Called if a job cannot start, because a changed volume may be the reason.
+/// Forgets which volumes are complete. Called if a job cannot start, possibly because a volume was changed.
 pub(super) fn forget_complete_volumes() {
     COMPLETE.lock().clear();
 }
@@ -102,25 +96,22 @@ async fn read_own() -> io::Result<Executable> {
     read.await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// Executable that exists in a volume. It may be incomplete, because another agent is still copying it.
+/// Executable in a volume. It may be incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Found {
-    /// Size in bytes.
     bytes: u64,
     /// Whether every user can execute it.
     is_executable: bool,
 }
 
-/// Progress of another agent that fills the volume.
+/// Progress of another agent.
 #[derive(Debug, PartialEq, Eq)]
 struct OtherAgent {
-    /// Container of the agent.
     filler: String,
     found: Option<Found>,
 }
 
 impl AgentVolume {
-    /// Returns a volume with this name, without creating it.
     #[cfg(test)]
     pub(super) fn named(name: &str) -> Self {
         Self { engine: String::new(), name: name.to_owned(), identity: String::new(), bytes: 0 }
@@ -128,7 +119,7 @@ impl AgentVolume {
 
     /// Fills the volume unless it is complete.
     ///
-    /// `container` must mount the volume, so that the engine does not remove it. `image` is any image that the engine has.
+    /// `container` must mount the volume, so that it is not removed. `image` is any image of the engine.
     pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         if COMPLETE.lock().contains(&self.identity) {
             return Ok(());
@@ -203,7 +194,7 @@ impl AgentVolume {
         }
     }
 
-    /// Returns the executable in the volume. `None` means that the file does not exist.
+    /// Returns the executable in the volume, if it exists.
     async fn find(&self, engine: &Docker, container: &str) -> Result<Option<Found>, Failure> {
         let options = ContainerArchiveInfoOptions { path: EXECUTABLE.to_owned() };
         match engine.get_container_archive_info(container, Some(options)).await {
@@ -217,7 +208,6 @@ impl AgentVolume {
         }
     }
 
-    /// Returns the name of the container through which the volume is filled.
     fn filler(&self) -> String {
         format!("{}{FILLER_SUFFIX}", self.name)
     }

@@ -1,4 +1,4 @@
-//! Failures while a volume is filled, with a stand-in for the engine.
+//! Failures while a volume is filled, with a fake engine.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::*;
 use crate::docker::engine::fake::{Answer, FakeEngine};
 
-/// Size of the part of this executable that the tests copy.
+/// Size of the executable in bytes.
 const BYTES: u64 = 1000;
 
 fn volume(identity: &str) -> AgentVolume {
@@ -16,7 +16,7 @@ fn volume(identity: &str) -> AgentVolume {
     AgentVolume { name: "muster-agent-test".to_owned(), engine, identity: identity.to_owned(), bytes: BYTES }
 }
 
-/// Answer to the question whether the volume has the executable, of this size.
+/// Answer that describes an executable of this size.
 fn found(bytes: u64) -> Answer {
     let stat = format!(
         r#"{{"name":"muster-agent","size":{bytes},"mode":493,"mtime":"2026-01-01T00:00:00Z","linkTarget":""}}"#
@@ -62,7 +62,6 @@ async fn engine_that_hangs_ends_the_job() {
     assert!(failure.ends_with("remove the container muster-agent-test-filler if it exists"), "{failure}");
 }
 
-/// Another agent considers the agent under test dead, and removes its container.
 #[tokio::test]
 async fn agent_that_loses_its_container_copies_again() {
     let (uploads, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
@@ -85,7 +84,6 @@ async fn agent_that_loses_its_container_copies_again() {
 
 #[tokio::test]
 async fn old_containers_of_killed_agents_are_removed() {
-    // The clock of the engine is years behind or ahead of this machine's.
     for year in [2001, 2101] {
         let now = time::Date::from_calendar_date(year, time::Month::May, 1).unwrap().midnight().assume_utc();
         let created = |age: Duration| (now - age).unix_timestamp();
@@ -141,7 +139,7 @@ async fn volume_that_another_job_creates_at_the_same_time_is_used() {
     assert_eq!(engine.count("POST /volumes/create"), 2);
 }
 
-/// Podman 4 answers an inspection with an internal error if the container is removed at the same time.
+/// Podman 4 answers with an internal error if the container is removed during the inspection.
 #[tokio::test]
 async fn container_of_another_agent_that_is_removed_during_its_inspection_is_no_error() {
     let (creations, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());

@@ -16,13 +16,9 @@ use super::{AgentVolume, OWN_EXECUTABLE};
 use crate::docker::create::MANAGED;
 use crate::docker::engine::{failed, inspect_container, is_conflict, is_not_found};
 
-/// Name of the executable in the volume.
 const FILE_NAME: &str = "muster-agent";
-/// Mode of the executable in the volume.
 const FILE_MODE: u32 = 0o755;
-/// Length of a block of a tar archive in bytes.
 const TAR_BLOCK: u64 = 512;
-/// Maximum time to transfer the executable.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Result of an attempt to copy the executable.
@@ -31,17 +27,18 @@ pub(super) enum Transfer {
     Done,
     /// Another agent removed the container before the executable was copied.
     Interrupted,
-    /// Another agent copies the executable, or has just ended. Contains the ID of its container, or the name if the container was removed.
+    /// Another agent copies the executable, or has just ended. Contains the container's ID, or its name if it no longer
+    /// exists.
     OtherAgent(String),
 }
 
 impl AgentVolume {
-    /// Copies the executable, unless another agent does.
+    /// Copies the executable, unless another agent copies it.
     pub(super) async fn transfer(&self, engine: &Docker, image: &str) -> Result<Transfer, Failure> {
         let name = self.filler();
         let (task_engine, task_name, body) = (engine.clone(), name.clone(), self.filler_body(image));
         let (volume, bytes) = (self.name.clone(), self.bytes);
-        // A separate task continues if the job is stopped, and removes the container.
+        // If the job is stopped, this task still removes the container.
         let transfer = tokio::spawn(async move {
             let options = CreateContainerOptions { name: Some(task_name), ..CreateContainerOptions::default() };
             let filler = task_engine.create_container(Some(options), body).await?.id;
@@ -52,7 +49,7 @@ impl AgentVolume {
                     _ => Err(failure),
                 },
             };
-            // The container is removed by its ID, because another agent may have created a container with the same name.
+            // By its ID, because another agent may reuse the name.
             remove(&task_engine, &filler).await;
             Ok(sent)
         });
@@ -60,7 +57,6 @@ impl AgentVolume {
             Ok(sent) => sent,
             Err(error) if is_conflict(&error) => match inspect_container(engine, &name).await {
                 Ok(found) => Ok(Transfer::OtherAgent(found.id.unwrap_or(name))),
-                // The other agent has ended.
                 Err(error) if is_not_found(&error) => Ok(Transfer::OtherAgent(name)),
                 Err(error) => Err(failed(format!("failed to inspect the container {name}"))(error)),
             },
@@ -73,7 +69,7 @@ impl AgentVolume {
             HostConfig { binds: Some(vec![format!("{}:{AGENT_DIR}", self.name)]), ..HostConfig::default() };
         ContainerCreateBody {
             image: Some(image.to_owned()),
-            // Some images have no command. The container is never started.
+            // Some images have no command, which the engine requires.
             cmd: Some(vec![EXECUTABLE.to_owned()]),
             labels: Some(HashMap::from([(MANAGED.0.to_owned(), MANAGED.1.to_owned())])),
             host_config: Some(host_config),
@@ -82,7 +78,6 @@ impl AgentVolume {
     }
 }
 
-/// Copies the executable into the volume with this name.
 async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result<(), Failure> {
     let archive = archive(bytes).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
@@ -91,7 +86,7 @@ async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result
     sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
 }
 
-/// Returns a tar archive with this process's own executable, whose size is `bytes`.
+/// Returns a tar archive with the first `bytes` bytes of this process's executable.
 async fn archive(bytes: u64) -> io::Result<ReaderStream<impl tokio::io::AsyncRead>> {
     let mut header = tar::Header::new_ustar();
     header.set_path(FILE_NAME)?;
@@ -106,9 +101,9 @@ async fn archive(bytes: u64) -> io::Result<ReaderStream<impl tokio::io::AsyncRea
     Ok(ReaderStream::with_capacity(start.chain(file).chain(tokio::io::repeat(0).take(padding)), 256 * 1024))
 }
 
-/// Removes a container. Logs an error.
+/// Removes a container. Errors are only logged.
 pub(super) async fn remove(engine: &Docker, container: &str) {
-    // The image may declare volumes, which the engine created for the container.
+    // Also removes the volumes that the image declares.
     let options = RemoveContainerOptions { force: true, v: true, ..RemoveContainerOptions::default() };
     if let Err(error) = engine.remove_container(container, Some(options)).await
         && !is_not_found(&error)

@@ -1,4 +1,4 @@
-//! Removes what other versions and killed agents left: volumes, and containers through which volumes were filled.
+//! Removes unused volumes of other versions of the agent, and containers that killed agents left.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,13 +12,12 @@ use super::{FILL_TIMEOUT, FILLER_SUFFIX, VOLUME_PREFIX, transfer};
 use crate::docker::create::MANAGED;
 use crate::docker::engine::time_at_engine;
 
-/// Age from which the volume of another version of the agent is removed. A younger volume is kept, because agents of both versions may use
-/// the engine.
+/// Age after which a volume of another version of the agent is removed. Younger volumes may still be in use.
 const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Removes containers of killed agents, and volumes of other versions than `own`.
+/// Removes containers of killed agents, and old volumes other than `own`.
 ///
-/// The engine keeps a volume that a container uses. An agent whose volume was removed creates and fills it again.
+/// The engine keeps volumes that a container uses. An agent recreates its volume if it was removed.
 pub(super) async fn remove(engine: &Docker, own: &str) {
     match time_at_engine(engine).await {
         Ok(now) => {
@@ -32,7 +31,7 @@ pub(super) async fn remove(engine: &Docker, own: &str) {
     }
 }
 
-/// Removes the containers of agents that can no longer fill a volume. They would keep the volumes in use.
+/// Removes the containers of killed agents, which would keep volumes in use.
 async fn remove_fillers(engine: &Docker, now: OffsetDateTime) {
     let options = ListContainersOptions { all: true, filters: Some(filters()), ..ListContainersOptions::default() };
     let found = match engine.list_containers(Some(options)).await {
@@ -42,13 +41,13 @@ async fn remove_fillers(engine: &Docker, now: OffsetDateTime) {
             return;
         }
     };
-    let newest = (now - FILL_TIMEOUT).unix_timestamp();
+    let limit = (now - FILL_TIMEOUT).unix_timestamp();
     for container in found {
         let is_filler = |name: &String| {
             let name = name.trim_start_matches('/');
             name.starts_with(VOLUME_PREFIX) && name.ends_with(FILLER_SUFFIX)
         };
-        let is_old = container.created.is_some_and(|created| created < newest);
+        let is_old = container.created.is_some_and(|created| created < limit);
         if let Some(id) = container.id
             && is_old
             && container.names.iter().flatten().any(is_filler)
@@ -71,8 +70,8 @@ async fn remove_volumes(engine: &Docker, own: &str, now: OffsetDateTime) {
             return;
         }
     };
-    let oldest = now - MAX_OTHER_AGE;
-    let is_old = |created: &str| OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < oldest);
+    let limit = now - MAX_OTHER_AGE;
+    let is_old = |created: &str| OffsetDateTime::parse(created, &Rfc3339).is_ok_and(|created| created < limit);
     for volume in found {
         let is_other = volume.name.starts_with(VOLUME_PREFIX) && volume.name != own;
         if !is_other || !volume.created_at.as_deref().is_some_and(is_old) {

@@ -10,22 +10,20 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-/// Maximum number of bytes of the command's messages that are kept.
+/// Maximum number of bytes of the command's messages.
 const MAX_MESSAGE: usize = 2048;
 
-/// Connection through a running command. Dropping it kills the command.
+/// Connection through a running command, which is killed on drop.
 pub(super) struct CommandStream {
     stdin: ChildStdin,
     stdout: ChildStdout,
-    /// Task that reads the messages of the command, and returns the last of them.
+    /// Task that returns the last messages of the command.
     messages: JoinHandle<String>,
-    /// Whether the other end has sent anything.
     has_received: bool,
     _process: Child,
 }
 
 impl CommandStream {
-    /// Starts the command.
     pub(super) fn open(command: &[OsString]) -> io::Result<Self> {
         let [program, arguments @ ..] = command else { return Err(io::Error::other("the command is empty")) };
         let mut command = Command::new(program);
@@ -47,10 +45,9 @@ impl Drop for CommandStream {
     }
 }
 
-/// Reads the messages to the end, and returns the last bytes on one line.
+/// Returns the last bytes of the messages as one line.
 async fn read_end(mut stderr: ChildStderr) -> String {
     let mut end = Vec::new();
-    // An error is treated as the end of the messages.
     while let Ok(1..) = stderr.read_buf(&mut end).await {
         end.drain(..end.len().saturating_sub(MAX_MESSAGE));
     }
@@ -58,7 +55,7 @@ async fn read_end(mut stderr: ChildStderr) -> String {
 }
 
 impl AsyncRead for CommandStream {
-    /// Reads what the other end sends. If the command ends before the other end has sent anything, the messages of the command are the error.
+    /// Reads what the other end sends. If the command ended without a connection, the error contains its messages.
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
@@ -67,7 +64,7 @@ impl AsyncRead for CommandStream {
             this.has_received = true;
         } else if !this.has_received {
             let messages = ready!(Pin::new(&mut this.messages).poll(cx)).unwrap_or_default();
-            // The error is returned only once. Later reads report the end of the stream.
+            // Later reads report the end of the stream.
             this.has_received = true;
             return Poll::Ready(Err(io::Error::other(if messages.is_empty() {
                 "the command ended without a connection".to_owned()
@@ -80,7 +77,7 @@ impl AsyncRead for CommandStream {
 }
 
 impl CommandStream {
-    /// Returns the result of a write. If the command ended without a connection, the next read returns the error.
+    /// Hides a broken pipe if the command ended without a connection, because the next read returns a better error.
     fn written<T>(&self, result: Poll<io::Result<T>>, ignored: T) -> Poll<io::Result<T>> {
         match result {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe && !self.has_received => {

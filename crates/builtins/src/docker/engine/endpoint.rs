@@ -1,4 +1,4 @@
-//! Address of an engine, from its URL or from the variables and sockets of this machine.
+//! Address of an engine.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,16 +9,13 @@ use url::{Host, Url};
 use super::EngineError;
 use super::tls::{self, TlsEndpoint};
 
-/// Socket of a Docker Engine that runs as root.
+/// Socket of Docker as root.
 const DOCKER_SOCKET: &str = "/var/run/docker.sock";
-/// Socket of a Podman that runs as root.
+/// Socket of Podman as root.
 const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
-/// Default port of an engine without TLS.
 const PORT: u16 = 2375;
-/// Default port of an engine with TLS.
 const TLS_PORT: u16 = 2376;
 
-/// Address of an engine.
 #[derive(Debug, Clone)]
 pub(super) enum Endpoint {
     /// Unix socket on this machine.
@@ -31,7 +28,7 @@ pub(super) enum Endpoint {
     Command(Vec<OsString>),
 }
 
-/// Settings of an engine from the variables of a process.
+/// Environment variables for the connection to an engine.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Variables {
     /// `DOCKER_HOST`.
@@ -40,14 +37,13 @@ pub(super) struct Variables {
     pub(super) cert_path: String,
     /// Whether `DOCKER_TLS_VERIFY` has a value.
     pub(super) tls_verify: bool,
-    /// `XDG_RUNTIME_DIR`, in which engines of users have their sockets.
+    /// `XDG_RUNTIME_DIR`, with the sockets of the user's engines.
     pub(super) runtime_dir: String,
-    /// `HOME`, in which Docker's command line has its certificates.
+    /// `HOME`, with the certificates of Docker's command line.
     pub(super) home: String,
 }
 
 impl Variables {
-    /// Returns the variables of this process.
     pub(super) fn of_process() -> Self {
         let value = |key: &str| std::env::var(key).unwrap_or_default();
         Self {
@@ -61,10 +57,7 @@ impl Variables {
 }
 
 impl Endpoint {
-    /// Returns the endpoint for the settings, and its URL for messages.
-    ///
-    /// # Errors
-    /// [`EngineError::Address`] and [`EngineError::Certificate`].
+    /// Returns the endpoint, and its URL for messages.
     pub(super) fn new(settings: &DockerEngine, variables: &Variables) -> Result<(Self, String), EngineError> {
         let is_configured = !settings.host.is_empty();
         let mut settings = settings.clone();
@@ -115,16 +108,16 @@ impl Endpoint {
     }
 }
 
-/// Returns the command that connects to the engine of another machine. `None` means that the URL is invalid.
+/// Returns the command that connects to a remote engine. `None` means that the URL is invalid.
 fn ssh(url: &Url) -> Option<Vec<OsString>> {
     let host = url.host_str().map(|host| host.trim_start_matches('[').trim_end_matches(']'))?;
     let is_plain = |text: &str| !text.is_empty() && !text.starts_with('-') && !text.contains(char::is_whitespace);
     if !is_plain(host) || url.password().is_some() || !matches!(url.path(), "" | "/") {
         return None;
     }
-    // No user is present to answer a prompt for a password or a host key.
+    // Without this option, `ssh` may prompt for a password or a host key.
     let mut command = vec!["ssh".to_owned(), "-T".to_owned(), "-o".to_owned(), "BatchMode=yes".to_owned()];
-    // A stream to a container can be silent for hours, and firewalls drop silent connections.
+    // Firewalls drop silent connections, and a stream to a container can be silent for hours.
     command.extend(["-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=30"].map(str::to_owned));
     if !url.username().is_empty() {
         command.extend(["-l".to_owned(), Some(url.username()).filter(|user| is_plain(user))?.to_owned()]);
@@ -136,7 +129,7 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     Some(command.into_iter().map(OsString::from).collect())
 }
 
-/// Returns the addresses at which an engine may be found without settings: the address in `DOCKER_HOST`, or else the usual sockets.
+/// Returns the addresses to try without settings: `DOCKER_HOST`, or else the usual sockets.
 pub(super) fn candidates(variables: &Variables) -> Vec<String> {
     if !variables.host.is_empty() {
         return vec![variables.host.clone()];
@@ -144,15 +137,13 @@ pub(super) fn candidates(variables: &Variables) -> Vec<String> {
     local_sockets(variables).into_iter().map(|path| format!("unix://{}", path.display())).collect()
 }
 
-/// Returns the first socket that accepts connections, or else the socket of a Docker Engine.
+/// Returns the first socket that accepts connections, or else Docker's.
 fn local_socket(variables: &Variables) -> PathBuf {
     let accepts = |path: &PathBuf| std::os::unix::net::UnixStream::connect(path).is_ok();
     local_sockets(variables).into_iter().find(accepts).unwrap_or_else(|| DOCKER_SOCKET.into())
 }
 
-/// Returns the usual sockets of engines on this machine, in the order in which they are tried.
-///
-/// An engine of this user comes before a Podman that runs as root.
+/// Returns the usual sockets of engines on this machine, in the order to try them.
 fn local_sockets(variables: &Variables) -> Vec<PathBuf> {
     let of_user = |name: &str| Path::new(&variables.runtime_dir).join(name);
     let mut sockets = vec![PathBuf::from(DOCKER_SOCKET)];

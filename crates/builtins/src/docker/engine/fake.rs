@@ -1,4 +1,4 @@
-//! Stand-in for an engine, for failures that a real one does not show on request.
+//! Fake engine, for failures that a real engine does not show on request.
 
 use std::sync::Arc;
 
@@ -12,29 +12,25 @@ use tokio_util::task::AbortOnDropHandle;
 use super::endpoint::Endpoint;
 use super::transport::{self, Connector};
 
-/// Maximum time in seconds until a call is given up.
+/// Timeout of a call in seconds.
 const CALL_TIMEOUT_S: u64 = 60;
 
-/// Answer to a call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
-    /// Name and value of an additional header.
     pub(crate) header: Option<(&'static str, String)>,
     pub(crate) body: String,
 }
 
 impl Answer {
-    /// Returns an answer with a status and a JSON body.
     pub(crate) fn json(status: u16, body: &str) -> Self {
         Self { status, body: body.to_owned(), header: None }
     }
 }
 
-/// An engine that answers each call as a function decides. `None` means that it never answers the call.
+/// An engine whose answers a function returns. `None` means no answer.
 pub(crate) struct FakeEngine {
     pub(crate) client: Docker,
-    /// URL of the engine.
     pub(crate) host: String,
     calls: Arc<Mutex<Vec<String>>>,
     _serving: AbortOnDropHandle<()>,
@@ -42,7 +38,7 @@ pub(crate) struct FakeEngine {
 }
 
 impl FakeEngine {
-    /// Starts an engine. `answer` gets method and path of each call, such as `DELETE /volumes/a`.
+    /// Starts an engine. `answer` gets the method and path of a call, such as `DELETE /volumes/a`.
     pub(crate) fn start(answer: impl Fn(&str) -> Option<Answer> + Send + Sync + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("engine.sock");
@@ -68,18 +64,17 @@ impl FakeEngine {
         Self { client, host, calls, _serving: AbortOnDropHandle::new(serving), _dir: dir }
     }
 
-    /// Returns all calls.
     pub(crate) fn calls(&self) -> Vec<String> {
         self.calls.lock().clone()
     }
 
-    /// Returns how many calls begin with this text.
+    /// Returns the number of calls that begin with this text.
     pub(crate) fn count(&self, call: &str) -> usize {
         self.calls.lock().iter().filter(|known| known.starts_with(call)).count()
     }
 }
 
-/// Reads a request with its body. Returns method and path.
+/// Reads a request with its body. Returns the method and path.
 async fn read_call(stream: &mut UnixStream) -> String {
     let (mut request, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
     loop {
@@ -114,6 +109,5 @@ async fn write(stream: &mut UnixStream, call: &str, answer: &Answer) {
         answer.status,
         body.len()
     );
-    // The client may have given up.
     let _ = stream.write_all(text.as_bytes()).await;
 }

@@ -1,4 +1,4 @@
-//! State of a container, including a container in Podman's state `stopped`.
+//! State of a container, also in Podman's state `stopped`.
 
 use std::time::Duration;
 
@@ -9,18 +9,14 @@ use bollard::query_parameters::WaitContainerOptions;
 use futures::StreamExt;
 use tokio::time::{Instant, sleep};
 
-/// Maximum time from the end of a container to its cleanup by Podman.
+/// Maximum time that Podman needs to clean up an ended container.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Delay between two queries of a container that is not cleaned up yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the engine's description of a container.
 ///
-/// Between the end of a container and its cleanup, Podman reports the state `stopped`, which Docker and the client do not know. If the state
-/// does not change in time, the returned description contains only the exit code.
-///
-/// # Errors
-/// The error of the engine.
+/// Podman reports an ended container as `stopped` until its cleanup, which the client cannot parse. If this takes too
+/// long, only the exit code is returned.
 pub(crate) async fn inspect_container(engine: &Docker, id: &str) -> Result<ContainerInspectResponse, ApiError> {
     let start = Instant::now();
     loop {
@@ -32,12 +28,11 @@ pub(crate) async fn inspect_container(engine: &Docker, id: &str) -> Result<Conta
     }
 }
 
-/// Returns whether the description of a container could not be read because of the state `stopped`.
+/// Returns whether the error is due to the state `stopped`.
 fn is_stopped(error: &ApiError) -> bool {
     matches!(error, ApiError::JsonDataError { message, .. } if message.contains("unknown variant `stopped`"))
 }
 
-/// Returns the exit code of a container that has ended.
 async fn exit_code(engine: &Docker, id: &str) -> Option<i64> {
     match engine.wait_container(id, None::<WaitContainerOptions>).next().await? {
         Ok(end) => Some(end.status_code),

@@ -26,21 +26,18 @@ pub(crate) use inspect::inspect_container;
 use transport::Connector;
 pub(crate) use transport::UnansweredCreation;
 
-/// Maximum time in seconds until the engine answers a call.
+/// Timeout of a call in seconds.
 const CALL_TIMEOUT_S: u64 = 120;
-/// Status of an answer that rejects the settings of a container.
 const BAD_REQUEST: u16 = 400;
-/// Status of an answer about an object that does not exist.
 const NOT_FOUND: u16 = 404;
-/// Status of an answer that reports that an object already exists or is in use.
+/// Status if an object already exists or is in use.
 const CONFLICT: u16 = 409;
-/// Status of an answer that reports a problem of the engine.
 const INTERNAL_ERROR: u16 = 500;
 
-/// Locations of the engines whose platform was checked, so that it is not queried for each job.
+/// Locations of engines whose platform was checked, as a cache.
 static CHECKED: parking_lot::Mutex<BTreeSet<String>> = parking_lot::Mutex::new(BTreeSet::new());
 
-/// Forgets which platforms were checked. Called if a job cannot start, because another engine at the same address may be the reason.
+/// Forgets the checked platforms. Called if a job cannot start, possibly because the engine was replaced.
 pub(super) fn forget_checked_platforms() {
     CHECKED.lock().clear();
 }
@@ -77,19 +74,12 @@ impl From<EngineError> for Failure {
     }
 }
 
-/// Returns a client of the engine, once the engine has answered.
-///
-/// # Errors
-/// [`EngineError`] if the settings are wrong or the engine does not answer.
+/// Connects to an engine, and waits for an answer.
 pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineError> {
     connect_to_create(settings).await.map(|(engine, _)| engine)
 }
 
-/// Returns a client of the engine, once the engine has answered. Also returns a record that shows whether the engine left a creating call of
-/// this client without an answer.
-///
-/// # Errors
-/// [`EngineError`] if the settings are wrong or the engine does not answer.
+/// Connects to an engine, and waits for an answer. Also returns the record of its unanswered creating calls.
 pub(crate) async fn connect_to_create(settings: &DockerEngine) -> Result<(Docker, UnansweredCreation), EngineError> {
     let (endpoint, location) = Endpoint::new(settings, &Variables::of_process())?;
     let unreachable =
@@ -105,7 +95,7 @@ pub(crate) async fn connect_to_create(settings: &DockerEngine) -> Result<(Docker
     Ok((engine, unanswered))
 }
 
-/// Fails if the engine cannot run the executable of this agent, which is the first process of each container.
+/// Fails if the engine cannot run the executable of this agent.
 fn check_platform(location: String, os: Option<String>, architecture: Option<String>) -> Result<(), EngineError> {
     if let Some(os) = os.filter(|os| os != "linux") {
         return Err(EngineError::OperatingSystem { location, os });
@@ -116,7 +106,7 @@ fn check_platform(location: String, os: Option<String>, architecture: Option<Str
     }
 }
 
-/// Returns the addresses of the engines that this process may use without settings, in the order in which they are tried.
+/// Returns the addresses of engines to try without settings, in order.
 pub(crate) fn candidates() -> Vec<String> {
     endpoint::candidates(&Variables::of_process())
 }
@@ -126,25 +116,19 @@ pub(crate) fn location(settings: &DockerEngine) -> String {
     Endpoint::new(settings, &Variables::of_process()).map_or_else(|_| settings.host.clone(), |(_, location)| location)
 }
 
-/// Returns whether the engine has a socket on this machine, so that it can mount files of this machine.
-///
-/// # Errors
-/// [`EngineError`] if the settings are wrong.
+/// Returns whether the engine has a socket on this machine, and can therefore mount its files.
 pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
     Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
 }
 
-/// Returns the time at the engine, for the ages of its objects. The engine's clock may differ from the clock of this machine.
-///
-/// # Errors
-/// The reason why the time is not known.
+/// Returns the engine's time, for the ages of its objects.
 pub(crate) async fn time_at_engine(engine: &Docker) -> Result<OffsetDateTime, String> {
     let info = engine.info().await.map_err(|error| reason(&error))?;
     let text = info.system_time.unwrap_or_default();
     OffsetDateTime::parse(&text, &Rfc3339).map_err(|error| format!("{text:?} is not a valid time: {error}"))
 }
 
-/// Returns the reason for a failed call, without the generic text around it.
+/// Returns the reason for a failed call.
 pub(crate) fn reason(error: &ApiError) -> String {
     match error {
         ApiError::DockerResponseServerError { status_code, message } if message.is_empty() => {
@@ -156,10 +140,9 @@ pub(crate) fn reason(error: &ApiError) -> String {
     }
 }
 
-/// Returns a function that turns the error of a call into a failure. `operation` is the text before the reason.
+/// Returns a function that converts the error of a call. `operation` is the text before the reason.
 ///
-/// If the engine rejects the request, the settings are wrong, so this is a configuration failure, as in gitlab-runner
-/// (docs/spec/job-execution.md, section 5.3).
+/// A rejected request is a configuration failure, as in gitlab-runner (docs/spec/job-execution.md, section 5.3).
 pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError) -> Failure {
     move |error| {
         let message = format!("{operation}: {}", reason(&error));
@@ -170,16 +153,16 @@ pub(crate) fn failed(operation: impl std::fmt::Display) -> impl FnOnce(ApiError)
     }
 }
 
-/// Returns whether the error is an answer of the engine. Otherwise, the engine could not be reached, or its answer was lost.
+/// Returns whether the error is an answer of the engine.
 pub(crate) fn is_answer(error: &ApiError) -> bool {
     matches!(error, ApiError::DockerResponseServerError { .. })
 }
 
-/// Returns whether the call failed because the object does not exist.
+/// Returns whether the object does not exist.
 pub(crate) fn is_not_found(error: &ApiError) -> bool {
     match error {
         ApiError::DockerResponseServerError { status_code: NOT_FOUND, .. } => true,
-        // Podman 4 reports a container that is removed during the call as an internal error.
+        // Podman 4 returns this if the container is removed during the call.
         ApiError::DockerResponseServerError { status_code: INTERNAL_ERROR, message } => {
             message.contains("no such container")
         }
@@ -187,11 +170,11 @@ pub(crate) fn is_not_found(error: &ApiError) -> bool {
     }
 }
 
-/// Returns whether the call failed because the object exists already, or is in use.
+/// Returns whether the object already exists or is in use.
 pub(crate) fn is_conflict(error: &ApiError) -> bool {
     match error {
         ApiError::DockerResponseServerError { status_code: CONFLICT, .. } => true,
-        // Podman 4 reports a name that a container already has, and a volume that another call creates at the same time, as internal errors.
+        // Podman 4 returns this for a used name, and for a volume that another call creates at the same time.
         ApiError::DockerResponseServerError { status_code: INTERNAL_ERROR, message } => {
             message.contains("name is already in use") || message.contains("volume already exists")
         }

@@ -1,4 +1,4 @@
-//! Connections to a Docker Engine: through a command, and over TCP, TLS with certificates on both sides, and SSH.
+//! Connections to an engine through a command, TCP, TLS and SSH.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ fn settings(host: String) -> DockerEngine {
     DockerEngine { host, ..DockerEngine::default() }
 }
 
-/// Returns a port that was free a moment ago. An engine does not report the port that it chose.
+/// Returns an unused port, because an engine does not report the port that it chose.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -86,7 +86,7 @@ async fn engine_is_reached_over_ssh() {
     let write = |name: &str, text: String| std::fs::write(path(name), text).unwrap();
     let public = |key: &str| std::fs::read_to_string(path(&format!("{key}.pub"))).unwrap();
     write("known_hosts", format!("engine.example {}", public("host")));
-    // The test engine listens on a separate socket, so the SSH server checks the requested command, but runs another one.
+    // The SSH server checks the requested command, and then runs a command for the separate socket of the test engine.
     let check = r#"test \"$SSH_ORIGINAL_COMMAND\" = 'docker system dial-stdio'"#;
     let command = format!("{check} && exec docker --host {} system dial-stdio", engine.url());
     write("authorized_keys", format!("command=\"{command}\" {}", public("user")));
@@ -122,7 +122,7 @@ async fn engine_is_reached_over_ssh() {
 }
 
 #[tokio::test]
-async fn certificates_that_cannot_be_used_are_named() {
+async fn error_names_the_unusable_certificate() {
     let dir = tempfile::tempdir().unwrap();
     let settings = DockerEngine {
         host: "tcp://127.0.0.1:1".to_owned(),

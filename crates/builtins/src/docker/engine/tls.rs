@@ -1,4 +1,4 @@
-//! TLS to an engine, with the files that Docker's documentation uses: `ca.pem`, `cert.pem` and `key.pem`.
+//! TLS to an engine, with Docker's files `ca.pem`, `cert.pem` and `key.pem`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 
 use super::EngineError;
 
-/// Host and port of an engine, and how to encrypt a connection to it.
 #[derive(Clone)]
 pub(in crate::docker::engine) struct TlsEndpoint {
     pub(in crate::docker::engine) host: String,
@@ -32,10 +31,10 @@ impl std::fmt::Debug for TlsEndpoint {
 
 /// Returns an endpoint with TLS.
 ///
-/// `cert_path` is the directory with the files; empty means that there are none. Without `verify`, any certificate of the engine is accepted.
+/// `cert_path` is the directory with the files; empty means no files. Without `verify`, any certificate is accepted.
 ///
 /// # Errors
-/// [`EngineError::Certificate`] if one of the files is invalid, [`EngineError::Address`] if the host has no valid name.
+/// [`EngineError::Certificate`] if a file is invalid, or [`EngineError::Address`] if the host name is.
 pub(super) fn endpoint(host: String, port: u16, cert_path: &str, verify: bool) -> Result<TlsEndpoint, EngineError> {
     let server_name = ServerName::try_from(host.clone()).map_err(|_| EngineError::Address(host.clone()))?;
     let config = config(cert_path, verify)?;
@@ -74,7 +73,7 @@ fn config(cert_path: &str, verify: bool) -> Result<ClientConfig, EngineError> {
     }
 }
 
-/// Returns the certificates of the authority, or the certificates that the system trusts if there is no file.
+/// Returns the certificates of the authority. Without a file, returns those that the system trusts.
 fn roots(authority: Option<&Path>) -> Result<RootCertStore, EngineError> {
     let mut roots = RootCertStore::empty();
     match authority {
@@ -108,7 +107,7 @@ fn incomplete(path: PathBuf, missing: &str) -> EngineError {
     EngineError::Certificate { path, message: format!("{missing} is missing beside it") }
 }
 
-/// Accepts every certificate, for `tls_verify = false`. The connection is encrypted, but may lead to another machine.
+/// Accepts every certificate, for `tls_verify = false`.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! HTTP connections to an engine. A connection is kept open between calls, unless it becomes a stream to a container.
+//! HTTP connections to an engine, which are reused.
 
 use std::io;
 use std::pin::Pin;
@@ -22,38 +22,36 @@ use super::command::CommandStream;
 use super::endpoint::Endpoint;
 use super::tls::TlsEndpoint;
 
-/// Maximum time to open a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time without traffic after which the kernel checks a connection. The `ssh` command of [`super::endpoint`] has the same value.
+/// Time without traffic after which the kernel probes a connection. The `ssh` command of [`super::endpoint`] has the
+/// same value.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Interval between two checks that get no answer.
+/// Interval between two probes without an answer.
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Number of checks without an answer after which a connection is considered lost.
+/// Number of unanswered probes after which a connection is considered lost.
 const MAX_PROBES: u32 = 6;
-/// Time after which an unused connection is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Record of whether an engine left a call that creates something without an answer. The engine may still carry out such a call.
+/// Whether an engine left a creating call without an answer. It may still carry out the call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnansweredCreation(Arc<AtomicBool>);
 
 impl UnansweredCreation {
-    /// Returns whether there was such a call.
     pub(crate) fn happened(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Returns a guard for a call. `None` means that the call creates nothing that belongs to a job, as when it pulls an image.
+    /// Returns a guard for a call that creates something for a job. `None` means that the call does not.
     fn watch(&self, request: &BollardRequest) -> Option<CreationGuard> {
         let path = request.uri().path();
         let creates = path.ends_with("/create") && !path.ends_with("/images/create");
-        // A prepared container belongs to a job from its renaming on.
+        // A prepared container belongs to a job once it is renamed.
         let creates = creates || path.ends_with("/rename");
         creates.then(|| CreationGuard { unanswered: self.clone(), is_answered: false })
     }
 }
 
-/// Records a call that gets no answer, even if the call is dropped because of a timeout.
+/// Records an unanswered call on drop, so that a timeout counts, too.
 struct CreationGuard {
     unanswered: UnansweredCreation,
     is_answered: bool,
@@ -65,7 +63,7 @@ impl Drop for CreationGuard {
     }
 }
 
-/// Returns a client of the engine that `connector` reaches, and the record of the client's unanswered calls.
+/// Returns a client, and the record of its unanswered calls.
 pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, UnansweredCreation), ApiError> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -83,13 +81,12 @@ pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, Un
             response.map_err(|error| ApiError::from(io::Error::other(error)))
         }
     };
-    // The host is only the value of a header: the connector has the address. Requests contain no version, so each engine uses its newest one.
+    // The host is only a header, because the connector has the address. Without a version, each engine uses its newest.
     let engine =
         Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)?;
     Ok((engine, unanswered))
 }
 
-/// Opens connections to one engine.
 #[derive(Debug, Clone)]
 pub(super) struct Connector {
     endpoint: Arc<Endpoint>,
@@ -135,8 +132,7 @@ async fn open(endpoint: &Endpoint) -> io::Result<EngineStream> {
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // A stream to a container can be silent for hours. Firewalls drop connections that are silent for some minutes, and by default the kernel
-    // sends its first probe only after two hours.
+    // Firewalls drop connections after silent minutes, but the kernel's default is a probe after two hours.
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, SILENCE)?;
     sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;
@@ -148,7 +144,6 @@ trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for T {}
 
-/// A connection to an engine.
 pub(super) struct EngineStream(Box<dyn ByteStream>);
 
 impl Connection for EngineStream {
@@ -185,7 +180,8 @@ mod tests {
 
     use super::*;
 
-    /// Calls an engine that handles its connection with `answer`. Returns whether a creation was left without an answer.
+    /// Returns whether the creation of a volume is recorded as unanswered if the engine handles the connection with
+    /// `answer`.
     async fn unanswered<F: Future<Output = ()>>(answer: impl FnOnce(UnixStream) -> F) -> bool {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("engine.sock");

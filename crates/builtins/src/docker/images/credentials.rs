@@ -11,7 +11,6 @@ use serde_json::json;
 
 use super::reference::{HUB, Reference};
 
-/// Credentials that an engine uses for one pull.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Login {
     username: String,
@@ -29,21 +28,21 @@ pub(super) struct CredentialError {
     source: HelperError,
 }
 
-/// Returns the cause of an error after a separator, or an empty text if there is no cause.
+/// Returns the cause of an error as a suffix of a message.
 fn cause(error: &HelperError) -> String {
     use std::error::Error as _;
     error.source().map(|cause| format!(": {cause}")).unwrap_or_default()
 }
 
 impl CredentialError {
-    /// Returns whether the configuration is malicious or wrong, so that the job must not continue with other credentials.
+    /// Returns whether the job must not continue with other credentials.
     pub(super) fn is_fatal(&self) -> bool {
         matches!(self.source, HelperError::Name)
     }
 }
 
 impl Login {
-    /// Returns the value of the header `X-Registry-Auth`.
+    /// Returns the value of `X-Registry-Auth`.
     pub(super) fn to_header(&self) -> String {
         let auth = if self.identity_token.is_empty() {
             json!({"username": self.username, "password": self.password, "serveraddress": self.registry})
@@ -54,9 +53,9 @@ impl Login {
     }
 }
 
-/// Returns the credentials whose registry path is a prefix of the image's path, longest first.
+/// Returns the credentials whose registry path is a prefix of the image's path, longest first, then in order.
 ///
-/// Entries with equal paths keep their order. A helper without a registry counts as an entry for the image's registry.
+/// A helper without a registry is for the image's registry.
 pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference) -> Vec<&'a RegistryCredentials> {
     let repository = image.repository();
     let mut found: Vec<(usize, &RegistryCredentials)> = entries
@@ -74,7 +73,7 @@ pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference
     found.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Returns the registry path of an entry: without scheme and trailing slash, and with the host in lower case.
+/// Returns the registry path of an entry without scheme and trailing slash. The host is in lower case.
 fn path(registry: &str) -> String {
     let (is_url, rest) = match registry.strip_prefix("https://").or_else(|| registry.strip_prefix("http://")) {
         Some(rest) => (true, rest),
@@ -82,7 +81,7 @@ fn path(registry: &str) -> String {
     };
     let mut rest = rest.trim_end_matches('/');
     if is_url {
-        // Docker's old configuration files have the address of the API.
+        // Old configuration files of Docker have the address of the API.
         rest = rest.strip_suffix("/v1").or_else(|| rest.strip_suffix("/v2")).unwrap_or(rest);
     }
     let (host, path) = rest.split_once('/').map_or((rest, ""), |(host, path)| (host, path));
@@ -93,10 +92,7 @@ fn path(registry: &str) -> String {
     if path.is_empty() { host } else { format!("{host}/{path}") }
 }
 
-/// Returns the credentials of an entry for an image. `None` means that the entry has none for the image.
-///
-/// # Errors
-/// [`CredentialError`] of a credential helper.
+/// Returns the credentials of an entry. `None` means that it has none for the image.
 pub(super) async fn login(
     entry: &RegistryCredentials,
     image: &Reference,
@@ -191,7 +187,7 @@ mod tests {
     async fn header_is_url_safe_and_has_the_token_instead_of_a_password() {
         let image = Reference::parse("r.example/app").unwrap();
         let mut with_password = entry("r.example", "u");
-        // In base64's standard alphabet, this password is encoded with `+` and `/`, and engines would ignore the credentials.
+        // In the standard alphabet of base64, this password contains `+` and `/`, which engines do not accept.
         with_password.password = "~?~?~?>>>".to_owned();
         let header = login(&with_password, &image, None).await.unwrap().unwrap().to_header();
         assert!(!header.contains(['+', '/']), "{header}");

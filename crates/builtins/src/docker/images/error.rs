@@ -1,53 +1,40 @@
-//! Reasons why an image is not available, the resulting failure of the job, and remedies (docs/spec/job-execution.md, section 11.3).
+//! Errors of images, the resulting failures, and remedies (docs/spec/job-execution.md, section 11.3).
 
 use bollard::errors::Error;
 use muster_job::{TerminationCause, error_chain};
 use muster_steps::failure::Failure;
 
-/// Reason why a pull policy did not provide an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ImageError {
-    /// The engine has answered a request with an error, often with an error of the registry.
+    /// Error answer of the engine, which may quote the registry.
     #[error("Error response from daemon: {0}")]
     Answer(String),
-    /// The engine has reported an error during the pull.
+    /// Error that the engine reported during the pull.
     #[error("{0}")]
     Pull(String),
-    /// The engine does not have the image, and the policy forbids pulling it.
+    /// The policy forbids pulling an image that the engine does not have.
     #[error("Error response from daemon: No such image: {0}")]
     NotPresent(String),
     /// The image is for another platform.
     #[error("image {image} is for {found}, not for {wanted}")]
-    OtherPlatform {
-        /// Reference of the image.
-        image: String,
-        /// Platform of the image.
-        found: String,
-        /// Platform that the job requires.
-        wanted: String,
-    },
-    /// The engine did not report any progress for a long time.
+    OtherPlatform { image: String, found: String, wanted: String },
+    /// The engine stopped reporting progress.
     #[error("the engine reported no progress of the pull for {0} s")]
     Silent(u64),
-    /// The engine cannot be reached, or its answer is invalid.
     #[error("no valid answer from the container engine: {0}")]
     Engine(String),
-    /// The credentials cannot be used.
     #[error("{0}")]
     Credentials(String),
-    /// The job was stopped.
     #[error("the job was stopped")]
     Stopped(TerminationCause),
 }
 
-/// Class of a failure, by the message of the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// A registry, or the network on the way to it, does not work.
+    /// A registry is unavailable or unreachable.
     ExternalDependency,
-    /// The image does not exist, the runner may not pull it, or the error has no message of the engine.
+    /// The image does not exist or may not be pulled, or the error is Muster's own.
     Configuration,
-    /// Anything else.
     Other,
 }
 
@@ -74,11 +61,10 @@ const DENIED: [&str; 6] = [
     "authentication required",
 ];
 
-/// Remedy if a registry does not answer.
 const UNREACHABLE: &str = "Check the name of the registry, and that the machine of the container engine can reach it.";
 
 impl ImageError {
-    /// Returns the message of the engine or the registry. `None` means that the error is Muster's own.
+    /// Returns the message of the engine or registry. `None` means that the error is Muster's own.
     fn message(&self) -> Option<String> {
         match self {
             Self::Answer(message) | Self::Pull(message) => Some(message.to_lowercase()),
@@ -101,12 +87,11 @@ impl ImageError {
         }
     }
 
-    /// Returns whether another attempt can succeed.
     pub(super) fn is_transient(&self) -> bool {
         self.class() == Class::ExternalDependency
     }
 
-    /// Returns the failure of the job, with the message of the last error.
+    /// Returns the failure of the job with this message.
     pub(super) fn into_failure(self, message: String) -> Failure {
         match self {
             Self::Stopped(cause) => Failure::Stopped(cause),
@@ -119,7 +104,7 @@ impl ImageError {
         }
     }
 
-    /// Returns what the user can do about the error. `None` means that there is no advice beyond the message.
+    /// Returns advice for the user, if the message alone is not enough.
     pub(super) fn remedy(&self) -> Option<&'static str> {
         match self {
             Self::NotPresent(_) => {
@@ -192,7 +177,6 @@ mod tests {
 
     use super::*;
 
-    /// Messages of Docker Engine, with the failure reason and a part of the remedy.
     #[test]
     fn messages_of_engines_have_reason_and_remedy() {
         let cases = [

@@ -1,4 +1,4 @@
-//! Images of a job's containers: pull policies, credentials and progress (docs/spec/job-execution.md, sections 5.7 and 5.8).
+//! Images of containers: pull policies, credentials and progress (docs/spec/job-execution.md, sections 5.7 and 5.8).
 
 mod credentials;
 mod error;
@@ -31,45 +31,38 @@ use platform::Platform;
 use progress::PullProgress;
 use reference::Reference;
 
-/// Maximum time for the engine to describe an image.
 const INSPECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum time without any message of the engine during a pull.
+/// Maximum time without a message of the engine during a pull.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum number of attempts to pull an image from a registry that cannot be reached.
+/// Maximum number of attempts if the registry is unreachable.
 const MAX_ATTEMPTS: u32 = 3;
-/// Range of the random delay between two attempts.
 const RETRY_DELAY: std::ops::RangeInclusive<Duration> = Duration::from_secs(2)..=Duration::from_secs(10);
-/// Header with the credentials of a pull.
 const AUTH_HEADER: &str = "x-registry-auth";
 
-/// An image that the engine has.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ResolvedImage {
-    /// ID of the image, such as `sha256:...`.
     pub(crate) id: String,
-    /// The engine's description of the image.
     pub(crate) inspect: ImageInspect,
 }
 
-/// Receives the lines for the log, each with a line break at its end.
+/// Function that prints a line with its line break.
 pub(crate) type Print = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Images of one job. An image that the job has already used is not pulled again. Clones share which images were used.
+/// Images of one job. Clones share the list of used images, which are not pulled again.
 #[derive(Clone)]
 pub(crate) struct Images {
     engine: Docker,
     credentials: Arc<[RegistryCredentials]>,
     print: Print,
     stop: StopToken,
-    /// IDs of the images that the job has used, by reference and platform.
+    /// IDs of used images, by reference and platform.
     used: Arc<Mutex<BTreeMap<(String, String), String>>>,
-    /// Directories in which credential helpers are searched. `None` means `PATH` of the agent.
+    /// Search path of credential helpers. `None` means the agent's `PATH`.
     helper_path: Option<OsString>,
-    /// Returns the delay before the next attempt to pull an image.
+    /// Returns the delay between two attempts.
     retry_delay: fn() -> Duration,
 }
 
-/// When an image is pulled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PullPolicy {
     Always,
@@ -98,7 +91,7 @@ impl PullPolicy {
     }
 }
 
-/// An image that a job requires, in checked form.
+/// An image that a job requires, after validation.
 struct ImageRequest {
     reference: Reference,
     policies: Vec<PullPolicy>,
@@ -131,22 +124,22 @@ impl ImageRequest {
 }
 
 impl Images {
-    /// Returns the images of a job. Stopping `stop` ends a pull.
+    /// Returns the images of a job. `stop` ends a pull.
     pub(crate) fn new(engine: &Docker, credentials: &[RegistryCredentials], print: Print, stop: &StopToken) -> Self {
         let retry_delay = || rand::random_range(RETRY_DELAY);
         let (engine, credentials, stop) = (engine.clone(), credentials.into(), stop.clone());
         Self { engine, credentials, print, stop, used: Arc::default(), helper_path: None, retry_delay }
     }
 
-    /// Returns these images for a part of the job that another token stops.
+    /// Returns a clone that another token stops.
     pub(crate) fn stopped_by(&self, stop: &StopToken) -> Self {
         Self { stop: stop.clone(), ..self.clone() }
     }
 
-    /// Makes sure that the engine has an image, by the first pull policy that succeeds.
+    /// Makes sure that the engine has an image, with the first pull policy that succeeds.
     ///
     /// # Errors
-    /// [`Failure`] as in docs/spec/job-execution.md, section 11.3. Remedies for failed pull policies have been printed.
+    /// [`Failure`] of docs/spec/job-execution.md, section 11.3. Remedies are printed.
     pub(crate) async fn ensure(&self, spec: &ImageSpec) -> Result<ResolvedImage, Failure> {
         let wanted = ImageRequest::new(spec)?;
         let name = wanted.name();
@@ -191,7 +184,7 @@ impl Images {
         };
         match (found, policy) {
             (Ok(image), PullPolicy::Never) => return Ok(image),
-            // An image that is named by its ID cannot be pulled.
+            // An ID cannot be pulled.
             (Ok(image), _) if self.was_used(wanted, &image) || image.id == name => return Ok(image),
             (Ok(image), PullPolicy::IfNotPresent) => {
                 self.print_plain("Using locally found image version due to \"if-not-present\" pull policy");
@@ -207,7 +200,7 @@ impl Images {
         check_platform(wanted, self.inspect(name).await?.ok_or_else(missing)?)
     }
 
-    /// Pulls an image. Retries if the registry cannot be reached.
+    /// Pulls an image. Retries if the registry is unreachable.
     async fn pull(&self, wanted: &ImageRequest) -> Result<(), ImageError> {
         let login = self.login(&wanted.reference).await?;
         let (name, platform) = (wanted.name(), wanted.platform());
@@ -233,7 +226,7 @@ impl Images {
             let mut header = HeaderValue::try_from(login.to_header())
                 .map_err(|_| ImageError::Credentials("the credentials cannot be sent to the engine".to_owned()))?;
             header.set_sensitive(true);
-            // The client itself would encode the credentials in an alphabet that engines do not accept.
+            // Engines do not accept the client's own encoding of credentials.
             engine = engine.with_request_modifier(move |mut request| {
                 request.headers_mut().insert(AUTH_HEADER, header.clone());
                 request
@@ -257,7 +250,6 @@ impl Images {
         }
     }
 
-    /// Returns the credentials for the registry of an image. `None` means that the image is pulled without credentials.
     async fn login(&self, image: &Reference) -> Result<Option<Login>, ImageError> {
         for entry in credentials::matching(&self.credentials, image) {
             let found = async { Ok(credentials::login(entry, image, self.helper_path.as_ref()).await) };
@@ -274,7 +266,7 @@ impl Images {
         Ok(None)
     }
 
-    /// Returns the image with this name. `None` means that the engine does not have it.
+    /// Returns the image, if the engine has it.
     async fn inspect(&self, name: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let inspect = async {
             let no_answer = |_| ImageError::Engine(format!("no answer within {} s", INSPECT_TIMEOUT.as_secs()));
@@ -313,7 +305,6 @@ impl Images {
         self.print_plain(&format!("Using docker image {} for {name}{digest} ...", image.id));
     }
 
-    /// Waits for `work`, unless the job is stopped.
     async fn unless_stopped<T>(&self, work: impl Future<Output = Result<T, ImageError>>) -> Result<T, ImageError> {
         tokio::select! {
             biased;
@@ -331,9 +322,7 @@ impl Images {
     }
 }
 
-/// Returns the image if it is for the platform that the job requires.
-///
-/// Some engines pull an image for another platform if no image exists for the required one.
+/// Checks the platform of an image, because some engines fall back to an image for another platform.
 fn check_platform(wanted: &ImageRequest, image: ResolvedImage) -> Result<ResolvedImage, ImageError> {
     let ImageInspect { os, architecture, variant, .. } = &image.inspect;
     let [os, architecture, variant] = [os, architecture, variant].map(|value| value.as_deref().unwrap_or_default());

@@ -5,7 +5,6 @@ use muster_job::go_architecture_of;
 /// Operating systems for which images exist.
 const SYSTEMS: [&str; 3] = ["linux", "windows", "freebsd"];
 
-/// Platform of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Platform {
     os: String,
@@ -15,16 +14,12 @@ pub(super) struct Platform {
     variant: String,
 }
 
-/// Reason why a text is not a valid platform.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a valid platform; write OS/ARCHITECTURE, such as linux/arm64")]
 pub(super) struct PlatformError(String);
 
 impl Platform {
     /// Parses a platform. The default operating system is Linux.
-    ///
-    /// # Errors
-    /// [`PlatformError`].
     pub(super) fn parse(text: &str) -> Result<Self, PlatformError> {
         let is_plain = |part: &&str| {
             !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
@@ -46,15 +41,13 @@ impl Platform {
         Ok(Self { os: os.to_ascii_lowercase(), architecture, variant: variant.to_ascii_lowercase() })
     }
 
-    /// Returns whether images for the operating system exist.
     pub(super) fn has_known_os(&self) -> bool {
         SYSTEMS.contains(&self.os.as_str())
     }
 
     /// Returns whether an image runs on this platform.
     ///
-    /// An empty value of the image is unknown, and matches. A lower variant matches, too: a registry without an image for `arm/v7` provides
-    /// the image for `arm/v6`.
+    /// An empty value of the image is unknown, and matches. So does a lower variant: `arm/v7` can run `arm/v6`.
     pub(super) fn matches(&self, os: &str, architecture: &str, variant: &str) -> bool {
         let matches = |own: &str, image: &str| own.is_empty() || image.is_empty() || own == image;
         let number = |variant: &str| variant.trim_start_matches('v').parse::<u32>().ok();

@@ -1,17 +1,16 @@
-//! Summary of a pull's progress for the log: a line every few seconds while something changes.
+//! Progress of a pull, as a line for the log every few seconds.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use bollard::models::CreateImageInfo;
 
-/// Minimum time before the first line and between two lines.
+/// Minimum time before the first line, and between lines.
 const INTERVAL: Duration = Duration::from_secs(3);
 
-/// Maximum number of layers to count. Docker allows 127, but an engine may send any number of IDs.
+/// Maximum number of layers to count. Engines may send any number of IDs.
 const MAX_LAYERS: usize = 1000;
 
-/// Progress of one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layer {
     Waiting,
@@ -20,23 +19,21 @@ enum Layer {
     Ready { size: u64 },
 }
 
-/// Progress of one pull.
 #[derive(Debug)]
 pub(super) struct PullProgress {
     layers: BTreeMap<String, Layer>,
     /// Time of the last line, or of the start of the pull.
     last: Instant,
-    /// Last line. Empty means that no line was returned yet.
+    /// Last line, initially empty.
     line: String,
 }
 
 impl PullProgress {
-    /// Starts a pull at this time.
     pub(super) fn new(now: Instant) -> Self {
         Self { layers: BTreeMap::new(), last: now, line: String::new() }
     }
 
-    /// Records an event from the engine. Returns a line for the log if one is due and has changed.
+    /// Records an event of the engine. Returns a line for the log if one is due and has changed.
     pub(super) fn on_event(&mut self, event: &CreateImageInfo, now: Instant) -> Option<String> {
         self.record(event);
         if now.duration_since(self.last) < INTERVAL {
@@ -70,13 +67,13 @@ impl PullProgress {
             },
             "Verifying Checksum" | "Download complete" | "Extracting" => Layer::Downloaded { size },
             "Pull complete" | "Already exists" => Layer::Ready { size },
-            // Other messages with an id are about the whole image, such as `Pulling from library/busybox` with the tag as its id.
+            // Other messages are about the whole image, and have its tag as ID.
             _ => return,
         };
         self.layers.insert(id.to_owned(), layer);
     }
 
-    /// Returns the summary of all layers. `None` means that no layer is known.
+    /// Returns the summary of all layers, if there are any.
     fn summary(&self) -> Option<String> {
         let (mut ready, mut received, mut size) = (0_usize, 0_u64, 0_u64);
         let mut is_downloading = false;
@@ -106,7 +103,6 @@ impl PullProgress {
     }
 }
 
-/// Formats a number of bytes as megabytes with one decimal place.
 fn megabytes(bytes: u64) -> String {
     let tenths = bytes / 100_000;
     format!("{}.{}", tenths / 10, tenths % 10)

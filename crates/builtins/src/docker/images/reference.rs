@@ -1,8 +1,8 @@
 //! References of images: `[registry/]path[:tag][@digest]`.
 //!
-//! A reference comes from a job and becomes part of requests to the engine, so a text that is not a valid reference is rejected.
+//! References come from jobs and become parts of requests to the engine, so they are validated.
 
-/// Registry of references that do not name one.
+/// Default registry.
 pub(super) const HUB: &str = "docker.io";
 
 /// Maximum length of a name in bytes, as in Docker.
@@ -12,18 +12,16 @@ const MAX_TAG: usize = 128;
 /// Minimum number of hexadecimal digits of a digest.
 const MIN_DIGEST: usize = 32;
 
-/// Reference of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// Reference as written in the job.
+    /// Reference as in the job.
     text: String,
-    /// Registry and path in lower case, without tag and digest. Images of Docker Hub begin with `docker.io/`.
+    /// Registry and path in lower case, without tag and digest. The default registry is included.
     repository: String,
     /// Whether the reference has a tag or a digest.
     is_exact: bool,
 }
 
-/// Reason why a text is not a valid reference.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not a valid name of an image: {reason}; write [REGISTRY/]NAME[:TAG] or [REGISTRY/]NAME@DIGEST")]
 pub(super) struct ReferenceError {
@@ -33,9 +31,6 @@ pub(super) struct ReferenceError {
 
 impl Reference {
     /// Parses a reference by Docker's grammar.
-    ///
-    /// # Errors
-    /// [`ReferenceError`].
     pub(super) fn parse(text: &str) -> Result<Self, ReferenceError> {
         let invalid = |reason| ReferenceError { text: text.to_owned(), reason };
         let (rest, digest) = match text.split_once('@') {
@@ -83,12 +78,12 @@ impl Reference {
         Ok(Self { text: text.to_owned(), repository, is_exact: tag.is_some() || digest.is_some() })
     }
 
-    /// Returns the reference as written in the job.
+    /// Returns the reference as in the job.
     pub(super) fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Returns the reference for a pull. Without a tag, an engine would pull all tags.
+    /// Returns the reference with a tag, because an engine pulls all tags without one.
     pub(super) fn for_pull(&self) -> String {
         if self.is_exact { self.text.clone() } else { format!("{}:latest", self.text) }
     }
@@ -104,7 +99,7 @@ impl Reference {
     }
 }
 
-/// Returns whether the first part of a name is a registry.
+/// Returns whether the first part of a name is a registry instead of a path component.
 fn is_registry(first: &str) -> bool {
     first == "localhost" || first.contains(['.', ':', '[']) || first.chars().any(|c| c.is_ascii_uppercase())
 }
@@ -126,7 +121,7 @@ fn is_host(text: &str) -> bool {
     (is_name(host) || is_address(host)) && port.is_none_or(is_port)
 }
 
-/// Returns whether a part between slashes is valid: letters and digits, separated by `.`, `_`, `__` or any number of `-`.
+/// Returns whether a path component is valid: letters and digits, separated by `.`, `_`, `__` or any number of `-`.
 fn is_path_component(part: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_separator = |text: &str| matches!(text, "." | "_" | "__") || text.chars().all(|c| c == '-');
@@ -222,7 +217,6 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// A reference becomes part of the path of a request.
         #[test]
         fn parsed_reference_cannot_change_the_path_of_a_request(text in "[ -~]{0,40}") {
             if Reference::parse(&text).is_ok() {

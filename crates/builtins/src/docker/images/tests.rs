@@ -14,7 +14,6 @@ use crate::docker::engine::connect;
 /// Name of the image in the registry, without the registry.
 const APP: &str = "group/app";
 
-/// An engine, and a registry that has one image.
 struct Fixture {
     engine: Docker,
     registry: DockerRegistry,
@@ -34,7 +33,7 @@ fn credentials(registry: &str, password: &str) -> RegistryCredentials {
 }
 
 impl Fixture {
-    /// Starts an engine and a registry, and pushes the image. The engine itself does not have the image afterwards.
+    /// Starts an engine and a registry with the image. The engine does not keep the image.
     async fn start(needs_login: bool) -> Option<Self> {
         Self::with(DockerEngine::start(&[])?, needs_login).await
     }
@@ -75,7 +74,7 @@ impl Fixture {
         self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await.unwrap();
     }
 
-    /// Ensures images in one job. Returns the result for the last image.
+    /// Ensures images in one job. Returns the last result.
     async fn ensure(
         &self,
         credentials: &[RegistryCredentials],
@@ -92,12 +91,11 @@ impl Fixture {
         result
     }
 
-    /// Ensures one image without credentials.
     async fn ensure_one(&self, suffix: &str, policies: &[&str]) -> Result<ResolvedImage, Failure> {
         self.ensure(&[], None, &[spec(&self.name(suffix), policies)]).await
     }
 
-    /// Returns the log, without the registry's port and with short digests.
+    /// Returns the log without ports and digests.
     fn log(&self) -> String {
         let log = self.lines.lock().replace(self.registry.host(), "REGISTRY");
         let mut parts = log.split("sha256:");
@@ -267,7 +265,7 @@ async fn image_of_another_platform_does_not_count_as_present() {
 #[tokio::test]
 async fn stopped_job_does_not_wait_for_a_registry() {
     let Some(fixture) = Fixture::start(false).await else { return };
-    // This registry accepts connections and never answers.
+    // A registry that never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("{}/app", listener.local_addr().unwrap());
     let accepted = tokio::task::spawn_blocking(move || listener.accept());
@@ -316,13 +314,11 @@ async fn invalid_names_policies_and_platforms_are_rejected_without_the_engine() 
     assert_failure(unreachable, FailureReason::RunnerSystemFailure, "no valid answer from the container engine");
 }
 
-/// Returns a function that collects the lines of a log.
 fn print_to(lines: &Arc<Mutex<String>>) -> Print {
     let lines = Arc::clone(lines);
     Arc::new(move |line| lines.lock().push_str(line))
 }
 
-/// Returns a client of an engine that does not run.
 fn connect_nowhere() -> Docker {
     let refuse = |_: bollard::BollardRequest| async {
         Err(bollard::errors::Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionRefused)))

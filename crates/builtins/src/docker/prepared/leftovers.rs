@@ -1,4 +1,4 @@
-//! Removes prepared containers that no agent uses anymore, and records which engines have prepared containers.
+//! Removes unused prepared containers, and records which engines have such containers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -18,27 +18,24 @@ use super::super::create::MANAGED;
 use super::super::engine::{self, is_not_found, reason, time_at_engine};
 use super::template::MAX_IDLE;
 
-/// Beginning of the names of all prepared containers that no job has taken.
+/// Prefix of the names of containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds for which an agent keeps an expired container of another agent. If that agent still runs, it removes the
-/// container earlier.
+/// Seconds after which another agent's expired container is removed. A running agent removes its containers earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
-/// Maximum time of one attempt to remove containers.
+/// Maximum time to remove the containers of an engine.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Record of the engines that may have containers of the agent. It outlives the agent.
+/// Record of the engines that may have containers of the agent, for the next agent.
 #[derive(Debug)]
 pub(super) struct Record {
-    /// Path of the file. `None` means that the record is not stored.
+    /// Path of the file. `None` means that the record is only in memory.
     path: Option<PathBuf>,
     content: Mutex<Content>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Content {
-    /// Part of the names of the agent's containers.
     owner: String,
-    /// Engines that may have such containers.
     engines: Vec<DockerEngine>,
 }
 
@@ -55,7 +52,7 @@ impl Default for Record {
 }
 
 impl Record {
-    /// Returns the record in a file that only one agent uses at a time. If the file cannot be read, the record is empty.
+    /// Returns the record in a file of one agent. A file that cannot be read is an empty record.
     pub(super) fn load(path: PathBuf) -> Self {
         let content = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes).map_err(io::Error::from),
@@ -70,12 +67,11 @@ impl Record {
         Self { path: Some(path), content: Mutex::new(content) }
     }
 
-    /// Returns the beginning of the names of the agent's containers.
+    /// Returns the prefix of the names of the agent's containers.
     pub(super) fn prefix(&self) -> String {
         format!("{PREFIX}{}-", self.content.lock().owner)
     }
 
-    /// Returns the engines that may have containers of the agent.
     pub(super) fn engines(&self) -> Vec<DockerEngine> {
         self.content.lock().engines.clone()
     }
@@ -83,7 +79,7 @@ impl Record {
     /// Adds an engine, before it gets its first container.
     ///
     /// # Errors
-    /// The record cannot be stored. Nothing may be created then.
+    /// If the record cannot be stored. The caller must then create nothing.
     pub(super) fn add(&self, engine: &DockerEngine) -> io::Result<()> {
         let mut content = self.content.lock();
         if content.engines.contains(engine) {
@@ -96,7 +92,6 @@ impl Record {
         Ok(())
     }
 
-    /// Removes an engine that has no containers of the agent.
     pub(super) fn remove(&self, engine: &DockerEngine) {
         let mut content = self.content.lock();
         content.engines.retain(|known| known != engine);
@@ -111,12 +106,12 @@ impl Record {
     }
 }
 
-/// Removes the agent's containers whose names are not in `known`, and expired containers of other agents. Then removes `volumes`.
+/// Removes the agent's containers except `known`, expired containers of other agents, and `volumes`.
 ///
-/// Containers are removed by their names. So a container that a job has renamed since then is not removed.
+/// Containers are removed by name, because a job may have renamed and taken one.
 ///
 /// # Errors
-/// A container may remain. The text names the engine.
+/// If a container may remain. The text names the engine.
 pub(super) async fn remove(
     settings: &DockerEngine,
     own_prefix: &str,
@@ -164,7 +159,7 @@ async fn try_remove(
     }
     let removed = join_all(names_to_remove.iter().map(|name| remove_container(&engine, name))).await;
     for volume in volumes {
-        // The engine has removed the volume with its container, unless another program removed the container.
+        // The engine removes a volume with its container, but another program may have removed only the container.
         let _ = engine.remove_volume(volume, None::<RemoveVolumeOptions>).await;
     }
     let problems: Vec<_> = removed.into_iter().filter_map(Result::err).collect();
@@ -186,7 +181,8 @@ mod tests {
     use super::*;
     use crate::docker::engine::fake::{Answer, FakeEngine};
 
-    /// Answers as an engine at noon, which has these containers: name, seconds since noon at which it was created, and maximum idle time.
+    /// Returns an engine at noon with these containers: name, creation time in seconds after noon, and maximum idle
+    /// time.
     fn engine_with(containers: &'static [(&str, i64, i64)]) -> FakeEngine {
         FakeEngine::start(move |call| {
             let body = match call {
@@ -237,7 +233,7 @@ mod tests {
     async fn engine_that_stops_answering_is_named() {
         let engine = engine_with(&[("muster-prepared-own-stuck", -10, 600)]);
         let settings = settings(&engine);
-        // Connect before the clock is paused: a paused clock jumps to the next timeout whenever the test waits, so connecting would time out.
+        // Connecting while the clock is paused would time out.
         engine::connect(&settings).await.unwrap();
         tokio::time::pause();
         let error = remove(&settings, "muster-prepared-own-", &BTreeSet::new(), &[]).await.unwrap_err();

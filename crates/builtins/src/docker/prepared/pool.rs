@@ -1,4 +1,4 @@
-//! The containers of an agent that wait for a job, and the task that prepares and removes them.
+//! The waiting containers of an agent, and the task that prepares and removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -21,16 +21,14 @@ use super::leftovers::{self, Record};
 use super::template::{Owner, Template};
 use super::usage::{Usage, shares};
 
-/// Interval at which the pool checks whether containers have ended or expired.
+/// Interval between checks for ended and expired containers.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-/// Delay before the next attempt to remove containers.
 const RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Maximum number of attempts to remove containers from an engine that does not answer. Together they take one to two hours.
+/// Maximum number of attempts to remove containers. Together they take one to two hours.
 const MAX_ATTEMPTS: u32 = 120;
-/// Maximum number of kinds of containers that are remembered.
 const MAX_KINDS: usize = 200;
 
-/// Prepared containers of an agent, which wait for its jobs (`[runners.docker.prepared_containers]`).
+/// Prepared containers of an agent (`[runners.docker.prepared_containers]`).
 #[derive(Debug, Default)]
 pub struct PreparedContainers {
     record: Record,
@@ -45,20 +43,19 @@ struct State {
     waiting: Vec<Waiting>,
     /// Names of containers that jobs have taken and not yet renamed.
     taken: Vec<String>,
-    /// Engines from which containers must be removed.
     removals: Vec<Removal>,
-    /// Number of jobs that are creating their containers.
+    /// Number of jobs that currently create containers.
     opening: usize,
     task: Option<JoinHandle<()>>,
     is_closed: bool,
 }
 
-/// Containers that are equal apart from their names.
+/// Containers that are equal except for their names.
 #[derive(Debug)]
 struct Kind {
     template: Arc<Template>,
     usage: Usage,
-    /// Job that was counted last. A job that creates its container again is not counted again.
+    /// Job that was counted last, because a job that creates its container again counts once.
     last_job: String,
 }
 
@@ -76,25 +73,25 @@ struct Removal {
     engine: DockerEngine,
     due: Instant,
     attempts: u32,
-    /// Volumes of containers that are no longer used.
+    /// Volumes of unused containers.
     volumes: Vec<String>,
 }
 
-/// What the pool does next.
+/// Next action of the pool.
 enum Action {
     Prepare(Arc<Template>),
     Remove(Removal, BTreeSet<String>),
-    /// Wait for a change. `None` means no time limit.
+    /// Waits for a change. `None` means no time limit.
     Wait(Option<Instant>),
     End,
 }
 
-/// A container that a job takes. Dropping this value ends the protection of the container's old name.
+/// A container that a job takes. Its old name is protected until this value is dropped.
 pub(super) struct Taken<'a> {
     pool: &'a PreparedContainers,
     name: String,
     engine: DockerEngine,
-    /// Whether the container may still have its old name, so that it must be removed.
+    /// Whether the container may still have its old name, and must then be removed.
     pub(super) has_old_name: bool,
 }
 
@@ -110,7 +107,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A job that is creating its containers. Meanwhile, no containers are prepared.
+/// A job that currently creates containers. Meanwhile, none are prepared.
 pub(in super::super) struct Opening<'a>(&'a PreparedContainers);
 
 impl Drop for Opening<'_> {
@@ -121,15 +118,13 @@ impl Drop for Opening<'_> {
 }
 
 impl PreparedContainers {
-    /// Returns the prepared containers of an agent whose record is the file at `path`.
-    ///
-    /// The next agent with the same record removes what a killed agent left.
+    /// Returns the prepared containers of an agent. The next agent with the same record at `path` removes leftovers.
     #[must_use]
     pub fn recorded_in(path: PathBuf) -> Self {
         Self { record: Record::load(path), ..Self::default() }
     }
 
-    /// Removes, in the background, what an earlier agent with the same record left.
+    /// Removes leftovers of an earlier agent in the background.
     pub fn remove_leftovers(self: &Arc<Self>) {
         let engines = self.record.engines();
         if engines.is_empty() {
@@ -142,7 +137,7 @@ impl PreparedContainers {
         self.run_in_background(&mut state);
     }
 
-    /// Removes all containers. Afterwards, none are prepared anymore.
+    /// Removes all containers, and ends the preparation.
     pub async fn close(&self) {
         let task = {
             let mut state = self.state.lock();
@@ -153,7 +148,7 @@ impl PreparedContainers {
         self.stop.stop(TerminationCause::ManagerShutdown);
         self.changed.notify_one();
         if let Some(task) = task {
-            // A panic of the task leaves containers, which are removed here.
+            // After a panic of the task, its containers are still removed below.
             let _ = task.await;
         }
         let prefix = self.record.prefix();
@@ -165,7 +160,7 @@ impl PreparedContainers {
         join_all(self.record.engines().into_iter().map(remove)).await;
     }
 
-    /// Removes the containers for the jobs of a runner whose configuration no longer has a policy.
+    /// Forgets the containers of a runner whose configuration no longer has a policy.
     pub(in super::super) fn end_policy(&self, job: &DockerContainer) {
         let mut state = self.state.lock();
         if !state.kinds.is_empty() {
@@ -175,13 +170,13 @@ impl PreparedContainers {
         }
     }
 
-    /// Marks that a job creates its containers until the returned value is dropped.
+    /// Pauses the preparation until the returned value is dropped, because a job creates its containers.
     pub(in super::super) fn opening(&self) -> Opening<'_> {
         self.state.lock().opening += 1;
         Opening(self)
     }
 
-    /// Counts a job that needs a container, and returns a container that waits. `None` means that no such container waits.
+    /// Counts a job, and returns a waiting container, if there is one.
     pub(super) fn take(
         self: &Arc<Self>,
         template: Template,
@@ -222,7 +217,6 @@ impl PreparedContainers {
                 Action::Remove(removal, known) => self.remove(removal, &known).await,
                 Action::Wait(None) => self.changed.notified().await,
                 Action::Wait(Some(until)) => {
-                    // The time limit is not an error.
                     let _ = tokio::time::timeout_at(until, self.changed.notified()).await;
                 }
                 Action::End => return,
@@ -234,7 +228,7 @@ impl PreparedContainers {
         let since = Instant::now();
         let name = format!("{}{:08x}", self.record.prefix(), rand::rng().random::<u32>());
         let max_idle = self.state.lock().kinds.get(template.key()).map(|kind| kind.usage.max_idle());
-        // When the pool is closed, nothing waits for an engine anymore. `close` removes what the engine has created.
+        // A closed pool does not wait for an engine. `close` removes what the engine creates.
         let created = match self.record.add(template.engine()) {
             Ok(()) => {
                 let creating = Box::pin(template.create(&name, max_idle.unwrap_or_default(), &self.stop));
@@ -249,7 +243,6 @@ impl PreparedContainers {
                 tracing::info!(container = name, "container prepared");
                 state.waiting.push(Waiting { key, name, since, engine, container });
             }
-            // `close` removes the container.
             Ok(_) => {}
             Err(_) if state.is_closed => {}
             Err(error) => {
@@ -261,7 +254,7 @@ impl PreparedContainers {
                     "failed to prepare a container, trying again after further jobs"
                 );
                 state.kinds.remove(&key);
-                // The engine may carry out a call later than it is given up.
+                // The engine may still carry out a call after its timeout.
                 state.remove_twice(&engine, Instant::now());
             }
         }
@@ -281,7 +274,6 @@ impl PreparedContainers {
 }
 
 impl State {
-    /// Counts a job with this template.
     fn count(&mut self, template: Template, policy: PreparedPolicy, job: &str, now: Instant) {
         if self.kinds.len() >= MAX_KINDS && !self.kinds.contains_key(template.key()) {
             let oldest = self.kinds.iter().min_by_key(|(_, kind)| kind.usage.last()).map(|(key, _)| key.clone());
@@ -296,7 +288,7 @@ impl State {
         }
     }
 
-    /// Requests the removal of all containers of the agent that neither wait nor were just taken, and of `volumes`.
+    /// Requests the removal of `volumes`, and of containers that neither wait nor were just taken.
     fn remove_soon(&mut self, engine: &DockerEngine, now: Instant, volumes: &[String]) {
         match self.removals.iter_mut().find(|removal| removal.engine == *engine) {
             Some(removal) => {
@@ -310,14 +302,14 @@ impl State {
         }
     }
 
-    /// Requests a removal now and a second one later, because the engine may carry out a call later than the call is given up.
+    /// Requests a removal now and another one later, because the engine may still carry out a call after its timeout.
     fn remove_twice(&mut self, engine: &DockerEngine, now: Instant) {
         self.remove_soon(engine, now, &[]);
         let due = now + RETRY_DELAY;
         self.removals.push(Removal { engine: engine.clone(), due, attempts: 0, volumes: Vec::new() });
     }
 
-    /// Returns how many containers of each kind should wait.
+    /// Returns the number of containers of each kind that should wait.
     fn wanted(&self, now: Instant) -> BTreeMap<String, usize> {
         let mut owners: BTreeMap<Owner, Vec<(&String, &Usage)>> = BTreeMap::new();
         for (key, kind) in &self.kinds {
@@ -337,7 +329,7 @@ impl State {
         self.kinds.retain(|_, kind| !kind.usage.prune(now));
         let mut wanted = self.wanted(now);
         self.drop_unwanted(&mut wanted, now);
-        // From here on, `wanted` has the numbers of missing containers.
+        // `wanted` now contains the numbers of missing containers.
         if let Some(index) = self.removals.iter().position(|removal| removal.due <= now) {
             let known = self.waiting.iter().map(|waiting| &waiting.name).chain(&self.taken).cloned().collect();
             return Action::Remove(self.removals.swap_remove(index), known);
@@ -352,7 +344,7 @@ impl State {
         Action::Wait(self.removals.iter().map(|removal| removal.due).chain(check).min())
     }
 
-    /// Drops the containers that no job may take anymore, and subtracts the others from the wanted numbers.
+    /// Drops unusable and surplus containers. Subtracts the others from `wanted`.
     fn drop_unwanted(&mut self, wanted: &mut BTreeMap<String, usize>, now: Instant) {
         let kinds = &self.kinds;
         let mut is_wanted = |waiting: &Waiting| {

@@ -1,4 +1,4 @@
-//! Description of a container without the job that uses it. From this, a container can be created before its job exists.
+//! Description of a container that can be created before its job exists.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,27 +19,28 @@ use super::super::socket::RunDirectory;
 use super::super::target::Container;
 use super::super::{build, create, directories};
 
-/// Prefix of the labels that name the runner and the job.
+/// Prefix of labels that name the runner and the job.
 const RUNNER_LABELS: &str = "com.gitlab.gitlab-runner.";
-/// Labels with this prefix that are the same for all jobs of a runner.
+/// Labels, without the prefix, that all jobs of a runner share.
 const COMMON_LABELS: [&str; 4] = ["managed", "runner.id", "runner.system_id", "type"];
-/// Label with the number of seconds for which a container may wait.
+/// Label with the maximum number of seconds for which a container waits.
 pub(super) const MAX_IDLE: &str = "muster.prepared.max_idle_seconds";
-/// Variables that the agent in the container reads when it starts, in lower case. Therefore, they are part of the template.
+/// Variables that the agent reads at its start, in lower case. They are part of the template.
 const AGENT_VARIABLES: [&str; 6] =
     ["all_proxy", "http_proxy", "https_proxy", "no_proxy", "ssl_cert_dir", "ssl_cert_file"];
-/// Beginning of the names of variables that NVIDIA's runtime reads when a container starts. The engine can use this runtime by default.
+/// Prefix of variables that NVIDIA's runtime reads at the start of a container. This can be the engine's default
+/// runtime.
 const GPU_VARIABLES: &str = "NVIDIA_";
-/// First word of the health check of an image without one.
+/// First word of a health check that is disabled.
 const NO_HEALTH_CHECK: &str = "NONE";
 
-/// Description of the containers of one kind. Two jobs with equal keys would create equal containers.
+/// Description of containers of one kind. Jobs with equal keys would create equal containers.
 #[derive(Debug, Clone)]
 pub(super) struct Template {
-    /// Inputs of a job, without everything that is specific to the job.
+    /// Inputs without values of a specific job.
     job: DockerContainer,
     image: ResolvedImage,
-    /// Image as written in the first job, for messages.
+    /// Image as in the first job, for messages.
     image_name: String,
     key: String,
 }
@@ -47,11 +48,8 @@ pub(super) struct Template {
 impl Template {
     /// Returns the template of a job's container. `None` means that the container must not start before its job.
     ///
-    /// Reasons: the image has an entrypoint, which may use the variables of the job, or a health check, which would run code of the image, or
-    /// the job selects GPUs by variables.
-    ///
-    /// # Errors
-    /// [`Failure::Configuration`] if the inputs cannot be written as text.
+    /// Reasons are an entrypoint, which may use the job's variables, a health check, which runs code of the image, and
+    /// GPUs that variables select.
     pub(super) fn new(
         job: &DockerContainer,
         image: &ResolvedImage,
@@ -95,30 +93,23 @@ impl Template {
         Ok(Some(Self { job: common, image: image.clone(), image_name, key }))
     }
 
-    /// Returns the key of all containers that this template describes.
     pub(super) fn key(&self) -> &str {
         &self.key
     }
 
-    /// Returns the engine of the containers.
     pub(super) fn engine(&self) -> &DockerEngine {
         &self.job.engine
     }
 
-    /// Returns the image, as written in the first job that had this template.
     pub(super) fn image_name(&self) -> &str {
         &self.image_name
     }
 
-    /// Returns the runner whose jobs use the containers, and the engine.
     pub(super) fn owner(&self) -> Owner {
         Owner::of(&self.job)
     }
 
-    /// Creates and starts a container, and waits until its agent answers. After a failure, the caller removes the container.
-    ///
-    /// # Errors
-    /// [`Failure`] as if a job created the container.
+    /// Creates and starts a container, and waits for its agent. The caller cleans up after a failure.
     pub(super) async fn create(&self, name: &str, max_idle: Duration, stop: &StopToken) -> Result<Container, Failure> {
         let mut job = self.job.clone();
         name.clone_into(&mut job.build.name);
@@ -152,7 +143,7 @@ impl Template {
     }
 }
 
-/// Returns the volume as every job with this template has it. The engine removes an anonymous volume with its container.
+/// Returns the volume for any job with this template. A temporary volume becomes anonymous.
 fn for_any_job(volume: &DockerVolume) -> DockerVolume {
     if volume.temporary && create::is_named(volume) {
         return DockerVolume { destination: volume.destination.clone(), ..DockerVolume::default() };
@@ -160,20 +151,20 @@ fn for_any_job(volume: &DockerVolume) -> DockerVolume {
     volume.clone()
 }
 
-/// Returns whether the agent in the container reads a variable, which has the form `NAME=value`, when it starts.
+/// Returns whether the agent reads a variable of the form `NAME=value` at its start.
 fn is_read_by_agent(variable: &str) -> bool {
     let name = variable.split_once('=').map_or(variable, |(name, _)| name);
     AGENT_VARIABLES.contains(&name.to_ascii_lowercase().as_str())
 }
 
-/// Returns whether the engine runs a command of the image in each container regularly.
+/// Returns whether the engine regularly runs a command of the image.
 fn has_health_check(image: &ResolvedImage) -> bool {
     let check = image.inspect.config.as_ref().and_then(|config| config.healthcheck.as_ref());
     let command = check.and_then(|check| check.test.as_ref());
     command.is_some_and(|command| command.first().is_some_and(|kind| kind != NO_HEALTH_CHECK))
 }
 
-/// Runner and engine. The maximum number of waiting containers applies to each such pair.
+/// Runner and engine, for which the maximum number of waiting containers applies.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Owner {
     engine: String,
@@ -187,7 +178,7 @@ impl Owner {
     }
 }
 
-/// Log of a container that has no job yet. Its image has no entrypoint that could print anything.
+/// Log of a container without a job. Its image has no entrypoint that prints.
 struct NoLog;
 
 impl Log for NoLog {
@@ -206,7 +197,6 @@ mod tests {
         ResolvedImage { id: id.to_owned(), inspect: ImageInspect { config: Some(config), ..ImageInspect::default() } }
     }
 
-    /// Returns the inputs of a job with this number. `project` owns the checkout volume.
     fn job(number: u32, project: &str) -> DockerContainer {
         let volume = |source: String, destination: &str, temporary| DockerVolume {
             source,

@@ -1,4 +1,4 @@
-//! How often jobs need each kind of container, and how many containers of each kind should therefore be kept ready. No I/O.
+//! Usage of each kind of container, and the number of containers that should therefore wait. No I/O.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,14 +6,12 @@ use std::time::Duration;
 use muster_agent_api::builtin::PreparedPolicy;
 use tokio::time::Instant;
 
-/// Maximum number of jobs that are remembered for one kind of container.
+/// Maximum number of jobs to record for one kind of container.
 const MAX_JOBS: usize = 1000;
 
-/// Jobs that needed one kind of container.
 #[derive(Debug)]
 pub(super) struct Usage {
     policy: PreparedPolicy,
-    /// Times of the jobs, oldest first.
     jobs: VecDeque<Instant>,
 }
 
@@ -22,7 +20,6 @@ impl Usage {
         Self { policy, jobs: VecDeque::new() }
     }
 
-    /// Counts a job. The policy of the latest job applies.
     pub(super) fn add(&mut self, policy: PreparedPolicy, now: Instant) {
         self.policy = policy;
         if self.jobs.len() == MAX_JOBS {
@@ -31,17 +28,17 @@ impl Usage {
         self.jobs.push_back(now);
     }
 
-    /// Returns the time of the last job. `None` means that there was none.
+    /// Returns the time of the last job, if there was one.
     pub(super) fn last(&self) -> Option<Instant> {
         self.jobs.back().copied()
     }
 
-    /// Returns the maximum time for which a container is kept ready.
+    /// Returns the maximum time for which a container waits.
     pub(super) fn max_idle(&self) -> Duration {
         Duration::from_millis(self.policy.max_idle_ms)
     }
 
-    /// Forgets the jobs before the window. Returns whether the kind can be forgotten, too.
+    /// Forgets jobs before the window. Returns whether none are left.
     pub(super) fn prune(&mut self, now: Instant) -> bool {
         let window = Duration::from_millis(self.policy.window_ms);
         while self.jobs.front().is_some_and(|job| now.duration_since(*job) > window) {
@@ -50,17 +47,16 @@ impl Usage {
         self.jobs.is_empty()
     }
 
-    /// Returns the number of jobs within the window. 0 if no job needed such a container for the maximum idle time.
+    /// Returns the number of jobs in the window, or 0 if the last job is older than the maximum idle time.
     fn recent(&self, now: Instant) -> usize {
         let is_idle = self.last().is_none_or(|last| now.duration_since(last) >= self.max_idle());
         if is_idle { 0 } else { self.jobs.len() }
     }
 }
 
-/// Returns how many containers of each kind of one runner and engine should be kept ready.
+/// Returns the number of containers of each kind that should wait for one runner and engine.
 ///
-/// For every `min_uses` jobs within the window, one container is kept ready. If the sum exceeds the maximum, the maximum is divided among the
-/// kinds in proportion to their jobs.
+/// This is one per `min_uses` jobs in the window. If the sum exceeds the maximum, kinds with more jobs get more.
 pub(super) fn shares(kinds: &[&Usage], now: Instant) -> Vec<usize> {
     let recent: Vec<usize> = kinds.iter().map(|kind| kind.recent(now)).collect();
     let maximum = kinds.iter().max_by_key(|kind| kind.last()).map_or(0, |latest| latest.policy.max_containers);

@@ -1,6 +1,6 @@
 //! Commands that transfer artifacts with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 9).
 //!
-//! The URL and the token are in the environment of the program, because the argument list is visible to others.
+//! URL and token are variables, because arguments are visible to other users.
 
 use muster_agent_api::builtin::{ArtifactsDownload, ArtifactsUpload, ArtifactsUploadList};
 use muster_agent_api::plan::ArtifactEndpoint;
@@ -9,12 +9,9 @@ use super::frame::{Body, command};
 use super::{Target, begin_transfer, end_transfer};
 use crate::shell_text::quote;
 
-/// Default timeout of an upload in milliseconds.
 const UPLOAD_TIMEOUT_MS: u64 = 3_600_000;
-/// Default timeout of the response to an upload in milliseconds.
 const RESPONSE_TIMEOUT_MS: u64 = 600_000;
 
-/// Adds the commands that download the archives of other jobs.
 pub(super) fn download(
     body: &mut Body,
     target: &Target<'_>,
@@ -34,7 +31,6 @@ pub(super) fn download(
     end_transfer(body, "Artifacts downloading");
 }
 
-/// Adds the commands that upload artifacts.
 pub(super) fn upload(
     body: &mut Body,
     target: &Target<'_>,

@@ -1,6 +1,7 @@
-//! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section 10).
+//! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section
+//! 10).
 //!
-//! Only flags that old versions of `gitlab-runner` know are used.
+//! Only flags of old versions of `gitlab-runner` are used.
 
 use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave};
 
@@ -8,7 +9,6 @@ use super::frame::{Body, command};
 use super::{Target, begin_transfer, end_transfer};
 use crate::shell_text::quote;
 
-/// Adds the commands that restore caches.
 pub(super) fn restore(body: &mut Body, target: &Target<'_>, caches: &CacheRestore) {
     begin_transfer(body, target);
     for cache in &caches.caches {
@@ -25,7 +25,6 @@ pub(super) fn restore(body: &mut Body, target: &Target<'_>, caches: &CacheRestor
     end_transfer(body, "Extracting cache");
 }
 
-/// Adds the commands that save caches.
 pub(super) fn save(body: &mut Body, target: &Target<'_>, caches: &CacheSave) {
     begin_transfer(body, target);
     for cache in &caches.caches {
@@ -42,7 +41,7 @@ pub(super) fn save(body: &mut Body, target: &Target<'_>, caches: &CacheSave) {
     end_transfer(body, "Creating cache");
 }
 
-/// Adds commands that try the keys in order until an archive is extracted.
+/// Adds commands that try the keys in order.
 fn restore_one(body: &mut Body, cache: &CacheEntry) {
     body.line("_runner_extracted=");
     for (index, key) in [&cache.key].into_iter().chain(&cache.fallback_keys).enumerate() {

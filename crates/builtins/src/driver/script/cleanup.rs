@@ -1,4 +1,4 @@
-//! Commands that remove what a job leaves behind (docs/spec/job-execution.md, section 2.8).
+//! Commands that clean up after a job (docs/spec/job-execution.md, section 2.8).
 
 use muster_agent_api::builtin::{Cleanup, GLOBAL_GIT_CONFIG};
 use muster_agent_api::step_runner::Variable;
@@ -7,15 +7,14 @@ use super::frame::{Body, command};
 use super::{Target, path, sources};
 use crate::shell_text::{can_be_set, quote};
 
-/// Files in the temporary directory, apart from file variables.
+/// Files in the temporary directory besides file variables.
 const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext.conf", GLOBAL_GIT_CONFIG];
 
-/// Adds the commands of the cleanup.
 pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, variables: &[Variable]) {
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
-    // Secrets are removed first, because a command that fails ends the script. A variable with a name that the shell cannot set is skipped,
-    // because the name could be the path of another file.
+    // Secrets come first, because a failed command ends the script. An invalid variable name is skipped, because it
+    // could be the path of another file.
     let files = variables.iter().filter(|variable| variable.file && can_be_set(&variable.key));
     let files = files.map(|variable| variable.key.as_str());
     let mut words = ["rm", "-f"].map(str::to_owned).to_vec();
@@ -46,7 +45,7 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, vari
         body.line("cd /\nfi");
     }
     body.run(&["rmdir", &target.temp_dir.to_string_lossy()]);
-    // `rmdir` fails if the job has left other files in the directory.
+    // `rmdir` fails if the job has left files.
     if let Some(line) = body.text.strip_suffix('\n') {
         body.text = format!("{line} 2>/dev/null || true\n");
     }

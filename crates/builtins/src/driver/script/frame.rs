@@ -1,4 +1,4 @@
-//! Frame of a script: options of the shell, variables, and the body.
+//! Frame of a script: shell options, variables and the body.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::driver_state::DriverState;
 use crate::shell_text::{PIPEFAIL, can_be_set, print, push_quoted, quote};
 
-/// Commands that export the variables in the file `GITLAB_ENV`, one per line. A line that the shell cannot export is ignored.
+/// Commands that export variables from `GITLAB_ENV`. Invalid lines are ignored.
 const READ_GITLAB_ENV: &str = r#"if [ -f "$GITLAB_ENV" ]; then
 while IFS= read -r _runner_line || [ -n "$_runner_line" ]; do
 case $_runner_line in
@@ -21,7 +21,7 @@ done <"$GITLAB_ENV"
 fi
 "#;
 
-/// What a script does with the job's file variables.
+/// Handling of file variables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobFiles {
     /// Writes the files, and sets the variables to the paths of the files.
@@ -30,11 +30,10 @@ pub(super) enum JobFiles {
     PathsOnly,
 }
 
-/// Commands of a script.
 #[derive(Debug, Default)]
 pub(super) struct Body {
     pub(super) text: String,
-    /// Whether the shell prints each command that it executes.
+    /// Whether the shell prints each command.
     pub(super) is_traced: bool,
 }
 
@@ -45,30 +44,26 @@ impl Body {
         self.text.push('\n');
     }
 
-    /// Adds a line of shell code.
     pub(super) fn line(&mut self, line: &str) {
         self.text.push_str(line);
         self.text.push('\n');
     }
 
-    /// Adds a command that prints a notice.
     pub(super) fn notice(&mut self, text: &str) {
         print(&mut self.text, style::info(text).trim_end_matches('\n'));
     }
 
-    /// Adds a command that prints a warning.
     pub(super) fn warning(&mut self, text: &str) {
         print(&mut self.text, &warning(text));
     }
 
-    /// Adds a command that writes a private file.
+    /// Adds a command that writes a file for the user only.
     pub(super) fn write_file(&mut self, file: &str, content: &str) {
         let (file, content) = (quote(file), quote(content));
         let _ = writeln!(self.text, "rm -f {file}; (umask 077; printf %s {content} >{file})");
     }
 }
 
-/// Returns a command line with these words.
 pub(super) fn command<S: AsRef<str>>(words: &[S]) -> String {
     let mut line = String::new();
     for (index, word) in words.iter().enumerate() {
@@ -89,7 +84,6 @@ fn push_word(line: &mut String, word: &str) {
     }
 }
 
-/// Returns the script with this body.
 pub(super) fn text(
     session: &DriverState,
     context: &Context,
@@ -111,7 +105,7 @@ pub(super) fn text(
     text
 }
 
-/// Returns the commands that create the temporary directory, and that export the variables of the job.
+/// Returns commands that create the temporary directory and export the job's variables.
 fn variables(session: &DriverState, context: &Context, target: &Target<'_>, files: JobFiles) -> String {
     let mut body = Body::default();
     let temp = target.temp_dir.to_string_lossy();

@@ -1,10 +1,6 @@
-//! Generates the scripts that do the work of the built-in steps in the environment of a driver.
+//! Generates scripts for built-in steps in the environment of a driver: a body for each step, and [`frame`] around it.
 //!
-//! ```text
-//! inputs of a built-in step --prepare | sources | commands | caches | artifacts | cleanup--> body --frame--> script
-//! ```
-//!
-//! A script works in bash and in any POSIX shell. It needs `git` for the sources, and `gitlab-runner` for caches and artifacts.
+//! Scripts need a POSIX shell, `git` for the sources, and `gitlab-runner` for caches and artifacts.
 
 mod artifacts;
 mod caches;
@@ -30,16 +26,17 @@ use crate::shell_text::{print, push_commands};
 use frame::{Body, JobFiles};
 use muster_steps::style;
 
-/// Directories of the job in the environment of the driver.
+/// Directories of the job in the environment.
 struct Target<'a> {
     project_dir: &'a Path,
     temp_dir: &'a Path,
 }
 
-/// Generates the script that does the work of a built-in step.
+/// Generates the script for a built-in step.
 ///
 /// # Errors
-/// [`Failure::System`] if the inputs are invalid or no script can do the work, and [`Failure::Step`] if a submodule strategy is invalid.
+/// [`Failure::System`] if the step or its inputs are not supported, or [`Failure::Step`] if a submodule strategy is
+/// invalid.
 pub(super) fn generate(
     session: &DriverState,
     context: &Context,
@@ -75,7 +72,7 @@ pub(super) fn generate(
     Ok(frame::text(session, context, &target, body, files))
 }
 
-/// Generates the script that empties the work tree after a failed attempt to get the sources.
+/// Generates the script that empties the work tree before another attempt.
 pub(super) fn clear_worktree(session: &DriverState, context: &Context) -> String {
     let (project_dir, temp_dir) = directories(session);
     let target = Target { project_dir: &project_dir, temp_dir: &temp_dir };
@@ -84,7 +81,6 @@ pub(super) fn clear_worktree(session: &DriverState, context: &Context) -> String
     frame::text(session, context, &target, body, JobFiles::Write)
 }
 
-/// Returns whether a checkout gets sources from a repository.
 pub(super) fn has_repository(checkout: &Value) -> bool {
     let strategy = checkout.get("strategy").and_then(Value::as_str).unwrap_or_default();
     !matches!(strategy, "none" | "empty")
@@ -105,7 +101,7 @@ fn parse<I: Inputs>(inputs: Value) -> Result<I, Failure> {
     })
 }
 
-/// Adds the commands that remove files from the temporary directory and print the name of the host.
+/// Adds commands that remove temporary files and print the host.
 fn prepare(body: &mut Body, session: &DriverState, target: &Target<'_>) {
     let name = session.output.hostname.as_ref().filter(|name| !name.is_empty());
     body.run(&["rm", "-f", &path(target.temp_dir, "gitlab_runner_env"), &path(target.temp_dir, "masking.db")]);
@@ -127,25 +123,24 @@ fn commands(body: &mut Body, target: &Target<'_>, script: &Script) {
     push_commands(&mut body.text, script, &blocks);
 }
 
-/// Begins commands that require the program `gitlab-runner`.
+/// Begins commands that require `gitlab-runner`.
 fn begin_transfer(body: &mut Body, target: &Target<'_>) {
     body.run(&["cd", &target.project_dir.to_string_lossy()]);
     body.line("if gitlab-runner --version >/dev/null 2>&1; then\n:");
 }
 
-/// Ends commands that require the program `gitlab-runner`. Without the program, the stage succeeds with a warning.
+/// Ends commands that require `gitlab-runner`. Without it, the stage succeeds with a warning.
 fn end_transfer(body: &mut Body, action: &str) {
     body.line("else");
     body.warning(&format!("Missing gitlab-runner. {action} is disabled."));
     body.line("fi");
 }
 
-/// Returns the path of a file in a directory.
 fn path(directory: &Path, name: &str) -> String {
     directory.join(name).to_string_lossy().into_owned()
 }
 
-/// Returns a line in the style of a warning, without a line break.
+/// Returns a warning without a line break.
 fn warning(text: &str) -> String {
     style::warning(text).trim_end_matches('\n').to_owned()
 }

@@ -11,15 +11,13 @@ use crate::checkout::short_sha;
 use crate::git_http::without_credentials;
 use crate::shell_text::{push_commands, quote};
 
-/// Command that unsets the variables that would make git use another repository.
+/// Command that unsets variables that select another repository.
 const UNSET: &str = "unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_OBJECT_DIRECTORY GIT_COMMON_DIR GIT_NAMESPACE";
-/// Commands that remove lock files and hooks that an earlier job left.
+/// Commands that remove lock files and hooks of an earlier job.
 const REMOVE_LEFTOVERS: &str = "rm -f .git/index.lock .git/shallow.lock .git/HEAD.lock .git/hooks/post-checkout .git/config.lock\n\
      if [ -d .git/refs ]; then find .git/refs -name '*.lock' -exec rm -f {} +; fi";
 
-/// Commands that remove configuration and hooks, which an earlier job may have changed to execute its own commands.
-///
-/// `commondir`, or a `.git` that is a file or a link, would make git use the configuration and hooks of another directory.
+/// Commands that do the same as `remove_config` of `builtin://checkout`.
 pub(super) const REMOVE_CONFIG: &str = "if [ ! -d .git ] || [ -L .git ]; then rm -f .git; fi\n\
      rm -r -f .git/config .git/config.worktree .git/commondir .git/hooks\n\
      if [ -d .git/modules ]; then\n\
@@ -29,7 +27,7 @@ pub(super) const REMOVE_CONFIG: &str = "if [ ! -d .git ] || [ -L .git ]; then rm
 /// Adds the commands of a checkout.
 ///
 /// # Errors
-/// [`Failure::Step`] if the strategy for submodules is not valid.
+/// [`Failure::Step`] if the submodule strategy is invalid.
 pub(super) fn push(body: &mut Body, target: &Target<'_>, checkout: &Checkout) -> Result<(), Failure> {
     body.is_traced = checkout.shell.debug;
     let project = target.project_dir.to_string_lossy();
@@ -71,7 +69,6 @@ pub(super) fn push(body: &mut Body, target: &Target<'_>, checkout: &Checkout) ->
     Ok(())
 }
 
-/// Adds the commands that remove the files of the work tree.
 pub(super) fn clear(body: &mut Body, target: &Target<'_>) {
     body.notice("Deleting tracked and untracked files...");
     let project = target.project_dir.to_string_lossy();
@@ -79,7 +76,7 @@ pub(super) fn clear(body: &mut Body, target: &Target<'_>) {
     body.line("git rm -rf --ignore-unmatch --quiet . || true\ngit clean -ffdx -q || true\nfi");
 }
 
-/// Adds the commands that remove a directory, even if it contains directories without write permission.
+/// Adds commands that remove a directory, even with content without write permission.
 pub(super) fn remove(body: &mut Body, directory: &str) {
     let directory = quote(directory);
     body.line(&format!("if [ -e {directory} ]; then chmod -R u+rwX {directory}; rm -r -f {directory}; fi"));
@@ -100,14 +97,13 @@ fn hook(body: &mut Body, project: &str, checkout: &Checkout, hook: (&str, &Vec<S
     push_commands(&mut body.text, &checkout.shell, &[(hook.0, hook.1)]);
 }
 
-/// Adds the commands that write the git configuration of the job.
 fn configure(body: &mut Body, target: &Target<'_>, checkout: &Checkout) {
     let external = external_path(target.temp_dir).to_string_lossy().into_owned();
     body.write_file(&external, &external_text(target.temp_dir, checkout));
     if checkout.credential_helper {
         let file = path(target.temp_dir, GLOBAL_GIT_CONFIG);
         body.write_file(&file, "");
-        // Git does not read the user's files by default, because `GIT_CONFIG_GLOBAL` names the new file.
+        // `GIT_CONFIG_GLOBAL` replaces the user's files, so this file includes them.
         let file = quote(&file);
         body.line(&format!(
             "for _runner_file in \"$HOME/.config/git/config\" \"$HOME/.gitconfig\"; do\n\

@@ -7,10 +7,10 @@ use super::Target;
 use super::frame::{Body, command};
 use crate::checkout::config::external_path;
 
-/// Adds the commands that update the submodules.
+/// Adds commands that update the submodules.
 ///
 /// # Errors
-/// [`Failure::Step`] if the strategy is not valid.
+/// [`Failure::Step`] if the strategy is invalid.
 pub(super) fn push(body: &mut Body, target: &Target<'_>, checkout: &Checkout) -> Result<(), Failure> {
     let recursive = match checkout.submodules.as_str() {
         "normal" => "",

@@ -1,4 +1,4 @@
-//! Tests of generated commands in real shells. The tests of the custom executor in `crates/muster` run whole scripts.
+//! Tests of generated commands in real shells. Tests in `crates/muster` run whole scripts.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use muster_job::Secret;
 
 use super::*;
 
-/// A path that a careless script would split, expand or end early.
+/// A path that needs quotes.
 const PROJECT: &str = "/b/it's a $(project)";
 
 fn body(push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
@@ -19,7 +19,7 @@ fn body(push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
     body.text
 }
 
-/// Runs a shell with a script. Returns its standard output.
+/// Returns the standard output of a shell that runs a script.
 fn shell(arguments: &[&str], script: &str) -> String {
     let mut child = Command::new(arguments[0]);
     let child = child.args(&arguments[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -79,13 +79,11 @@ fn checkouts_and_cleanups_are_valid_in_sh_and_bash() {
     sources::push(&mut invalid, &target, &checkout("fetch", "some")).unwrap_err();
 }
 
-/// A program `gitlab-runner` that prints its arguments and the credentials in its environment.
+/// A program `gitlab-runner` that prints its arguments and credentials.
 const RUNNER: &str =
     "#!/bin/sh\nif [ \"$1\" != --version ]; then printf '<%s>' \"$@\"; echo \" $CI_JOB_ID $CI_JOB_TOKEN\"; fi\n";
 
-/// Runs commands in a project directory.
-///
-/// `PATH` contains only a program `gitlab-runner` with the content `runner`. `None` means that `PATH` contains no program.
+/// Runs commands in a project directory. `PATH` contains only `gitlab-runner` with the content `runner`, or no program.
 fn run_in_project(name: &str, runner: Option<&str>, push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
     let dir = tempfile::tempdir().unwrap();
     if let Some(text) = runner {

@@ -9,14 +9,14 @@ use zstd::bulk::Compressor as ZstdCompressor;
 use super::records::Method;
 use crate::files::format::Level;
 
-/// Minimum free space for compressed bytes before each call of the compressor.
+/// Minimum free space in the output before each call of the compressor.
 const GROWTH: usize = 64 * 1024;
-/// Number of bytes at the start of a block from which its compressibility is estimated.
+/// Number of bytes for an estimate of the compressibility.
 const SAMPLE_BYTES: usize = 16 * 1024;
-/// Minimum number of bytes for a reliable estimate.
+/// Minimum number of bytes for this estimate.
 const MIN_SAMPLE_BYTES: usize = 4 * 1024;
 
-/// Compression method of an archive, with its level.
+/// Compression method and level of an archive.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum ZipCompression {
     /// No compression.
@@ -28,12 +28,11 @@ pub(crate) enum ZipCompression {
 }
 
 impl ZipCompression {
-    /// Returns the method of a zip archive with deflate.
     pub(crate) fn deflate(level: Level) -> Self {
         level.deflate().map_or(Self::Stored, Self::Deflate)
     }
 
-    /// Returns the method of entries that consist of several blocks.
+    /// Returns the method of entries with several blocks.
     pub(super) fn method(self) -> Method {
         match self {
             Self::Stored => Method::Stored,
@@ -43,10 +42,10 @@ impl ZipCompression {
     }
 }
 
-/// Compresses one block at a time. The result depends only on the block.
+/// Compresses blocks independently of each other.
 pub(super) enum Compressor {
     Stored,
-    /// `whole` compresses files of one block, and is faster than `blocks`.
+    /// `whole` is for files of one block, and is faster than `blocks`.
     Deflate {
         whole: WholeCompressor,
         blocks: Box<Compress>,
@@ -57,9 +56,6 @@ pub(super) enum Compressor {
 
 impl Compressor {
     /// Returns a compressor.
-    ///
-    /// # Errors
-    /// The level is not valid.
     pub(super) fn new(compressing: ZipCompression) -> io::Result<Self> {
         let deflate = |level| Box::new(Compress::new(level, false));
         Ok(match compressing {
@@ -73,7 +69,7 @@ impl Compressor {
         })
     }
 
-    /// Appends a file that is one block. Returns the method that was used: a file that compression does not make smaller is stored.
+    /// Appends a file of one block. Returns the method, which is [`Method::Stored`] if compression would not help.
     pub(super) fn add_file(&mut self, content: &[u8], out: &mut Vec<u8>) -> io::Result<Method> {
         let start = out.len();
         let method = match self {
@@ -81,7 +77,6 @@ impl Compressor {
                 out.resize(start + content.len(), 0);
                 match whole.deflate_compress(content, out.get_mut(start..).unwrap_or_default()) {
                     Ok(length) => out.truncate(start + length),
-                    // The content would not become smaller.
                     Err(CompressionError::InsufficientSpace) => {}
                 }
                 Method::Deflate
@@ -100,36 +95,34 @@ impl Compressor {
         Ok(Method::Stored)
     }
 
-    /// Appends a block of a file with several blocks. The blocks of a file form one stream of [`ZipCompression::method`].
+    /// Appends a block of a larger file. The blocks form one stream of [`ZipCompression::method`].
     pub(super) fn add_block(&mut self, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
         match self {
             Self::Stored => out.extend_from_slice(content),
             Self::Deflate { blocks, store, .. } => {
                 deflate(if is_random(content) { store } else { blocks }, content, is_last, out)?;
             }
-            // Each block is a separate frame, and a stream may consist of several frames.
+            // A stream may consist of several frames.
             Self::Zstd(zstd) => out.extend(zstd.compress(content)?),
         }
         Ok(())
     }
 }
 
-/// Returns a compressor of whole files. It has the next lower level of libdeflate, if there is one:
-/// the output is then about as large as zlib's.
+/// Returns a compressor of whole files. The next lower level of libdeflate gives about zlib's size.
 fn whole(level: u32) -> io::Result<WholeCompressor> {
     let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
     let level = CompressionLvl::new(level);
     level.map(WholeCompressor::new).map_err(|_| io::Error::other("the compression level is not valid"))
 }
 
-/// Returns the checksum of a block.
 pub(super) fn checksum(content: &[u8]) -> Crc {
     let mut crc = Crc::new();
     crc.update(content);
     crc
 }
 
-/// Appends a part of a deflate stream that refers to no other part. A part that is not the last ends at a byte boundary.
+/// Appends an independent part of a deflate stream. Parts before the last end at a byte boundary.
 fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
     compress.reset();
     let flush = if is_last { FlushCompress::Finish } else { FlushCompress::Full };
@@ -140,7 +133,7 @@ fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec
         let status = compress.compress_vec(rest, out, flush).map_err(io::Error::other)?;
         let read = usize::try_from(compress.total_in() - before).map_err(io::Error::other)?;
         rest = rest.get(read..).unwrap_or_default();
-        // A flush is complete if a part of the buffer remains unused.
+        // Unused space in the buffer means that the flush is complete.
         let is_flushed = rest.is_empty() && out.len() < out.capacity();
         if status == Status::StreamEnd || (!is_last && is_flushed) {
             return Ok(());
@@ -148,7 +141,7 @@ fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec
     }
 }
 
-/// Returns whether the bytes are distributed as evenly as compressed or encrypted data, which cannot be compressed further.
+/// Returns whether the bytes are distributed like compressed or encrypted data.
 fn is_random(content: &[u8]) -> bool {
     let sample = content.get(..SAMPLE_BYTES).unwrap_or(content);
     if sample.len() < MIN_SAMPLE_BYTES {
@@ -160,7 +153,8 @@ fn is_random(content: &[u8]) -> bool {
             *count += 1;
         }
     }
-    // The number of pairs of equal bytes. For random bytes, its mean is `length² / 256 + length`; text has several times as many.
+    // The number of pairs of equal bytes. Its mean is `length² / 256 + length` for random bytes, and several times
+    // larger for text.
     let (length, pairs) = (sample.len() as u64, counts.iter().map(|count| count * count).sum::<u64>());
     pairs * 256 < length * length + length * length / 16 + length * 256
 }

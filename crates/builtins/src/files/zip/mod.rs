@@ -1,11 +1,10 @@
-//! Writes zip archives. Several threads compress at the same time.
+//! Writes zip archives with several threads.
 //!
 //! ```text
 //! plan (reads metadata) --parts--> threads (read, compress) --parts in order--> write
 //! ```
 //!
-//! A part is a batch of small files or one block of a large file. The bytes of the archive depend only on the files, not on the number of
-//! threads or the batches. Memory is bounded by the number of parts in flight and their size.
+//! A part is a batch of small files or one block of a large file. The bytes of the archive depend only on the files.
 
 mod compress;
 mod records;
@@ -28,14 +27,14 @@ use records::{Method, Record};
 
 use super::pack::{PathFailure, shown};
 
-/// Size of the blocks of a large file in bytes. A smaller file is one block.
+/// Size of the blocks of a large file in bytes.
 const BLOCK_BYTES: u64 = 1 << 20;
 /// Maximum number of files in a batch.
 const BATCH_FILES: usize = 64;
-/// File size in bytes from which an entry has 64-bit sizes. It is below the limit of 4 GiB, because deflate may enlarge a file.
+/// File size in bytes from which an entry has 64-bit sizes. It is below 4 GiB, because deflate may enlarge a file.
 const LARGE_FILE_BYTES: u64 = 2 << 30;
 
-/// Packs `files`, whose paths are relative to `root`.
+/// Packs `files` into `target`. The paths are relative to `root`.
 pub(super) fn pack(
     root: &Path,
     files: &[PathBuf],
@@ -67,46 +66,40 @@ pub(super) fn pack(
     })
 }
 
-/// A part of the archive to compress.
 enum Part {
-    /// Small files, directories and links.
     Batch(Vec<PlannedFile>),
-    /// A block of a large file.
     Block { planned: Arc<PlannedFile>, file: Arc<File>, offset: u64, is_last: bool },
 }
 
-/// A file to pack.
 struct PlannedFile {
     path: PathBuf,
     record: Record,
     size: u64,
 }
 
-/// A compressed part.
 enum PackedPart {
     Batch { bytes: Vec<u8>, entries: Vec<Entry> },
     Block { bytes: Vec<u8>, checksum: Crc, planned: Arc<PlannedFile>, is_first: bool, is_last: bool },
 }
 
-/// An entry within the bytes of a batch.
+/// Entry of a batch, and its position there.
 struct Entry {
     record: Record,
     offset: u64,
 }
 
-/// Divides files into parts.
 struct Plan<'a> {
     root: &'a Path,
     files: std::slice::Iter<'a, PathBuf>,
     stop: &'a StopToken,
-    /// Large file that follows the current batch.
+    /// Large file after the current batch.
     next: Option<PlannedFile>,
-    /// Remaining blocks of a large file.
+    /// Large file, and the position of its next block.
     blocks: Option<(Arc<PlannedFile>, Arc<File>, u64)>,
 }
 
 impl Plan<'_> {
-    /// Returns the next part. `None` means that all files are planned.
+    /// Returns the next part, or `None` at the end.
     fn part(&mut self) -> Result<Option<Part>, Failure> {
         if let Some(cause) = self.stop.cause() {
             return Err(Failure::Stopped(cause));
@@ -158,7 +151,7 @@ impl Iterator for Plan<'_> {
     }
 }
 
-/// Returns a file with its header. `None` means that the file is a socket, a pipe or a device.
+/// Returns a file with its header. `None` means a socket, a pipe or a device.
 fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
     let metadata = fs::symlink_metadata(root.join(file))?;
     if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
@@ -185,8 +178,7 @@ fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
 /// Returns the name for an entry.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidFilename`] if the name is not valid UTF-8. The name is not converted, because it could then be equal to the name
-/// of another file.
+/// [`io::ErrorKind::InvalidFilename`] if it is not UTF-8. A converted name could equal another one.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
         let message = format!(
@@ -234,7 +226,6 @@ impl Part {
     }
 }
 
-/// Appends a small file, a directory or a link.
 fn add(
     root: &Path,
     planned: &PlannedFile,
@@ -267,7 +258,7 @@ fn add(
     Ok(record)
 }
 
-/// Replaces the content of the buffer with a part of a file. The part is shorter than `length` if the file has shrunk.
+/// Fills the buffer with a part of a file, which is shorter than `length` if the file has shrunk.
 fn read(file: &File, offset: u64, length: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
     buffer.resize(usize::try_from(length).unwrap_or(usize::MAX), 0);
     let filled = read_at(file, buffer, offset)?;
@@ -275,15 +266,13 @@ fn read(file: &File, offset: u64, length: u64, buffer: &mut Vec<u8>) -> io::Resu
     Ok(())
 }
 
-/// Writes the parts of an archive, and its directory.
 struct Writer<'a> {
     out: BufWriter<&'a File>,
-    /// Number of bytes that were written.
     position: u64,
     directory: Vec<u8>,
     entries: u64,
     compressing: ZipCompression,
-    /// Large file whose blocks are being written, with its checksum so far and the position of its local header.
+    /// Large file that is being written, its checksum so far, and the position of its header.
     large: Option<(Record, Crc, u64)>,
 }
 
@@ -338,7 +327,7 @@ impl<'a> Writer<'a> {
             record.crc = crc.sum();
             record.add_to_directory(&mut self.directory, *offset);
             self.entries += 1;
-            // The sizes and the checksum are known only now.
+            // Sizes and checksum are known only now.
             self.out.flush()?;
             self.out.get_ref().write_all_at(&record.local_header(), *offset)?;
         }

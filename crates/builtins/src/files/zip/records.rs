@@ -7,41 +7,35 @@ const HEADER: u32 = 0x0201_4b50;
 const END64: u32 = 0x0606_4b50;
 const END64_LOCATOR: u32 = 0x0706_4b50;
 const END: u32 = 0x0605_4b50;
-/// Size of the zip64 end record without its magic and its size field.
+/// Size of this record without its magic and size field.
 const END64_REST_BYTES: u64 = 44;
-/// ID of the extra field with 64-bit sizes.
+/// ID of the field with 64-bit sizes.
 const SIZES_64: u16 = 0x0001;
-/// ID of the extra field with the modification time in Unix seconds.
+/// ID of the field with the modification time in Unix seconds.
 const UNIX_TIME: u16 = 0x5455;
-/// Flag of an entry whose name is UTF-8.
+/// Flag for a UTF-8 name.
 const UTF8_NAME: u16 = 1 << 11;
-/// Host system of an entry whose attributes contain a mode of Unix.
+/// Host system of entries with Unix modes.
 const UNIX: u16 = 3;
-/// Version of the format that is needed for directories and deflate.
+/// Version for directories and deflate.
 const NEEDS_20: u16 = 20;
-/// Version of the format that is needed for 64-bit sizes.
+/// Version for 64-bit sizes.
 const NEEDS_45: u16 = 45;
-/// Version of the format that is needed for zstd.
+/// Version for zstd.
 const NEEDS_63: u16 = 63;
 
-/// Compression method of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Method {
-    /// No compression.
     Stored = 0,
-    /// Deflate.
     Deflate = 8,
-    /// Zstandard.
     Zstd = 93,
 }
 
-/// Header of an entry.
 #[derive(Debug, Clone)]
 pub(super) struct Record {
-    /// Name, which ends with `/` if the entry is a directory.
+    /// Name, which ends with `/` for a directory.
     pub(super) name: String,
-    /// Type and permissions of the file.
     pub(super) mode: u32,
     /// Modification time in Unix seconds.
     pub(super) modified: i64,
@@ -54,7 +48,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Returns the bytes of the local header, which precedes the content.
+    /// Returns the header before the content.
     pub(super) fn local_header(&self) -> Vec<u8> {
         let (mut header, mut extra) = (Fields::default(), Fields::default());
         let size = |size: u64| if self.is_large { u32::MAX } else { u32::try_from(size).unwrap_or(u32::MAX) };
@@ -69,7 +63,7 @@ impl Record {
         header.0
     }
 
-    /// Appends the header of the central directory. `offset` is the position of the local header.
+    /// Appends the header to the central directory. `offset` is the position of the local header.
     pub(super) fn add_to_directory(&self, directory: &mut Vec<u8>, offset: u64) {
         let (mut header, mut large, mut extra) = (Fields::default(), Fields::default(), Fields::default());
         let mut size = |size: u64| match u32::try_from(size) {
@@ -87,7 +81,7 @@ impl Record {
         let (time, date) = dos_time(self.modified);
         header.u32(HEADER).u16(UNIX << 8 | NEEDS_63).u16(self.needs()).u16(self.flags());
         header.u16(self.method as u16).u16(time).u16(date).u32(self.crc).u32(packed).u32(unpacked);
-        // The entry has no comment, is on the first disk, and has no internal attributes.
+        // Comment, disk number and internal attributes are 0.
         header.length(self.name.len()).length(extra.0.len()).u16(0).u16(0).u16(0);
         header.u32(self.mode << 16).u32(offset).bytes(self.name.as_bytes()).bytes(&extra.0);
         directory.extend(header.0);
@@ -112,7 +106,7 @@ impl Record {
     }
 }
 
-/// Returns the records at the end of an archive, for a directory of `bytes` bytes at `offset`.
+/// Returns the records after a directory of `bytes` bytes at `offset`.
 pub(super) fn end(entries: u64, bytes: u64, offset: u64) -> Vec<u8> {
     let mut end = Fields::default();
     let is_small = u16::try_from(entries).is_ok_and(|entries| entries < u16::MAX)
@@ -128,7 +122,7 @@ pub(super) fn end(entries: u64, bytes: u64, offset: u64) -> Vec<u8> {
     end.0
 }
 
-/// Fields of a record. Numbers are little-endian.
+/// Little-endian fields of a record.
 #[derive(Default)]
 struct Fields(Vec<u8>);
 
@@ -150,13 +144,13 @@ impl Fields {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends the length of a name or a field. Names are paths of Linux, which are shorter than 4096 bytes.
+    /// Appends a length. Names are paths of Linux, which are shorter than 4096 bytes.
     fn length(&mut self, length: usize) -> &mut Self {
         self.u16(u16::try_from(length).unwrap_or(u16::MAX))
     }
 }
 
-/// Returns time and date in the format of MS-DOS, in UTC. Times before 1980 or after 2107 are replaced with the nearest valid time.
+/// Returns time and date as in MS-DOS, in UTC. Times outside of 1980 to 2107 become the nearest valid time.
 fn dos_time(unix_seconds: i64) -> (u16, u16) {
     let time = |hour: u16, minute: u16, second: u16| (hour << 11) | (minute << 5) | (second / 2);
     let date = |year: u16, month: u16, day: u16| (year << 9) | (month << 5) | day;

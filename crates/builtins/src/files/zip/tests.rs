@@ -1,5 +1,3 @@
-//! Tests with archives of many and of large files.
-
 use std::io::Read;
 
 use muster_job::TerminationCause;
@@ -8,7 +6,6 @@ use super::*;
 use crate::extraction::Extraction;
 use crate::files::format::{Format, Level};
 
-/// Returns bytes that depend on `seed` and cannot be compressed.
 fn random(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
@@ -18,7 +15,7 @@ fn random(seed: u64, length: usize) -> Vec<u8> {
     (0..length).map(|_| next()).collect()
 }
 
-/// Creates a directory with files and a link. Some files are larger than a block. Returns all paths.
+/// Creates files, some larger than a block, and a link. Returns all paths.
 fn create(root: &Path) -> Vec<PathBuf> {
     let block = usize::try_from(BLOCK_BYTES).unwrap();
     let text = |length: usize| b"some text of a file, ".iter().copied().cycle().take(length).collect::<Vec<_>>();
@@ -131,7 +128,7 @@ fn archive_with_more_than_65535_entries_is_readable() {
     fs::write(from.path().join("a"), "content").unwrap();
     let files = vec![PathBuf::from("a"); 70_000];
     let archive = zip::ZipArchive::new(io::Cursor::new(packed(from.path(), &files, Format::Zip)));
-    // The reader counts entries of the same name once.
+    // This reader counts equal names once.
     assert_eq!(archive.unwrap().len(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! Tests that a restored directory equals a new one after any change, and that unchanged files are not written.
+//! Tests that a restored directory equals a new one, and that unchanged files are not written.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Type, permissions, content and modification time of all files of a tree.
+/// Type, permissions, content and modification time of the files of a tree.
 type Snapshot = BTreeMap<PathBuf, (char, u32, Vec<u8>, i64)>;
 
 fn snapshot(root: &Path) -> Snapshot {
@@ -64,7 +64,7 @@ impl Fixture {
             .unwrap()
     }
 
-    /// Restores until the state of every file and directory is known, so that a change gets another ctime.
+    /// Restores until all stamps are known, so that a change gets another ctime.
     fn settle(&self) -> FileStamps {
         let mut stamps = self.restore(false, FileStamps::default());
         let deadline = std::time::Instant::now() + Duration::from_secs(20);
@@ -81,7 +81,7 @@ impl Fixture {
     }
 }
 
-/// Changes the directory in one of the ways that a job could.
+/// Changes the directory as a job could.
 fn change(root: &Path, kind: u8, index: usize) {
     const PATHS: [&str; 9] = ["a/one", "a/b/two", "a/b", "a", "empty", "link", "z", "a/large", ".git/HEAD"];
     let path = root.join(PATHS[index % PATHS.len()]);
@@ -91,7 +91,7 @@ fn change(root: &Path, kind: u8, index: usize) {
         Ok(_) => fs::remove_file(&path),
         Err(error) => Err(error),
     };
-    // A change has no effect if earlier changes made it impossible.
+    // Earlier changes may make this one impossible.
     let _ = match kind % 9 {
         0 => remove(),
         1 => remove().and_then(|()| fs::create_dir_all(path.join("deep/er"))),
@@ -101,7 +101,7 @@ fn change(root: &Path, kind: u8, index: usize) {
         5 => fs::write(path.join("untracked"), "s").and_then(|()| fs::create_dir_all(path.join("strange/deep"))),
         6 => fs::hard_link(&path, root.join(format!("hard{index}"))),
         7 => fs::rename(&path, root.join("moved")),
-        // Same size and modification time, but other content.
+        // Other content of the same size and modification time.
         _ => fs::metadata(&path)
             .and_then(|found| fs::write(&path, vec![b'x'; usize::try_from(found.len()).unwrap_or(0)]))
             .and_then(|()| filetime::set_file_mtime(&path, times.unwrap())),
@@ -146,7 +146,7 @@ fn unchanged_files_are_not_written() {
 fn change_with_same_mtime_is_detected_by_ctime() {
     let fixture = Fixture::new();
     let stamps = fixture.settle();
-    // Changes the content of `a/large`.
+    // This changes the content of `a/large`.
     change(&fixture.target(), 8, 7);
     fixture.restore(false, stamps);
     assert_eq!(snapshot(&fixture.target()), snapshot(&fixture.template()));

@@ -28,18 +28,15 @@ use traces::Traces;
 const TRACES: &str = "traces";
 const ARTIFACTS: &str = "artifacts";
 const INCOMING: &str = ".incoming";
-/// Prefix of the names of unfinished uploads.
 const UNFINISHED: &str = ".upload-";
 
-/// Blobs in a directory.
 #[derive(Debug)]
 pub(crate) struct DirectoryBlobs {
     traces: Traces,
     artifacts: PathBuf,
 }
 
-/// Content that is being received.
-struct Received {
+struct IncomingFile {
     temp_file: NamedTempFile,
     file: tokio::fs::File,
     artifacts: PathBuf,
@@ -59,7 +56,6 @@ impl DirectoryBlobs {
         Ok(Self::open_read_only(dir))
     }
 
-    /// Opens a directory for reading only. Another process may have written it, or may still write it.
     pub(crate) fn open_read_only(dir: &Path) -> Self {
         Self { traces: Traces::new(dir.join(TRACES)), artifacts: dir.join(ARTIFACTS) }
     }
@@ -73,7 +69,6 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> BlobError + '_ {
     move |error| BlobError::new(format_args!("`{}`", path.display()), error)
 }
 
-/// Opens a file. `None` if it does not exist.
 fn open_if_exists(path: &Path) -> Result<Option<File>, BlobError> {
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
@@ -118,7 +113,7 @@ impl Blobs for DirectoryBlobs {
             let temp_file =
                 tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&incoming).map_err(failed(&incoming))?;
             let file = temp_file.reopen().map_err(failed(temp_file.path()))?;
-            Ok(Received { temp_file, file: tokio::fs::File::from_std(file), artifacts })
+            Ok(IncomingFile { temp_file, file: tokio::fs::File::from_std(file), artifacts })
         };
         Ok(Box::new(blocking::<_, BlobError>(begin).await?))
     }
@@ -178,7 +173,7 @@ impl Blobs for DirectoryBlobs {
 }
 
 #[async_trait]
-impl Incoming for Received {
+impl Incoming for IncomingFile {
     async fn write(&mut self, bytes: &[u8]) -> Result<(), BlobError> {
         self.file.write_all(bytes).await.map_err(failed(self.temp_file.path()))
     }

@@ -1,8 +1,8 @@
 //! Traces in files: one append-only file per job (invariant J3 of ARCHITECTURE.md).
 //!
-//! The length of the file is the acknowledged length. Bytes that start at any other offset are rejected. The response contains the
-//! length, so that the sender can continue from there (docs/spec/runner-api.md, section 11, trap 11). If a write fails halfway, the file
-//! is truncated to its previous length, so that the same bytes can be sent again.
+//! The length of the file is the acknowledged length: bytes that start elsewhere are rejected with this length
+//! (docs/spec/runner-api.md, section 11, trap 11). After a failed write, the file is truncated to its previous length,
+//! so that the same bytes can be sent again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,10 +18,9 @@ use super::super::{Appended, BlobError, blocking};
 
 /// Bytes per read while a checksum is computed.
 const CHUNK: usize = 64 * 1024;
-/// Maximum number of bytes that the caller's own thread writes. For fewer bytes, a switch to another thread costs more than the write.
+/// Maximum number of bytes that are written on the caller's thread. A switch of threads would cost more than the write.
 const MAX_INLINE_WRITE: usize = 64 * 1024;
 
-/// All traces of a state directory.
 #[derive(Debug)]
 pub(super) struct Traces {
     dir: PathBuf,
@@ -29,7 +28,6 @@ pub(super) struct Traces {
     open: Mutex<HashMap<JobId, Arc<Mutex<Trace>>>>,
 }
 
-/// A trace that is being written.
 #[derive(Debug)]
 struct Trace {
     path: PathBuf,
@@ -45,17 +43,14 @@ struct Writer {
 }
 
 impl Traces {
-    /// Returns the traces in a directory.
     pub(super) fn new(dir: PathBuf) -> Self {
         Self { dir, open: Mutex::default() }
     }
 
-    /// Returns the path of a trace.
     pub(super) fn path(&self, job: JobId) -> PathBuf {
         self.dir.join(format!("{job}.log"))
     }
 
-    /// Appends bytes, if they start at the end of the trace.
     pub(super) async fn append(
         &self,
         job: JobId,
@@ -79,10 +74,8 @@ impl Traces {
         self.with_trace(job, true, sum).await
     }
 
-    /// Runs `work` with a trace.
-    ///
-    /// Runs it in this thread if `is_quick` is set, no other call uses the trace, and the trace does not need to be read first. Otherwise,
-    /// runs it on a thread for blocking work.
+    /// Runs `work` on this thread if `is_quick` is set, the trace is not in use, and its file need not be read first.
+    /// Otherwise, uses a thread for blocking work.
     async fn with_trace<T: Send + 'static>(
         &self,
         job: JobId,
@@ -99,7 +92,6 @@ impl Traces {
         blocking(move || work(&mut trace.lock())).await
     }
 
-    /// Closes the file of a job that has ended.
     pub(super) fn close(&self, job: JobId) {
         self.open.lock().remove(&job);
     }
@@ -111,7 +103,7 @@ impl Traces {
 }
 
 impl Trace {
-    /// Returns whether the file is open or does not exist yet. Opening an existing file is slow, because it is read from its start.
+    /// Returns `false` if an existing file must first be read from its start.
     fn opens_quickly(&self) -> bool {
         self.writer.is_some()
             || std::fs::symlink_metadata(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
@@ -166,7 +158,6 @@ impl Writer {
     }
 }
 
-/// Returns the error for a failed access to a file.
 fn failed(path: &Path, error: io::Error) -> BlobError {
     BlobError::new(format_args!("`{}`", path.display()), error)
 }

@@ -23,7 +23,6 @@ impl Fixture {
         self.home.path().join(name)
     }
 
-    /// Creates a repository with one commit that contains `files`.
     fn repository(&self, name: &str, files: &[(&str, &str)]) {
         std::fs::create_dir(self.path(name)).unwrap();
         self.git(name, &["init", "-q", "-b", "main"]);
@@ -212,7 +211,6 @@ fn name_that_no_file_can_have_is_not_found() {
     }
 }
 
-/// Serves routes on a free port of this machine, until `runtime` is dropped.
 fn serve(runtime: &tokio::runtime::Runtime, routes: axum::Router) -> String {
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());

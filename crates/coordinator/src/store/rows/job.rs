@@ -12,7 +12,6 @@ use crate::schedule::{JobRef, JobState};
 pub(crate) struct JobRow {
     pub(crate) id: JobId,
     pub(crate) pipeline: PipelineId,
-    /// Index of the job in the compiled configuration.
     pub(crate) job_index: usize,
     pub(crate) name: String,
     pub(crate) stage: String,
@@ -32,7 +31,6 @@ pub(crate) struct JobRow {
 }
 
 impl JobRow {
-    /// Returns the record of a job's first attempt, before a runner is assigned.
     pub(crate) fn new(
         id: JobId,
         (pipeline, job_index): (PipelineId, usize),
@@ -63,7 +61,7 @@ impl JobRow {
     }
 }
 
-/// Columns that no query selects by, stored together as JSON.
+/// Columns that no query selects by, stored as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobDetail {
     /// State of the job in the engine, including its status.
@@ -79,19 +77,15 @@ pub(crate) struct JobDetail {
     /// `pending` reports, which a manager sends while it prepares the job, do not count.
     #[serde(default)]
     pub(crate) accepted: bool,
-    /// Idempotency key of the request that was answered with this job.
     #[serde(default)]
     pub(crate) idempotency_key: Option<String>,
     /// Timeout of the job on its runner, in seconds. 0 until the job is assigned.
     #[serde(default)]
     pub(crate) timeout_s: u64,
-    /// Message from the coordinator about the end of the job.
     #[serde(default)]
     pub(crate) message: Option<String>,
-    /// Result tree that the runner reported.
     #[serde(default)]
     pub(crate) result_tree: Option<serde_json::Value>,
-    /// Variables from the job's dotenv report.
     #[serde(default)]
     pub(crate) dotenv: Vec<(String, String)>,
     /// Reason why an uploaded report is invalid. The job fails with this message.
@@ -110,7 +104,6 @@ pub(crate) struct JobDetail {
 }
 
 impl JobDetail {
-    /// Returns the details of a new record.
     pub(crate) fn new(state: JobState) -> Self {
         Self {
             state,
@@ -130,7 +123,6 @@ impl JobDetail {
 }
 
 impl JobRow {
-    /// Returns the engine's reference to this record.
     pub(crate) fn job_ref(&self) -> JobRef {
         JobRef { pipeline: self.pipeline, job_index: self.job_index, retry: self.attempt.saturating_sub(1) }
     }
@@ -140,7 +132,6 @@ impl JobRow {
     }
 }
 
-/// An uploaded file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ArtifactRow {
     pub(crate) job: JobId,
@@ -150,8 +141,8 @@ pub(crate) struct ArtifactRow {
     pub(crate) size: u64,
     pub(crate) created_at: Timestamp,
     pub(crate) expires_at: Option<Timestamp>,
-    /// Whether the content was deleted after it expired. The row is kept, to show that the artifact existed (docs/spec/pipeline-yaml.md, case
-    /// C187).
+    /// Whether the content was deleted after it expired. The row shows that the artifact existed
+    /// (docs/spec/pipeline-yaml.md, case C187).
     pub(crate) deleted: bool,
 }
 

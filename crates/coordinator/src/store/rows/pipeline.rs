@@ -17,9 +17,7 @@ pub(crate) struct PipelineRow {
     /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Whether the pipeline's family can change without a command. Open families are loaded at startup.
-    ///
-    /// The family of a pipeline is its root with all descendants of the root.
+    /// Whether the pipeline's hierarchy can change without a command. Open hierarchies are loaded at startup.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,
@@ -29,7 +27,6 @@ pub(crate) struct PipelineRow {
     pub(crate) compiled: Arc<Pipeline>,
 }
 
-/// Fields that change with the status, stored as one JSON column.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct PipelineDetail {
@@ -39,7 +36,7 @@ pub(crate) struct PipelineDetail {
 
 /// The part of the request for a pipeline that its jobs and child pipelines need later.
 ///
-/// The list of tracked paths is not stored. It is read from the sources again.
+/// The list of tracked paths is not stored, but read from the sources again.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PipelineSpec {
     pub(crate) project: ProjectFacts,
@@ -73,7 +70,6 @@ impl std::fmt::Debug for PipelineSpec {
 }
 
 impl PipelineSpec {
-    /// Returns the part of a request that jobs and child pipelines need later.
     pub(crate) fn new(new: &NewPipeline) -> Self {
         let context = &new.context;
         let scoped = |variable: &ScopedVariable| StoredVariable {
@@ -100,22 +96,18 @@ impl PipelineSpec {
         }
     }
 
-    /// Returns the value of `CI_PIPELINE_SOURCE`.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
 
-    /// Returns the name of the branch or tag.
     pub(crate) fn ref_name(&self) -> &str {
         &self.ref_name
     }
 
-    /// Returns whether the ref is protected.
     pub(crate) fn ref_protected(&self) -> bool {
         self.ref_protected
     }
 
-    /// Returns whether both pipelines are for the same branch or the same tag.
     pub(crate) fn same_ref(&self, other: &Self) -> bool {
         (self.tag, &self.ref_name) == (other.tag, &other.ref_name)
     }

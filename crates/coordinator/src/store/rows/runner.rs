@@ -4,21 +4,19 @@ use muster_job::RunnerId;
 use muster_runner_api::wire::VersionInfo;
 
 use crate::clock::Timestamp;
-use crate::facts::NewRunner;
+use crate::facts::RunnerSpec;
 
-/// A runner: one authentication token, shared by any number of managers.
+/// A runner. Any number of managers share its authentication token.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RunnerRow {
     pub(crate) id: RunnerId,
-    /// SHA-256 of the token, hexadecimal.
     pub(crate) token_hash: String,
     /// Time from which the token is rejected. `None` means never.
     pub(crate) token_expires_at: Option<Timestamp>,
     pub(crate) created_at: Timestamp,
-    pub(crate) settings: NewRunner,
+    pub(crate) settings: RunnerSpec,
 }
 
-/// A runner manager: one process that uses a runner's token.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ManagerRow {
     pub(crate) runner: RunnerId,

@@ -10,7 +10,6 @@ use crate::error::StoreError;
 /// Maximum number of statements in a batch whose prepared query is cached.
 const MAX_CACHED: usize = 8;
 
-/// Statements that change rows, in order.
 #[derive(Default)]
 pub(super) struct Batch {
     sql: String,
@@ -21,7 +20,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Adds a statement. Bind a value for each of its `?` next.
+    /// The caller then binds a value for each `?`.
     pub(super) fn statement(&mut self, sql: &'static str) -> &mut Self {
         self.sql.push_str(sql);
         self.sql.push_str(";\n");
@@ -29,7 +28,6 @@ impl Batch {
         self
     }
 
-    /// Binds the value of the next `?`.
     pub(super) fn bind<'v, T: Encode<'v, Sqlite> + Type<Sqlite>>(&mut self, value: T) -> &mut Self {
         if let Err(error) = self.values.add(value) {
             self.bind_error.get_or_insert(sqlx::Error::Encode(error));

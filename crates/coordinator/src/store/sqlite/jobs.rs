@@ -68,13 +68,11 @@ pub(super) fn artifact_deleted(batch: &mut Batch, job: JobId, kind: &str) {
     batch.statement("UPDATE artifacts SET deleted = 1 WHERE job_id = ? AND kind = ?").bind(job.0).bind(kind);
 }
 
-/// Returns the jobs of all open pipelines.
-pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<JobRow>, StoreError> {
+pub(super) async fn of_open_pipelines(connection: &mut SqliteConnection) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1) ORDER BY id";
     sqlx::query(text).fetch_all(connection).await?.iter().map(job).collect()
 }
 
-/// Returns the jobs of a family: a root pipeline and all its descendants.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?) ORDER BY id";
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(job).collect()
@@ -103,14 +101,14 @@ fn job(row: &SqliteRow) -> Result<JobRow, StoreError> {
     })
 }
 
-/// Returns the artifacts of all open pipelines.
-pub(super) async fn open_artifacts(connection: &mut SqliteConnection) -> Result<Vec<ArtifactRow>, StoreError> {
+pub(super) async fn artifacts_of_open_pipelines(
+    connection: &mut SqliteConnection,
+) -> Result<Vec<ArtifactRow>, StoreError> {
     let text = "SELECT * FROM artifacts WHERE job_id IN
          (SELECT id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE open = 1))";
     sqlx::query(text).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// Returns the artifacts of a family: a root pipeline and all its descendants.
 pub(super) async fn artifacts_of_root(
     connection: &mut SqliteConnection,
     root: i64,

@@ -27,7 +27,6 @@ use crate::outbox::JobEvent;
 
 use batch::Batch;
 
-/// An open database.
 #[derive(Debug)]
 pub(crate) struct SqliteStore {
     path: PathBuf,
@@ -45,22 +44,18 @@ enum Reader {
 }
 
 impl SqliteStore {
-    /// Opens the database of a state directory for writing, and migrates it to the current version.
     pub(crate) async fn open(dir: &Path) -> Result<Self, OpenError> {
         let writer = open::for_writing(dir).await?;
         let (path, reader) = (open::path_in(dir), Mutex::new(Reader::Unopened));
         Ok(Self { path, writer: Mutex::new(Some(writer)), reader })
     }
 
-    /// Opens the database of a state directory for reading only.
     pub(crate) async fn open_read_only(dir: &Path) -> Result<Self, OpenError> {
         let reader = Mutex::new(Reader::Open(open::open_read_only(dir).await?));
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 
-    /// Runs a short read on the writing connection if it is open, and otherwise on the reading connection.
-    ///
-    /// Used for reads at startup, which do not justify opening the second connection, and for queries that an index answers immediately.
+    /// Uses the writing connection if it is open. Reads at startup do not justify opening the reading connection.
     async fn with_writer<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -71,7 +66,7 @@ impl SqliteStore {
         }
     }
 
-    /// Runs `work` on the reading connection, in one transaction: all of its queries see the same rows.
+    /// All queries of `work` see the same rows, because they run in one transaction.
     async fn with_reader<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -105,16 +100,16 @@ impl Store for SqliteStore {
         result
     }
 
-    async fn open_work(&self) -> Result<Contents, StoreError> {
-        self.with_writer(|connection| Box::pin(open_work(connection))).await
+    async fn unfinished_work(&self) -> Result<Contents, StoreError> {
+        self.with_writer(|connection| Box::pin(unfinished_work(connection))).await
     }
 
     async fn last_ids(&self) -> Result<LastIds, StoreError> {
         self.with_writer(|connection| Box::pin(last_ids(connection))).await
     }
 
-    async fn family(&self, member: Member) -> Result<Contents, StoreError> {
-        self.with_reader(move |connection| Box::pin(family(connection, member))).await
+    async fn hierarchy(&self, member: Member) -> Result<Contents, StoreError> {
+        self.with_reader(move |connection| Box::pin(hierarchy(connection, member))).await
     }
 
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError> {
@@ -186,17 +181,17 @@ fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
     Ok(batch)
 }
 
-async fn open_work(connection: &mut SqliteConnection) -> Result<Contents, StoreError> {
+async fn unfinished_work(connection: &mut SqliteConnection) -> Result<Contents, StoreError> {
     Ok(Contents {
         runners: runners::all(connection).await?,
         managers: runners::all_managers(connection).await?,
-        pipelines: pipelines::open(connection).await?,
-        jobs: jobs::open(connection).await?,
-        artifacts: jobs::open_artifacts(connection).await?,
+        pipelines: pipelines::all_open(connection).await?,
+        jobs: jobs::of_open_pipelines(connection).await?,
+        artifacts: jobs::artifacts_of_open_pipelines(connection).await?,
     })
 }
 
-async fn family(connection: &mut SqliteConnection, member: Member) -> Result<Contents, StoreError> {
+async fn hierarchy(connection: &mut SqliteConnection, member: Member) -> Result<Contents, StoreError> {
     let root = match member {
         Member::Pipeline(id) => pipelines::root(connection, id).await?,
         Member::Job(id) => pipelines::root_of_job(connection, id).await?,
@@ -222,22 +217,18 @@ async fn last_ids(connection: &mut SqliteConnection) -> Result<LastIds, StoreErr
     })
 }
 
-/// Returns the error for a directory whose database rows cannot be read.
 pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
     OpenError::Database { path: open::path_in(dir), source }
 }
 
-/// Returns the JSON text of a value for a column.
 fn to_json<T: serde::Serialize>(column: &str, value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|error| damaged(column, &error))
 }
 
-/// Parses the JSON text of a column.
 fn from_json<T: serde::de::DeserializeOwned>(column: &str, text: &str) -> Result<T, StoreError> {
     serde_json::from_str(text).map_err(|error| damaged(column, &error))
 }
 
-/// Parses a column that holds a name from a fixed list.
 fn from_name<T: serde::de::DeserializeOwned>(column: &str, name: &str) -> Result<T, StoreError> {
     from_json(column, &to_json(column, &name)?)
 }

@@ -19,18 +19,15 @@ static MIGRATIONS: LazyLock<Migrator> = LazyLock::new(|| {
     Migrator::with_migrations(vec![Migration::new(1, "coordinator".into(), MigrationType::Simple, schema, false)])
 });
 
-/// File name of the database in the state directory.
 const FILE: &str = "coordinator.db";
 
 /// Maximum time that a statement waits while another connection locks the database, for example for a checkpoint.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the path of the database in a state directory.
 pub(super) fn path_in(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-/// Opens the database of a state directory for writing, and migrates it to the current version.
 pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     prepare_file(&path).map_err(|source| unwritable(dir, source))?;
@@ -45,13 +42,11 @@ pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenErro
     Ok(connection)
 }
 
-/// Opens a database for reading. Another connection or process may write to it.
 pub(super) async fn for_reading(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(BUSY_TIMEOUT);
     SqliteConnection::connect_with(&options).await
 }
 
-/// Opens the database of a state directory that another process may have written, for reading only.
 pub(super) async fn open_read_only(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     if !path.is_file() {

@@ -45,32 +45,27 @@ pub(super) fn update(batch: &mut Batch, row: &PipelineRow) -> Result<(), StoreEr
     Ok(())
 }
 
-/// Returns all open pipelines.
-pub(super) async fn open(connection: &mut SqliteConnection) -> Result<Vec<PipelineRow>, StoreError> {
+pub(super) async fn all_open(connection: &mut SqliteConnection) -> Result<Vec<PipelineRow>, StoreError> {
     let rows = sqlx::query("SELECT * FROM pipelines WHERE open = 1 ORDER BY id").fetch_all(connection).await?;
     rows.iter().map(pipeline).collect()
 }
 
-/// Returns the pipelines of a family: a root pipeline and all its descendants.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<PipelineRow>, StoreError> {
     let query = sqlx::query("SELECT * FROM pipelines WHERE root = ? ORDER BY id").bind(root);
     query.fetch_all(connection).await?.iter().map(pipeline).collect()
 }
 
-/// Returns the root of a pipeline's family. `None` if the pipeline does not exist.
 pub(super) async fn root(connection: &mut SqliteConnection, id: PipelineId) -> Result<Option<i64>, StoreError> {
     let query = sqlx::query("SELECT root FROM pipelines WHERE id = ?").bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Returns the root of the family of a job's pipeline. `None` if the job does not exist.
 pub(super) async fn root_of_job(connection: &mut SqliteConnection, id: JobId) -> Result<Option<i64>, StoreError> {
     let text = "SELECT root FROM pipelines WHERE id = (SELECT pipeline_id FROM jobs WHERE id = ?)";
     let query = sqlx::query(text).bind(id.0);
     Ok(query.fetch_optional(connection).await?.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Returns at most `limit` pipelines with IDs above `after`, ordered by ID.
 pub(super) async fn after(
     connection: &mut SqliteConnection,
     after: PipelineId,

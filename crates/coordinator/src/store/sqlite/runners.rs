@@ -46,13 +46,11 @@ pub(super) fn remove_manager(batch: &mut Batch, runner: RunnerId, system_id: &st
     batch.statement("DELETE FROM managers WHERE runner_id = ? AND system_id = ?").bind(runner.0).bind(system_id);
 }
 
-/// Returns all runners.
 pub(super) async fn all(connection: &mut SqliteConnection) -> Result<Vec<RunnerRow>, StoreError> {
     let query = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners ORDER BY id";
     sqlx::query(query).fetch_all(connection).await?.iter().map(runner).collect()
 }
 
-/// Returns the runners to which the jobs of a family were assigned.
 pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<RunnerRow>, StoreError> {
     let text = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners WHERE id IN
          (SELECT runner_id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?)) ORDER BY id";
@@ -69,7 +67,6 @@ fn runner(row: &SqliteRow) -> Result<RunnerRow, StoreError> {
     })
 }
 
-/// Returns all managers.
 pub(super) async fn all_managers(connection: &mut SqliteConnection) -> Result<Vec<ManagerRow>, StoreError> {
     let rows =
         sqlx::query("SELECT runner_id, system_id, contacted_at, info FROM managers").fetch_all(connection).await?;

@@ -55,19 +55,16 @@ pub(super) fn spec() -> impl Strategy<Value = JobSpec> {
     )
 }
 
-/// Generates a number of jobs.
 pub(super) fn specs(jobs: std::ops::Range<usize>) -> impl Strategy<Value = Vec<JobSpec>> {
     vec(spec(), jobs)
 }
 
-/// Generates the `auto_cancel` settings of a pipeline.
 pub(super) fn auto_cancel() -> impl Strategy<Value = AutoCancel> {
     let modes = [OnNewCommit::Conservative, OnNewCommit::Interruptible, OnNewCommit::None];
     (proptest::sample::select(modes.to_vec()), proptest::bool::weighted(0.3))
         .prop_map(|(on_new_commit, on_job_failure)| AutoCancel { on_new_commit, on_job_failure })
 }
 
-/// Returns the pipeline of these jobs, in eight stages.
 pub(super) fn build(specs: &[JobSpec], auto_cancel: AutoCancel) -> Pipeline {
     let mut model = pipeline("s0:; s1:; s2:; s3:; s4:; s5:; s6:; s7:");
     model.auto_cancel = auto_cancel;
@@ -94,7 +91,6 @@ pub(super) fn build(specs: &[JobSpec], auto_cancel: AutoCancel) -> Pipeline {
     model
 }
 
-/// Returns a child pipeline of one of four kinds: it succeeds, blocks, has an optional manual job, or skips its only job.
 pub(super) fn child(kind: u16) -> Pipeline {
     match kind % 4 {
         0 => pipeline("x: x1; y: y1"),
@@ -114,13 +110,11 @@ pub(super) struct Step {
     pub(super) restart: bool,
 }
 
-/// Generates a number of steps.
 pub(super) fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<Step>> {
     let step = (any::<u16>(), any::<u8>(), proptest::bool::weighted(0.02));
     vec(step.prop_map(|(selector, kind, restart)| Step { selector, kind, restart }), count)
 }
 
-/// Generates any event about any job, valid or not.
 pub(super) fn any_event() -> impl Strategy<Value = Event> {
     let statuses = [
         JobStatus::Created,

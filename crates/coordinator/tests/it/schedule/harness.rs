@@ -11,7 +11,6 @@ use muster_pipeline::model::{
     AllowFailure, AutoCancel, Bridge, BridgeTarget, Job, Need, Pipeline, Retry, Strategy, When, Work,
 };
 
-/// Returns a job with default settings.
 pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
     Job {
         group_name: name.split([':', ' ']).next().unwrap_or(name).to_owned(),
@@ -22,14 +21,13 @@ pub(crate) fn job(name: &str, stage: &str, stage_index: usize) -> Job {
     }
 }
 
-/// Returns the work of a bridge to a child pipeline.
 pub(crate) fn bridge_work(strategy: Strategy) -> Work {
     let target = BridgeTarget::Child(Vec::new());
     let bridge = Bridge { target, strategy, forward_yaml_variables: true, forward_pipeline_variables: false };
     Work::Bridge(Box::new(bridge))
 }
 
-/// Returns a pipeline from a notation: `b: b1 b2; t: t1` has the stages b and t.
+/// The notation `b: b1 b2; t: t1` has the stages b and t.
 pub(crate) fn pipeline(notation: &str) -> Pipeline {
     let mut model = Pipeline {
         name: None,
@@ -47,7 +45,6 @@ pub(crate) fn pipeline(notation: &str) -> Pipeline {
     model
 }
 
-/// Chainable changes to a pipeline.
 pub(crate) trait Build: Sized {
     fn with(self, name: &str, change: impl FnOnce(&mut Job)) -> Self;
     fn when(self, name: &str, when: When) -> Self;
@@ -95,17 +92,12 @@ impl Build for Pipeline {
     }
 }
 
-/// An engine, and the state that its actions describe.
 pub(crate) struct EngineHarness {
     pub(crate) engine: Engine,
-    /// Current time in milliseconds.
     pub(crate) now: u64,
     pipelines: BTreeMap<PipelineId, (Pipeline, PipelineOptions)>,
-    /// Status of each record according to the actions.
     stored: BTreeMap<JobRef, JobStatus>,
-    /// Status of each pipeline according to the actions.
     published: BTreeMap<PipelineId, JobStatus>,
-    /// Number of times that each record was added to the queue.
     pub(crate) enqueued: BTreeMap<JobRef, usize>,
     pub(crate) timers: BTreeMap<JobRef, u64>,
     pub(crate) requested_children: Vec<JobRef>,
@@ -114,7 +106,6 @@ pub(crate) struct EngineHarness {
     pub(crate) reasons: BTreeMap<JobRef, FailureReason>,
 }
 
-/// Returns the harness of an engine with one pipeline.
 pub(crate) fn engine_with(pipeline: Pipeline) -> EngineHarness {
     let mut harness = EngineHarness::empty();
     harness.add(pipeline);
@@ -141,13 +132,11 @@ impl EngineHarness {
         self.add_with(pipeline, PipelineOptions::default()).expect("the pipeline was rejected")
     }
 
-    /// Adds a pipeline whose named jobs need no manual start.
     pub(crate) fn add_with_requested_jobs(&mut self, pipeline: Pipeline, names: &[&str]) -> PipelineId {
         let play: BTreeSet<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.add_with(pipeline, PipelineOptions { play, parent: None }).expect("the pipeline was rejected")
     }
 
-    /// Adds the child pipeline that a bridge waits for.
     pub(crate) fn add_child(&mut self, bridge: &str, pipeline: Pipeline) -> Result<PipelineId, RejectedEvent> {
         self.add_child_of(self.job(bridge), pipeline)
     }
@@ -225,7 +214,6 @@ impl EngineHarness {
         }
     }
 
-    /// Checks that the actions agree with the state of the engine.
     fn check(&self) {
         for (&pipeline, status) in &self.published {
             let Some(jobs) = self.engine.jobs(pipeline) else { continue };
@@ -236,7 +224,6 @@ impl EngineHarness {
         }
     }
 
-    /// Returns the rows that a caller of the engine would have stored.
     pub(crate) fn rows(&self) -> Vec<StoredPipeline> {
         let row = |(&pipeline, (model, options)): (&PipelineId, &(Pipeline, PipelineOptions))| StoredPipeline {
             pipeline,
@@ -265,13 +252,11 @@ impl EngineHarness {
         self.check();
     }
 
-    /// Assigns a job to a manager that does not support graceful cancellation.
     pub(crate) fn assign(&mut self, name: &str) {
         let job = self.job(name);
         self.apply(Event::JobAssigned { job, supports_graceful_cancel: false }).expect("no pending job");
     }
 
-    /// Assigns a job to a manager that supports graceful cancellation.
     pub(crate) fn assign_with_graceful_cancel(&mut self, name: &str) {
         let job = self.job(name);
         self.apply(Event::JobAssigned { job, supports_graceful_cancel: true }).expect("no pending job");
@@ -285,12 +270,11 @@ impl EngineHarness {
         self.apply(Event::JobFinished { job, outcome }).expect("no running job");
     }
 
-    /// Ends jobs with success, after assigning them if necessary.
+    /// Assigns the jobs first, if necessary.
     pub(crate) fn pass(&mut self, names: &str) {
         names.split_whitespace().for_each(|name| self.finish(name, Outcome::Success));
     }
 
-    /// Fails a job whose script exits with 1.
     pub(crate) fn fail(&mut self, name: &str) {
         self.fail_with(name, FailureReason::ScriptFailure, Some(1));
     }

@@ -25,7 +25,7 @@ fn expect_all_jobs_end(model: &Pipeline, steps: &[Step]) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
-    /// With events from users, failures and restarts at any time, each step matches the reference, and all jobs end.
+    /// Covers events from users, failures and restarts at any time.
     #[test]
     fn every_job_ends(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
         expect_all_jobs_end(&build(&specs, cancel), &steps);
@@ -45,7 +45,6 @@ proptest! {
         run.harness.restart();
     }
 
-    /// A restart at any point changes nothing.
     #[test]
     fn restarts_change_nothing(specs in specs(1..40), steps in steps(0..200), cancel in auto_cancel()) {
         let model = build(&specs, cancel);
@@ -67,7 +66,6 @@ proptest! {
         expect_all_jobs_end(&build(&specs, AutoCancel::default()), &steps);
     }
 
-    /// Without events from users, each job ends after all jobs that it waits for.
     #[test]
     fn jobs_finish_in_the_order_of_needs_and_stages(specs in specs(1..500), steps in steps(0..1500)) {
         let model = build(&specs, AutoCancel::default());

@@ -6,7 +6,6 @@ use muster_coordinator::schedule::JobState;
 use muster_job::JobStatus;
 use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
-/// Returns the status of a job as other jobs see it.
 fn visible_status(job: &JobState) -> &'static str {
     match (job.status, job.failure_allowed) {
         (JobStatus::Failed | JobStatus::Canceled, true) => "warn",
@@ -15,7 +14,7 @@ fn visible_status(job: &JobState) -> &'static str {
     }
 }
 
-/// Returns the composite status: the result of the first rule that matches. `of_needs` selects the rules for the needs of a job.
+/// Applies the first rule that matches. `of_needs` selects the rules for the needs of a job.
 fn composite(statuses: &[&str], of_needs: bool) -> &'static str {
     let only = |allowed: &[&str]| statuses.iter().all(|status| allowed.contains(status));
     let any = |wanted: &str| statuses.contains(&wanted);
@@ -43,7 +42,7 @@ fn composite(statuses: &[&str], of_needs: bool) -> &'static str {
     only_match.or_else(any_match).unwrap_or("failed")
 }
 
-/// Returns the job indexes of the needs. `None` means stage order.
+/// `None` means stage order.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("the graph is invalid");
     job.needs.as_ref().map(|needs| {
@@ -55,7 +54,6 @@ fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     })
 }
 
-/// The rules for one pipeline: its jobs, and the needs of each job.
 pub(super) struct Reference {
     model: Pipeline,
     needs: Vec<Option<Vec<usize>>>,
@@ -67,7 +65,6 @@ impl Reference {
         Self { model, needs }
     }
 
-    /// Returns all jobs that a job waits for.
     pub(super) fn waits_for(&self, job_index: usize) -> Vec<usize> {
         let stage = self.model.jobs[job_index].stage_index;
         let earlier =
@@ -75,9 +72,8 @@ impl Reference {
         self.needs[job_index].clone().unwrap_or_else(earlier)
     }
 
-    /// Returns the expected next step of a created job: `wait`, `skip`, `start`, `manual` or `scheduled`.
-    ///
-    /// `stage_inputs` caches the composite status of all earlier stages, by stage.
+    /// Returns `wait`, `skip`, `start`, `manual` or `scheduled`. `stage_inputs` caches the composite status of all
+    /// earlier stages, by stage.
     fn readiness(
         &self,
         jobs: &[JobState],
@@ -175,7 +171,6 @@ impl Reference {
     }
 }
 
-/// Returns whether a job no longer keeps later jobs waiting.
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
     job.status.is_complete() || visible_status(job) == "ignored"
 }

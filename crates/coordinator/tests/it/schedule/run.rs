@@ -1,5 +1,3 @@
-//! Runs a generated pipeline with its children step by step, and checks each step against the reference.
-
 use std::collections::BTreeMap;
 
 use muster_coordinator::schedule::{Event, JobRef, JobState, Outcome, Target};
@@ -10,10 +8,8 @@ use super::generate::{Step, child};
 use super::harness::{EngineHarness, engine_with};
 use super::reference::Reference;
 
-/// The pipeline without a parent.
 pub(super) const ROOT: PipelineId = PipelineId(1);
 
-/// The action of a step.
 #[derive(Debug, Clone)]
 enum StepAction {
     Apply(Event),
@@ -25,7 +21,6 @@ pub(super) struct Run {
     pub(super) harness: EngineHarness,
     pub(super) references: BTreeMap<PipelineId, Reference>,
     requeued: BTreeMap<JobRef, usize>,
-    /// The last event, which a step may repeat.
     last: Option<Event>,
     /// Jobs of the root pipeline, in the order of their end.
     pub(super) finished: Vec<usize>,
@@ -42,13 +37,10 @@ impl Run {
         self.harness.engine.jobs(pipeline).expect("the pipeline is unknown")
     }
 
-    /// Returns the jobs of all pipelines.
     pub(super) fn all_jobs(&self) -> BTreeMap<PipelineId, Vec<JobState>> {
         self.references.keys().map(|&pipeline| (pipeline, self.jobs(pipeline).to_vec())).collect()
     }
 
-    /// Returns one of the jobs for which `predicate` returns true. `selector` determines which one.
-    ///
     /// The second argument of `predicate` is whether the job is a bridge.
     fn pick(&self, selector: u16, predicate: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
         let jobs_of = |&pipeline: &PipelineId| {
@@ -82,7 +74,6 @@ impl Run {
         self.pick(selector, |job, bridge| job.status == JobStatus::Pending && bridge && job.child.is_none())
     }
 
-    /// Returns the action of a step, if a job is in the right state for it.
     fn action(&self, step: &Step, with_user_actions: bool) -> Option<StepAction> {
         let selector = step.selector;
         let failed =
@@ -165,7 +156,7 @@ impl Run {
         self.last = Some(event);
     }
 
-    /// Repeats the last event. The repetition must be rejected or change nothing.
+    /// The repetition must be rejected or change nothing.
     fn repeat_last_event(&mut self) {
         let Some(event) = self.last.take() else { return };
         let before = self.all_jobs();
@@ -194,9 +185,8 @@ impl Run {
         panic!("the pipelines do not finish within {limit} events");
     }
 
-    /// Checks that no job is stuck.
-    ///
-    /// Unfinished jobs must wait for a manual start, or for other jobs or a child that wait for one.
+    /// Checks that no job is stuck: an unfinished job must wait for a manual start, or for other jobs or a child that
+    /// wait for one.
     ///
     /// Also checks that each attempt of a job was added to the queue once, and again each time that it was requeued.
     pub(super) fn expect_finished_or_manual(&self) {
@@ -219,7 +209,6 @@ impl Run {
         }
     }
 
-    /// Starts all manual jobs and runs them. Checks that all jobs have ended afterwards.
     pub(super) fn play_all(&mut self) {
         while let Some(job) = self.manual(0) {
             self.carry_out(StepAction::Apply(Event::Play { job }));

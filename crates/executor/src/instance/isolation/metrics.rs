@@ -6,10 +6,8 @@ use muster_taskscaler::driver::MetricSet;
 use prometheus::proto::MetricFamily;
 use prometheus::{Histogram, IntCounterVec};
 
-/// Bounds of the histograms for creations and deletions, in seconds.
 const DURATION_BOUNDS: [f64; 10] = [1.0, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0];
 
-/// Counted operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     /// A machine was created, and its agent answered.
@@ -18,7 +16,7 @@ pub(super) enum Operation {
     CreateFailed,
     /// A machine was deleted, because its job had ended or could not start.
     Delete,
-    /// A machine could not be deleted, and remains.
+    /// A machine could not be deleted.
     DeleteFailed,
     /// A machine that another job left in the slot was deleted.
     Stomp,
@@ -26,7 +24,6 @@ pub(super) enum Operation {
     Orphan,
     /// A job continues in its machine after a restart of the manager.
     Reuse,
-    /// A machine of a running job was lost.
     Lost,
 }
 
@@ -42,7 +39,6 @@ impl Operation {
         Self::Lost,
     ];
 
-    /// Returns the value of the label `operation`.
     fn label(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -57,7 +53,6 @@ impl Operation {
     }
 }
 
-/// Counters and histograms of virtual machines.
 #[derive(Debug)]
 pub(super) struct VmMetrics {
     set: MetricSet,
@@ -96,18 +91,16 @@ impl VmMetrics {
         self.operations.with_label_values(&[operation.label()]).inc();
     }
 
-    /// Records a creation, with the time from the request to the answer of the agent.
-    pub(super) fn created(&self, took: Duration) {
+    pub(super) fn record_creation(&self, took: Duration) {
         self.count(Operation::Create);
         self.create.observe(took.as_secs_f64());
     }
 
-    pub(super) fn deleted(&self, took: Duration) {
+    pub(super) fn record_deletion(&self, took: Duration) {
         self.count(Operation::Delete);
         self.delete.observe(took.as_secs_f64());
     }
 
-    /// Returns all metric families, even if nothing was counted.
     pub(super) fn families(&self) -> Vec<MetricFamily> {
         self.set.collect()
     }
@@ -120,8 +113,8 @@ mod tests {
     #[test]
     fn counts_operations_and_records_durations_of_successes() {
         let metrics = VmMetrics::default();
-        metrics.created(Duration::from_secs(2));
-        metrics.created(Duration::from_secs(40));
+        metrics.record_creation(Duration::from_secs(2));
+        metrics.record_creation(Duration::from_secs(40));
         metrics.count(Operation::CreateFailed);
         metrics.count(Operation::Lost);
         let families = metrics.families();

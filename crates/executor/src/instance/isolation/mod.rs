@@ -1,16 +1,16 @@
-//! A virtual machine on the instance for each job (`vm_isolation`).
+//! A virtual machine on the instance for each job (`vm_isolation`), as specified in `docs/spec/fleeting.md`, section
+//! 8.4.
 //!
-//! The behavior is specified in `docs/spec/fleeting.md`, section 8.4.
-//!
-//! The nesting daemon on the instance creates the machine, the job's agent runs in the machine, and the machine is deleted with the job.
+//! The nesting daemon on the instance creates the machine, the job's agent runs in the machine, and the machine is
+//! deleted with the job.
 //!
 //! ```text
 //! slot --session with the instance--> daemon: Create --> session with the machine through the first session --> agent --> lease
 //! end of the job: Delete, then the slot is released        next start of the manager: the machine in the lease's record is used again
 //! ```
 //!
-//! Each start of the manager prepares the instances again. This deletes orphaned machines, which belong to no job. An orphaned machine is
-//! also deleted when its slot is used again, because the daemon has one machine per slot.
+//! Each start of the manager deletes orphaned machines, which belong to no job. An orphaned machine is also deleted
+//! when its slot is used again, because the daemon has one machine per slot.
 
 mod metrics;
 mod nested;
@@ -36,8 +36,6 @@ use metrics::{Operation, VmMetrics};
 pub(super) use nested::NestedMachine;
 
 /// Reason why a virtual machine could not be created or deleted, or why its instance could not be prepared.
-///
-/// The trace of the job shows why its virtual machine could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct VmError(pub(super) String);
@@ -48,41 +46,35 @@ impl From<DeployError> for VmError {
     }
 }
 
-/// Virtual machines of all jobs of a runner. Unused if the jobs run on the instances themselves.
 #[derive(Default)]
 pub(super) struct Isolation {
     /// Machines that belong to jobs: name of the instance, and ID of the machine.
     owned: Mutex<BTreeSet<(String, String)>>,
     /// Machines of jobs from an earlier manager process: ID of the instance, and ID of the machine.
     ///
-    /// The group of an instance may have been renamed since. Therefore such a machine counts as in use on the instances with this ID in all
-    /// groups, until the next start of the manager.
+    /// Without the group, which may have been renamed. Such a machine counts as in use in all groups until the next
+    /// start of the manager.
     owned_before: Mutex<BTreeSet<(String, String)>>,
     /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
     /// Number of machines that are being created or deleted.
     busy: watch::Sender<usize>,
-    /// Host keys of the machines.
-    ///
-    /// The keys are not stored, because a machine is reached through its instance, whose own key is verified.
+    /// Not stored, because a machine is reached through its instance, whose key is verified.
     hosts: KnownHosts,
     metrics: VmMetrics,
 }
 
 impl Isolation {
-    /// Records that the machine of a lease of an earlier manager process is in use.
     pub(super) fn track_lease(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
             self.owned_before.lock().insert((record.environment.clone(), machine.id.clone()));
         }
     }
 
-    /// Records that all machines of an earlier manager process are known.
-    pub(super) fn all_tracked(&self) {
+    pub(super) fn mark_all_tracked(&self) {
         self.announced.send_replace(true);
     }
 
-    /// Returns the metrics of virtual machines.
     pub(super) fn families(&self) -> Vec<MetricFamily> {
         self.metrics.families()
     }
@@ -103,7 +95,7 @@ impl Isolation {
         contains(&self.owned, instance) || contains(&self.owned_before, id.as_str())
     }
 
-    /// Prepares the instance with this name and ID: checks that its daemon answers, and deletes machines without jobs.
+    /// Checks that the instance's daemon answers, and deletes machines without jobs.
     ///
     /// # Errors
     /// [`VmError`] if the instance is not ready.
@@ -136,7 +128,7 @@ impl Isolation {
                     self.metrics.count(Operation::Orphan);
                     tracing::info!(instance, machine, "orphaned virtual machine deleted");
                 }
-                // The machine remains until its slot is used again. Jobs can run meanwhile.
+                // The machine remains until its slot is used again.
                 Err(error) => tracing::warn!(instance, machine, %error, "failed to delete an orphaned virtual machine"),
             }
         }
@@ -145,7 +137,7 @@ impl Isolation {
 
     /// Creates a machine with an agent for a job, on the instance of its slot.
     ///
-    /// If the caller stops waiting, a machine that is created anyway is deleted, and then the slot is released.
+    /// If the caller stops waiting, the machine is deleted and the slot is released.
     ///
     /// # Errors
     /// [`VmError`]. The slot has been released, or will be.
@@ -167,7 +159,7 @@ impl Isolation {
             let created = match created {
                 Ok(nested) => {
                     let held = held.with_vm(nested);
-                    // A machine can be deleted only after its creation is complete, so the caller is watched only from now on.
+                    // A machine can be deleted only after its creation is complete.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),
                         reason = held.lost() => Err(VmError(reason)),
@@ -177,7 +169,7 @@ impl Isolation {
                 Err(error) => Err(error),
             };
             match &created {
-                Ok(_) => isolation.metrics.created(began.elapsed()),
+                Ok(_) => isolation.metrics.record_creation(began.elapsed()),
                 Err(_) => isolation.metrics.count(Operation::CreateFailed),
             }
             // If the caller stopped waiting, dropping the lease deletes the machine.
@@ -186,9 +178,7 @@ impl Isolation {
         answer.await.unwrap_or_else(|_| Err(VmError("the manager is shutting down".to_owned())))
     }
 
-    /// Waits until no machine is being created or deleted, for at most `timeout`.
-    ///
-    /// The next start deletes the rest.
+    /// Waits for at most `timeout` until no machine is being created or deleted.
     pub(super) async fn wait_idle(&self, timeout: Duration) {
         let mut busy = self.busy.subscribe();
         // Cannot fail, because the sender is a field of `self`.
@@ -202,7 +192,6 @@ impl Isolation {
     }
 }
 
-/// Connects to the nesting daemon of an instance.
 async fn connect_daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -> Result<Nesting, NestingError> {
     let IsolationSettings { nesting_host, nesting_config, .. } = settings;
     let none = serde_json::json!({});
@@ -210,24 +199,22 @@ async fn connect_daemon(settings: &IsolationSettings, host: &Arc<dyn Session>) -
     Nesting::connect(Arc::clone(host), nesting_host, config, NestingTimeouts::default()).await
 }
 
-/// Waits until the agent of a new machine answers.
 async fn reach(held: &HeldLease) -> Result<(), VmError> {
     let reached = held.remote_machine().connect(held).await;
     let Some(slot) = held.slot() else { return Ok(()) };
     match reached {
         Ok(_) => {
-            slot.health(Ok(()));
+            slot.report_health(Ok(()));
             Ok(())
         }
         Err(error) => {
             let error = error.to_string();
-            slot.health(Err(error.clone()));
+            slot.report_health(Err(error.clone()));
             Err(VmError(error))
         }
     }
 }
 
-/// Counts a machine as being created or deleted until the guard is dropped.
 struct VmOperationGuard(watch::Sender<usize>);
 
 impl VmOperationGuard {

@@ -23,31 +23,29 @@ use crate::instance::provider::ProviderContext;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
-/// Maximum time for each attempt to connect to a machine, except for the first attempt after its creation.
+/// The first attempt after the creation has another timeout.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum time to delete a machine (`docs/spec/fleeting.md`, section 8.4).
+/// `docs/spec/fleeting.md`, section 8.4.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Initial and maximum pause between two attempts to delete a machine.
+/// Initial and maximum pause.
 const DELETE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
-/// Virtual machine of one job on its instance.
 pub(in crate::instance) struct NestedMachine {
     isolation: Arc<Isolation>,
     /// Name of the instance, unique among all groups.
     instance: String,
     machine: NestedVm,
     settings: IsolationSettings,
-    /// Connection to the machine's agent. No other job uses it.
+    /// Connection to the agent in the machine.
     remote_machine: Arc<RemoteMachine>,
-    /// Trace lines that follow the lines about the connection to the instance.
+    /// Trace lines that follow the lines about the instance.
     trace_lines: Vec<String>,
     /// Addresses of the instance. Empty before it was reached.
     addresses: Mutex<Addresses>,
     /// Session with the instance over which the machine was created.
     ///
     /// The first connection takes it, or the deletion if there was no connection.
-    first: Mutex<Option<Arc<dyn Session>>>,
-    /// Reason why the machine was lost.
+    creation_session: Mutex<Option<Arc<dyn Session>>>,
     lost: watch::Sender<Option<String>>,
     shown: TraceAddresses,
 }
@@ -69,12 +67,12 @@ impl NestedMachine {
         let name = shared.name(slot.group(), slot.instance().as_str());
         let instance = name.as_str();
         let instance_error = |error: String| {
-            slot.health(Err(error.clone()));
+            slot.report_health(Err(error.clone()));
             VmError(format!("instance {instance}: {error}"))
         };
         let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
         let (host, addresses) = host.map_err(|error| {
-            slot.connection_lost();
+            slot.report_connection_lost();
             instance_error(error_chain(&error))
         })?;
         let host: Arc<dyn Session> = Arc::from(host);
@@ -118,11 +116,10 @@ impl NestedMachine {
         }
         let nested = Self::new(shared, slot, machine, settings, trace_lines);
         *nested.addresses.lock() = addresses;
-        *nested.first.lock() = Some(host);
+        *nested.creation_session.lock() = Some(host);
         Ok(Arc::new(nested))
     }
 
-    /// Restores the machine of a lease of an earlier manager process.
     pub(in crate::instance) fn restore(
         shared: &ProviderContext,
         slot: &Slot,
@@ -156,7 +153,7 @@ impl NestedMachine {
             settings,
             trace_lines,
             addresses: Mutex::default(),
-            first: Mutex::default(),
+            creation_session: Mutex::default(),
             lost: watch::Sender::new(None),
             shown: settings::trace_addresses(&shared.settings()),
         }
@@ -170,15 +167,12 @@ impl NestedMachine {
         &self.remote_machine
     }
 
-    /// Returns the trace lines that describe the connection to the machine.
     fn trace_lines(&self) -> Vec<String> {
         let lines = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
         lines.into_iter().chain(self.trace_lines.iter().cloned()).collect()
     }
 
-    /// Waits until the machine is known to be lost while its instance exists, and returns the reason.
-    ///
-    /// Cancel-safe.
+    /// Waits until the machine is lost while its instance exists, and returns the reason. Cancel-safe.
     pub(in crate::instance) async fn lost(&self) -> String {
         let mut lost = self.lost.subscribe();
         // Cannot fail, because the sender is a field of `self`.
@@ -200,7 +194,7 @@ impl NestedMachine {
     /// # Errors
     /// [`DeployError`] if there is no session.
     pub(in crate::instance) async fn dial(&self, shared: &ProviderContext, slot: &Slot) -> Result<Dialed, DeployError> {
-        let first = self.first.lock().take();
+        let first = self.creation_session.lock().take();
         let is_first = first.is_some();
         let host = match first {
             Some(host) => host,
@@ -245,9 +239,7 @@ impl NestedMachine {
         })
     }
 
-    /// Verifies that the machine still exists.
-    ///
-    /// This is necessary, because its address may belong to another job's machine now, and clones of an image have the same host key.
+    /// Another job's machine may have the address now, and clones of an image have the same host key.
     ///
     /// # Errors
     /// [`DeployError`] if the machine was lost or the daemon does not answer.
@@ -273,7 +265,6 @@ impl NestedMachine {
         Err(DeployError::NoSession(reason))
     }
 
-    /// Deletes the machine, and then releases its slot. The job has ended or never started.
     pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<ProviderContext>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return slot.finish_job() };
         let busy = VmOperationGuard::new(&self.isolation.busy);
@@ -287,13 +278,13 @@ impl NestedMachine {
             let (metrics, instance, machine) = (&self.isolation.metrics, &self.instance, &self.machine.id);
             match deleted {
                 Ok(Some(took)) => {
-                    metrics.deleted(took);
+                    metrics.record_deletion(took);
                     tracing::info!(instance, machine, took_ms = took.as_millis(), "virtual machine of a job deleted");
                 }
                 Ok(None) => {}
                 Err(error) => {
                     metrics.count(Operation::DeleteFailed);
-                    slot.health(Err(format!("failed to delete a virtual machine: {error}")));
+                    slot.report_health(Err(format!("failed to delete a virtual machine: {error}")));
                     tracing::warn!(
                         instance, machine, %error,
                         "failed to delete the virtual machine of a job; the next job in its slot or the next start of the manager deletes it"
@@ -326,7 +317,7 @@ impl NestedMachine {
     }
 
     async fn delete_once(&self, shared: &ProviderContext, slot: &Slot) -> Result<(), VmError> {
-        let first = self.first.lock().take();
+        let first = self.creation_session.lock().take();
         let host = match first {
             Some(host) => host,
             None => self.dial_instance(shared, slot).await?,
@@ -348,7 +339,7 @@ impl NestedMachine {
     }
 }
 
-/// Returns a hint for an error about the image, because the daemon does not explain such errors.
+/// The daemon does not explain errors about the image.
 fn remedy(error: &NestingError) -> &'static str {
     if error.is_image_error() {
         "; check that the instance has the image and enough resources for another machine"
@@ -357,7 +348,6 @@ fn remedy(error: &NestingError) -> &'static str {
     }
 }
 
-/// A session with a virtual machine that runs through a session with its instance.
 struct TunneledSession {
     machine: Box<dyn Session>,
     host: Arc<dyn Session>,

@@ -20,7 +20,7 @@ pub struct Fleet {
 
 /// Fleets of all runners.
 ///
-/// The fleets in the configuration come first, in the order of the file. The fleets that are shutting down follow.
+/// The configured fleets come first, in the order of the configuration. The fleets that are shutting down follow.
 #[derive(Default)]
 pub struct FleetList(Mutex<Fleets>);
 

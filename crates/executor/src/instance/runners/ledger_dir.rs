@@ -1,9 +1,7 @@
 //! Ledgers of the fleets: one set of files per runner, named by a hash of the runner's key.
 //!
-//! In the ledger, the scaler records its instances and their leases. The owner file beside it names the runner.
-//!
-//! The key of a runner without an `id` is derived from its token. If the token changes, the runner finds its ledger by URL and name, which
-//! are in the owner file.
+//! The owner file beside a ledger names the runner. The key of a runner without an `id` is derived from its token. If
+//! the token changes, the runner finds its ledger by URL and name, which are in the owner file.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,12 +17,12 @@ use sha2::{Digest, Sha256};
 
 use crate::instance::files;
 
-/// Number of hexadecimal digits in a file name. They are the start of the SHA-256 hash of a runner's key.
+/// Start of the SHA-256 hash of a runner's key.
 const KEY_DIGITS: usize = 16;
-/// Setting of a plugin that is the prefix of its machines' names.
+/// Plugin setting with the prefix of its machines' names.
 const PREFIX: &str = "prefix";
 
-/// Owner of a ledger. Version 1 of the file.
+/// Owner of a ledger.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Owner {
     version: u32,
@@ -39,10 +37,8 @@ struct Owner {
     prefix: Option<String>,
 }
 
-/// Ledger of one runner.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunnerLedger {
-    /// Path of the ledger. Its directory exists.
     pub(super) ledger: PathBuf,
     prefix: Option<String>,
 }
@@ -51,13 +47,13 @@ pub(super) struct RunnerLedger {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
-    /// Name of its former runner, or the runner's key if the runner had no name. Without a readable owner file, the name of an instance group.
+    /// Name of its former runner, or the runner's key if the runner had no name. Without a readable owner file, the
+    /// name of an instance group.
     pub(super) runner: String,
-    /// IDs of its instances, or the reason why the ledger is unreadable.
+    /// IDs, or the reason why the ledger is unreadable.
     pub(super) instances: Result<Vec<String>, String>,
 }
 
-/// Error from reading or writing a file in the directory of ledgers.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LedgerDirError {
     #[error("failed to {action} {}", path.display())]
@@ -71,7 +67,6 @@ fn file_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Le
     move |source| LedgerDirError::File { action, path, source }
 }
 
-/// Directory of all ledgers.
 pub(super) struct LedgerDir<'a> {
     pub(super) directory: &'a Path,
 }
@@ -79,7 +74,7 @@ pub(super) struct LedgerDir<'a> {
 impl LedgerDir<'_> {
     /// Returns the ledger of a runner, and writes its owner file.
     ///
-    /// Ledgers of the runners in `known` are not adopted: those runners are configured, or still have jobs or instances.
+    /// Does not adopt ledgers of the runners in `known`, which are configured or still have jobs or instances.
     ///
     /// # Errors
     /// [`LedgerDirError`] if a file cannot be read or written.
@@ -116,9 +111,10 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// Renames the ledger that `runner` used with its previous token to `to`. Returns the previous content of the ledger's owner file.
+    /// Renames the ledger that `runner` used with its previous token to `to`. Returns the previous owner.
     ///
-    /// Only a runner with a name and without an ID adopts a ledger. The key of a runner with an ID does not depend on its token.
+    /// Only a runner with a name and without an ID adopts a ledger, because the key of a runner with an ID does not
+    /// depend on its token.
     fn adopt_after_token_change(
         &self,
         runner: &RunnerSettings,
@@ -141,10 +137,9 @@ impl LedgerDir<'_> {
                 && previous.url == runner.coordinator_url()
             {
                 tracing::info!(runner = runner.name, "token of the runner changed; its instances are kept");
-                // The owner is written first, so that the ledger never lacks the prefix of the machines' names, even after a crash.
+                // The owner is written first, so that the ledger never lacks the prefix of the machines' names.
                 write_owner(&owner_path(to), &previous).map_err(file_error("write", &owner_path(to)))?;
                 files::rename(&from, to)?;
-                // A leftover owner file without a ledger has no effect.
                 let _ = std::fs::remove_file(entry);
                 return Ok(Some(previous));
             }
@@ -152,7 +147,7 @@ impl LedgerDir<'_> {
         Ok(None)
     }
 
-    /// Returns the ledgers that contain instances or are unreadable, and belong to none of the runners in `keys`.
+    /// Returns the ledgers that contain instances or are unreadable, except those of the runners in `keys`.
     ///
     /// # Errors
     /// [`LedgerDirError`] if the directory cannot be read.
@@ -178,7 +173,7 @@ impl LedgerDir<'_> {
         Ok(orphans.filter(|orphan| orphan.instances.as_ref().map_or(true, |known| !known.is_empty())).collect())
     }
 
-    /// Deletes the owner file of a runner that was removed from the configuration, if its ledger was deleted.
+    /// Deletes the owner file of a runner whose ledger was deleted.
     pub(super) fn forget(&self, key: &RunnerKey) {
         let ledger = self.ledger(key);
         if !ledger.exists() {
@@ -186,7 +181,7 @@ impl LedgerDir<'_> {
         }
     }
 
-    /// Deletes owner files without a ledger that a killed manager left, except those of the runners in `keys`.
+    /// Keeps the files of the runners in `keys`.
     pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
         let configured: BTreeSet<PathBuf> = keys.map(|key| owner_path(&self.ledger(key))).collect();
         let entries = std::fs::read_dir(self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -203,7 +198,7 @@ impl LedgerDir<'_> {
 }
 
 impl RunnerLedger {
-    /// Returns the settings with the name prefix of the machines that exist already.
+    /// Adds the name prefix of the existing machines.
     pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
         let mut settings = Arc::clone(settings);
         if settings.has_token_prefix
@@ -220,7 +215,7 @@ fn owner_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("owner")
 }
 
-/// Returns the owner of a ledger. `None` means that the file does not exist or is not readable, so that it must be written again.
+/// `None` means that the file is missing or unreadable, and must be written again.
 fn read_owner(ledger: &Path) -> Option<Owner> {
     let path = owner_path(ledger);
     let text = match std::fs::read(&path) {

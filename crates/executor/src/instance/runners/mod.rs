@@ -1,8 +1,8 @@
-//! Executors of all runners that use instances (`instance`, `docker-autoscaler`, `docker+machine`), with their ledgers and the socket for
-//! operators.
+//! Executors of all runners that use instances (`instance`, `docker-autoscaler`, `docker+machine`), with their ledgers
+//! and the operator socket.
 //!
-//! An executor exists as long as its runner is in the configuration, and until its last job has ended. Then its instances and its ledger
-//! are deleted. When the manager exits, the next start of the manager uses the remaining instances again.
+//! When a runner was removed and its last job has ended, its instances and its ledger are deleted. When the manager
+//! exits, the next start of the manager uses the remaining instances again.
 
 mod fleet_list;
 mod ledger_dir;
@@ -37,9 +37,7 @@ pub use self::fleet_list::{Fleet, FleetList};
 
 /// Name of the executor in the configuration.
 pub const NAME: &str = "instance";
-/// Maximum time to delete the instances of a runner that was removed from the configuration or has another executor now.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Hint in log lines about instances that a manager leaves.
 const NEXT_START_HINT: &str = "the next start of the manager uses them again";
 
 /// Options of the executors for instances.
@@ -49,7 +47,7 @@ pub struct InstancesOptions {
     pub ledgers: PathBuf,
     /// Agent for instances of the manager's platform.
     pub executable: Arc<Executable>,
-    /// Returns how to start the plugin that the setting `plugin` names, or the reason why this is impossible.
+    /// Returns how to start the plugin of this name, or the reason why this is impossible.
     pub find_plugin: fn(&str) -> Result<PluginSpec, String>,
 }
 
@@ -67,14 +65,14 @@ struct State {
     fleets: BTreeMap<RunnerKey, RunnerFleet>,
     /// Runners that use instances, in the order of the configuration.
     configured: Vec<RunnerKey>,
-    /// Locks of the ledgers, by runner. A fleet that is shutting down may still hold its lock.
+    /// Locks of the ledgers, also of fleets that are shutting down.
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     phase: ManagerPhase,
-    /// Socket for operators. `None` until the first fleet is created, and if the socket could not be opened.
+    /// `None` before the first fleet is created, and if the socket could not be opened.
     operators: Option<OperatorSocket>,
 }
 
-/// Phase of the manager, as far as it concerns fleets. It only moves forward.
+/// Phase of the manager. It only moves forward.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum ManagerPhase {
     /// Leases of an earlier manager process are being announced.
@@ -82,7 +80,6 @@ enum ManagerPhase {
     Restoring,
     /// All leases of an earlier manager process have been announced.
     Working,
-    /// No more jobs are requested.
     Draining,
 }
 
@@ -92,13 +89,13 @@ struct RunnerFleet {
 }
 
 impl InstanceExecutors {
-    /// Returns an empty collection of executors.
+    /// Returns an empty collection.
     #[must_use]
     pub fn new(options: InstancesOptions) -> Self {
         Self(Arc::new(Inner { options, listed: Arc::default(), state: Mutex::default() }))
     }
 
-    /// Returns the list of all fleets, for metrics and status pages.
+    /// Returns the list of all fleets.
     #[must_use]
     pub fn fleets(&self) -> Arc<FleetList> {
         Arc::clone(&self.0.listed)
@@ -143,7 +140,7 @@ impl ExecutorKind for InstanceExecutors {
         let removed = async move {
             let remaining = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
             log_stopped(&name, remaining, "delete them at the provider, because no manager will");
-            // Keep the owner file if the runner is in the configuration again.
+            // The owner file is kept if the runner is configured again.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
                 shared.ledger_dir().forget(&key);
@@ -212,8 +209,7 @@ impl Inner {
         Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
     }
 
-    /// Publishes the list of fleets: first the fleets of configured runners in the order of the configuration, then the fleets that are
-    /// shutting down.
+    /// Fleets of configured runners come first.
     fn publish(&self, state: &mut State) {
         let ending = state.fleets.keys().filter(|key| !state.configured.contains(key));
         let fleets = state.configured.iter().chain(ending).filter_map(|key| state.fleets.get(key));
@@ -235,7 +231,7 @@ impl Inner {
         }
     }
 
-    /// Logs instances that belong to no configured runner. Also deletes stale owner files.
+    /// Also deletes stale owner files.
     fn warn_orphaned_ledgers(&self, state: &State) {
         if !self.options.ledgers.exists() {
             return;
@@ -288,7 +284,6 @@ pub fn log_remaining_instances(directory: &Path) {
     }
 }
 
-/// Logs the instances that remain after the end of a runner's executor.
 fn log_stopped(runner: &str, remaining: Result<Remaining, LedgerError>, hint: &str) {
     match remaining {
         Ok(Remaining { instances, requests: 0 }) => log_remaining(runner, &instances, hint),

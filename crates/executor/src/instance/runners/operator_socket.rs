@@ -1,8 +1,8 @@
-//! Socket for actions of operators on instances and groups.
+//! Socket for operator actions.
 //!
-//! The socket is in the directory of the ledgers, or in a private directory if its path there would be too long. It accepts only root and
-//! the user of this process. A request and its reply are one line of JSON each ([`muster_taskscaler::operator`]). A reply of success is
-//! sent only after the action was stored in the ledger.
+//! The socket is in the directory of the ledgers, or in a private directory if its path would be too long. It accepts
+//! only root and the user of this process. A request and its reply are one line of JSON each
+//! ([`muster_taskscaler::operator`]).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,18 +19,15 @@ use tokio::task::{JoinHandle, JoinSet};
 use super::fleet_list::FleetList;
 use crate::instance::InstanceExecutor;
 
-/// Maximum number of concurrent connections. Further connections wait.
+/// Further connections wait.
 const MAX_CONNECTIONS: usize = 16;
-/// Maximum time for one connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum length of a request in bytes.
+/// In bytes.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024;
-/// Delay before connections are accepted again after an error.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Maximum number of characters of a name or a reason, which appear in the ledger, in logs and in replies.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// The open socket. Dropping it closes the socket and deletes its file.
+/// Dropping this closes the socket and deletes its file.
 pub(super) struct OperatorSocket {
     serving: JoinHandle<()>,
     path: PathBuf,
@@ -39,13 +36,13 @@ pub(super) struct OperatorSocket {
 impl Drop for OperatorSocket {
     fn drop(&mut self) {
         self.serving.abort();
-        // Without a manager no request can be served. If the manager is killed, its successor deletes the file.
+        // If the manager is killed, its successor deletes the file.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
 impl OperatorSocket {
-    /// Opens the socket for the directory `ledgers`, and serves requests for these fleets until the socket is dropped.
+    /// Opens the socket, and serves requests until the socket is dropped.
     ///
     /// # Errors
     /// An I/O error, also if another manager listens there.
@@ -75,7 +72,6 @@ async fn serve(listener: UnixListener, fleets: Arc<FleetList>) {
             Ok((stream, _)) => {
                 let fleets = Arc::clone(&fleets);
                 connections.spawn(async move {
-                    // A slow client gets no reply.
                     if let Ok(Err(error)) =
                         tokio::time::timeout(CONNECTION_TIMEOUT, handle_connection(stream, &fleets)).await
                     {
@@ -113,7 +109,6 @@ async fn handle_connection(mut stream: UnixStream, fleets: &FleetList) -> io::Re
     write.write_all(&line).await
 }
 
-/// Applies the action. Returns a message about the result, or the reason for its failure.
 async fn operate(fleets: &FleetList, request: &OperatorRequest, user: u32) -> Result<String, String> {
     let executors: Vec<_> = fleets.current().into_iter().map(|fleet| fleet.executor).collect();
     let reports = join_all(executors.iter().map(|executor| executor.report())).await;
@@ -144,7 +139,6 @@ async fn operate(fleets: &FleetList, request: &OperatorRequest, user: u32) -> Re
     }
 }
 
-/// Returns the targets in one fleet that a request can refer to.
 fn find_targets<'a>(
     request: &OperatorRequest,
     executor: &'a Arc<InstanceExecutor>,
@@ -181,7 +175,7 @@ fn not_found(request: &OperatorRequest, reports: &[Report]) -> String {
     text
 }
 
-/// Returns the operator and the reason. The user ID comes from the system, the user's name from the request.
+/// The user ID comes from the system, the user's name from the request.
 fn requester(request: &OperatorRequest, user: u32) -> String {
     let user_name = request.user.as_deref().map(sanitize).filter(|user_name| !user_name.is_empty());
     let mut by = match user_name {

@@ -22,7 +22,6 @@ use crate::model::{InstanceId, InstanceState};
 use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
 
-/// A plugin whose process is a script and whose service runs in the test process.
 struct TestPlugin {
     last_init: LastInit,
     directory: TempDir,

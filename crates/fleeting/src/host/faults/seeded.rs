@@ -19,7 +19,6 @@ const DEFAULT_RUNS: u64 = 40;
 /// Timeout of one run on a busy machine. Each of its few calls has a timeout of 5 seconds or less.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// One run, derived from its seed.
 #[derive(Debug)]
 struct FaultRun {
     script: Script,
@@ -88,7 +87,6 @@ async fn run(run: &FaultRun) -> Tally {
     tally
 }
 
-/// Makes a call and checks the response.
 async fn call_plugin(group: &Group, call: u8) -> Result<(), CallError> {
     let ids = [id("i1"), id("i2")];
     let assert_requested = |returned: Vec<_>| assert!(returned.iter().all(|id| ids.contains(id)), "{returned:?}");

@@ -5,7 +5,6 @@ use std::time::Duration;
 use super::{Behavior, IDLE_BODY, TestPlugin, WELL_BEHAVED, always, id, pids};
 use crate::host::{CallError, Group, PluginStatus};
 
-/// Returns how often the plugin was started.
 fn start_count(plugin: &TestPlugin) -> usize {
     pids(&plugin.directory.path().join("pids")).len()
 }

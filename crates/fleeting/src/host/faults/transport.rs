@@ -5,7 +5,6 @@ use tokio::net::{TcpListener, UnixStream};
 
 use super::*;
 
-/// Makes the calls of a complete lifecycle, and checks that they succeed.
 async fn assert_calls_succeed(plugin: &TestPlugin) {
     let group = plugin.start().await;
     let states = group.update().await.unwrap().instances;

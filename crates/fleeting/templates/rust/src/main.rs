@@ -29,7 +29,6 @@ impl Default for Config {
     }
 }
 
-/// An instance group.
 struct Plugin {
     config: Config,
     settings: Settings,

@@ -10,7 +10,6 @@ use tempfile::TempDir;
 
 use super::{FAULTY, TOY, ids, not_passed, plan, run};
 
-/// A faulty plugin, and how the kit detects it.
 struct Fault {
     plugin: Plugin,
     /// Cases that detect the fault. The first one reports `reason`.

@@ -42,13 +42,6 @@ fn ids(report: &Report, label: &str) -> Vec<&'static str> {
 }
 
 /// Muster's own plugin passes all cases except the skipped ones.
-/// In the following cases, Go plugins behave differently:
-///
-/// - P7: empty settings are an error, but `null` and `{}` are not.
-/// - P8: if the host sends no settings, the defaults apply. Go plugins crash.
-/// - P9: SIGINT is ignored, and SIGTERM ends the process.
-/// - P14: deleting a missing instance succeeds.
-/// - P15: the process exits when its host exits. Go plugins keep running.
 #[tokio::test]
 async fn p2_p7_p8_p9_p14_p15_toy_plugin_passes() {
     let mut plan = plan(TOY);

@@ -1,12 +1,8 @@
-//! A random simulation around the engine.
-//!
-//! Coordinators hold, answer, fail and refuse requests, jobs end, and operators change settings. The invariants are checked after each event.
+//! Random simulation of coordinators, jobs and operators.
 
 use super::*;
 
-/// Part of the maximum starvation time that each configured runner adds.
-///
-/// A runner may have to wait until each other runner has had one turn, and the canceled request of that other runner has ended.
+/// Maximum starvation time for each configured runner, because each may have one turn first.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {
@@ -16,17 +12,15 @@ pub(super) struct Simulation {
     runners: Vec<Limits>,
     concurrent: usize,
     in_flight: Vec<(PollId, RunnerKey)>,
-    /// Time, generation of the settings, and repeatability with which each request in flight was sent.
-    ///
-    /// A request is repeatable if its server was known to repeat assignments when the request was sent.
+    /// Send time, generation of the settings, and repeatability of each request in flight.
     sent: HashMap<PollId, (Instant, u64, bool)>,
-    /// Runners whose servers are known to repeat assignments.
+    /// Runners for which the same idempotency key brings the same job.
     repeatable: Vec<RunnerKey>,
     stopped: bool,
     cancel: Vec<PollId>,
     jobs: Vec<RunnerKey>,
     wake: Option<Instant>,
-    /// Time since which a runner may poll and has no request.
+    /// Time since which a runner may poll but has no request in flight.
     starved: HashMap<RunnerKey, Instant>,
 }
 
@@ -53,7 +47,6 @@ impl Simulation {
         simulation
     }
 
-    /// Changes the settings.
     fn edit(&mut self) {
         self.concurrent = self.rng.random_range(1..8);
         let generation = self.rng.random_range(1..3);
@@ -94,12 +87,11 @@ impl Simulation {
                 self.answer(index);
             }
             _ => {
-                // Time passes, but not beyond the next wake-up.
                 let step = Duration::from_millis(self.rng.random_range(1..4000));
                 self.now = self.wake.map_or(self.now + step, |wake| wake.min(self.now + step)).max(self.now);
             }
         }
-        // A canceled request ends without an answer, or was already answered.
+        // A canceled request ends as canceled, or with an answer that arrived first.
         while let Some(poll) = self.cancel.pop() {
             if let Some(index) = self.in_flight.iter().position(|(in_flight, _)| *in_flight == poll) {
                 if self.rng.random_bool(0.9) {
@@ -156,7 +148,6 @@ impl Simulation {
         assert!(self.now - sent >= MIN_HOLD || (is_repeatable && is_obsolete), "canceled after {:?}", self.now - sent);
     }
 
-    /// Asserts that a request that was just sent is within every limit.
     fn check_start(&self, runner: &RunnerKey) {
         assert!(!self.stopped, "no request may be sent after the stop");
         let limits = self.runners.iter().find(|limits| limits.key == *runner).unwrap();
@@ -180,9 +171,7 @@ impl Simulation {
         }
     }
 
-    /// Asserts that a runner that may poll and has no request gets one in time.
-    ///
-    /// Also asserts that, while a runner waits, a wake-up is scheduled or a canceled request has not ended yet.
+    /// Asserts that a starved runner gets a request in time.
     fn check_starvation(&mut self, limits: &Limits, jobs: usize, requests: usize) {
         let entry = self.engine.entries.iter().find(|entry| entry.limits.key == limits.key).unwrap();
         if self.stopped {

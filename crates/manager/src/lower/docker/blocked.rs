@@ -6,13 +6,10 @@ use serde_json::{Value, json};
 
 use super::super::LowerError;
 
-/// Capability with which a container sends packets past the block. Engines give it to every container.
+/// Capability with which a container could send packets past the block. Engines give it to every container.
 const NET_RAW: &str = "NET_RAW";
 
-/// Prepares the containers of a job for blocked addresses. Does nothing if there are none.
-///
-/// # Errors
-/// [`LowerError`] if the addresses cannot be blocked with the settings of the runner. The job must not run without the block.
+/// Does nothing if no addresses are blocked.
 pub(super) fn prepare(
     container: &mut DockerContainer,
     services: &mut [ServiceContainer],
@@ -30,10 +27,7 @@ pub(super) fn prepare(
     services.iter_mut().try_for_each(|service| drop_net_raw(&mut service.container, &docker.service))
 }
 
-/// Takes away the capability to send raw packets.
-///
-/// # Errors
-/// [`LowerError`] if the container has a capability with which it could undo the block.
+/// Fails if the container could undo the block with another capability.
 fn drop_net_raw(spec: &mut ContainerSpec, settings: &ContainerSettings) -> Result<(), LowerError> {
     let config = &mut spec.host_config;
     if config.get("Privileged") == Some(&Value::Bool(true)) {

@@ -12,18 +12,13 @@ use super::super::LowerError;
 use super::super::variables::Variables;
 use super::{DockerFiles, HelperAnswers, HelperQuestion};
 
-/// Variable with credentials in the format of Docker's `config.json`.
-const VARIABLE: &str = "DOCKER_AUTH_CONFIG";
-/// Origin of the payload's credentials, for the log.
-const PAYLOAD: &str = "job payload (GitLab Registry)";
-/// Host names that all stand for Docker Hub.
-const HUB: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
+const AUTH_VARIABLE: &str = "DOCKER_AUTH_CONFIG";
+const PAYLOAD_SOURCE: &str = "job payload (GitLab Registry)";
+const DOCKER_HUB_HOSTS: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
-/// Returns all credentials.
-/// Helpers are asked for those of these images. Adds warnings about sources that cannot be used.
+/// Uses the answers of helpers in `files`, if any, for `images`.
 ///
-/// # Errors
-/// [`LowerError`] if the name of a credential helper could lead to another program.
+/// Fails if the name of a helper could lead to another program.
 pub(super) fn credentials(
     payload: &JobPayload,
     variables: &Variables,
@@ -31,7 +26,7 @@ pub(super) fn credentials(
     images: &[&str],
     warnings: &mut Vec<String>,
 ) -> Result<Vec<RegistryCredentials>, LowerError> {
-    let mut all = of_sources(variables, files, warnings)?;
+    let mut all = entries_of_sources(variables, files, warnings)?;
     if let Some(answers) = &files.helpers {
         all = with_answers(all, answers, images, warnings);
     }
@@ -40,35 +35,33 @@ pub(super) fn credentials(
         registry: registry_path(&credentials.url),
         username: credentials.username.clone(),
         password: credentials.password.clone(),
-        source: PAYLOAD.to_owned(),
+        source: PAYLOAD_SOURCE.to_owned(),
         ..RegistryCredentials::default()
     }));
     Ok(all)
 }
 
-/// Returns the questions that credential helpers must answer for these images.
-///
-/// # Errors
-/// [`LowerError`] if the name of a credential helper could lead to another program.
+/// Returns what credential helpers must answer for `images`.
 pub(super) fn questions(
     variables: &Variables,
     files: &DockerFiles,
     images: &[String],
 ) -> Result<BTreeSet<HelperQuestion>, LowerError> {
     let images: Vec<&str> = images.iter().map(String::as_str).collect();
-    let helpers = of_sources(variables, files, &mut Vec::new())?.into_iter().filter(|entry| !entry.helper.is_empty());
+    let helpers =
+        entries_of_sources(variables, files, &mut Vec::new())?.into_iter().filter(|entry| !entry.helper.is_empty());
     Ok(helpers.flat_map(|entry| questions_of(&entry, &images)).collect())
 }
 
 /// Returns the entries of `DOCKER_AUTH_CONFIG` and of Docker's configuration file.
-fn of_sources(
+fn entries_of_sources(
     variables: &Variables,
     files: &DockerFiles,
     warnings: &mut Vec<String>,
 ) -> Result<Vec<RegistryCredentials>, LowerError> {
     let mut all = Vec::new();
-    let variable = variables.content(VARIABLE).filter(|text| !text.trim().is_empty());
-    let variable = variable.map(|text| (format!("${VARIABLE}"), Ok(text)));
+    let variable = variables.content(AUTH_VARIABLE).filter(|text| !text.trim().is_empty());
+    let variable = variable.map(|text| (format!("${AUTH_VARIABLE}"), Ok(text)));
     let file = files.auth_file.as_ref().map(|file| (file.path.clone(), file.content.clone()));
     for (source, text) in variable.into_iter().chain(file) {
         match text.and_then(|text| parse(&text, &source)) {
@@ -85,7 +78,6 @@ fn of_sources(
     }
 }
 
-/// Returns the questions to the helper of an entry.
 /// An entry without a registry applies to the registries of all images.
 fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<HelperQuestion> {
     let host = entry.registry.split('/').next().unwrap_or_default();
@@ -97,7 +89,7 @@ fn questions_of(entry: &RegistryCredentials, images: &[&str]) -> BTreeSet<Helper
     wanted.map(|registry| HelperQuestion { helper: entry.helper.clone(), registry }).collect()
 }
 
-/// Replaces the entries of helpers with the helpers' answers.
+/// Replaces each entry that names a helper with the helper's answers.
 fn with_answers(
     entries: Vec<RegistryCredentials>,
     answers: &HelperAnswers,
@@ -139,7 +131,6 @@ fn with_answers(
     all
 }
 
-/// Returns the host of an image's registry.
 fn registry_of(image: &str) -> String {
     let first = image.split_once('/').map(|(first, _)| first);
     let registry = first.filter(|first| *first == "localhost" || first.contains(['.', ':']));
@@ -148,7 +139,7 @@ fn registry_of(image: &str) -> String {
 
 /// Parses Docker's `config.json`, or the older `.dockercfg`, which has the registries at the top level.
 ///
-/// The error never quotes a value, because it may be a secret.
+/// The error quotes no value, because it may be a secret.
 fn parse(text: &str, source: &str) -> Result<Vec<RegistryCredentials>, String> {
     let config: Map<String, Value> = serde_json::from_str(text)
         .map_err(|error| format!("invalid JSON at line {}, column {}", error.line(), error.column()))?;
@@ -168,8 +159,7 @@ fn parse(text: &str, source: &str) -> Result<Vec<RegistryCredentials>, String> {
     Ok(all)
 }
 
-/// Returns the credentials of an entry of `auths`.
-/// `None` if the entry has none, for example because a helper has them.
+/// `None` means that the entry has no credentials, for example because a helper has them.
 fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<RegistryCredentials>, String> {
     let text = |name: &str| entry.get(name).and_then(Value::as_str).unwrap_or_default();
     let mut credentials = RegistryCredentials {
@@ -192,8 +182,7 @@ fn entry_of(registry: &str, entry: &Value, source: &str) -> Result<Option<Regist
     Ok((!is_empty).then_some(credentials))
 }
 
-/// Returns a registry's host and path.
-/// A URL with a scheme is an entry in the old format, whose path is ignored.
+/// Returns host and path. The path of a URL with a scheme is ignored.
 fn registry_path(text: &str) -> String {
     let text = text.trim();
     let without_scheme = ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme));
@@ -203,7 +192,7 @@ fn registry_path(text: &str) -> String {
     };
     let (host, rest) = path.split_at_checked(path.find('/').unwrap_or(path.len())).unwrap_or((path, ""));
     let host = host.to_ascii_lowercase();
-    if HUB.contains(&host.as_str()) {
+    if DOCKER_HUB_HOSTS.contains(&host.as_str()) {
         // `v1` and `v2` are versions of the registry's API.
         let rest = if matches!(rest, "/v1" | "/v2") { "" } else { rest };
         return format!("docker.io{rest}");
@@ -211,8 +200,7 @@ fn registry_path(text: &str) -> String {
     format!("{host}{rest}")
 }
 
-/// Returns whether a helper's name can only lead to a program `docker-credential-<name>`.
-/// An empty name means no helper, and is valid.
+/// Returns whether the name can only lead to `docker-credential-<name>`. True for an empty name.
 fn is_helper_name(name: &str) -> bool {
     name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
 }

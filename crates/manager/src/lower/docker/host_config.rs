@@ -1,4 +1,4 @@
-//! Host configuration of containers in the format of the Docker API (docs/spec/job-execution.md, section 5.3).
+//! Host configuration of containers (docs/spec/job-execution.md, section 5.3).
 
 use std::collections::BTreeMap;
 
@@ -9,20 +9,17 @@ use serde_json::{Map, Value, json};
 use super::super::LowerError;
 use super::DockerFiles;
 
-/// Inputs of the host configuration that are not settings.
+/// Inputs that are not settings.
 pub(super) struct ContainerFacts {
     pub(super) privileged: bool,
     pub(super) cgroup_parent: String,
-    /// Devices in addition to the devices in the settings.
+    /// Devices in addition to the configured ones.
     pub(super) devices: Vec<Device>,
-    /// Whether the engine runs its init program as the first process of the container.
+    /// Whether the engine's init program is the first process.
     pub(super) init: bool,
 }
 
-/// Returns `HostConfig` of the Docker API. Values that equal the engine's default are left out.
-///
-/// # Errors
-/// [`LowerError`] if a seccomp profile cannot be used.
+/// Returns `HostConfig` of the Docker API, without values that equal the engine's default.
 pub(super) fn host_config(
     settings: &ContainerSettings,
     facts: &ContainerFacts,
@@ -66,12 +63,12 @@ pub(super) fn host_config(
     config.set("VolumeDriver", &settings.volume_driver);
     config.set("VolumesFrom", &settings.volumes_from);
     config.set("Init", facts.init);
-    // The logs of services are read from the engine. Only some log drivers, such as `json-file`, allow that.
+    // Logs of services are read from the engine, which only some log drivers allow.
     config.set("LogConfig", json!({ "Type": "json-file", "Config": settings.log_options }));
     Ok(config.0)
 }
 
-/// Applies the CPU and memory limits of the step policy, unless the container has lower ones.
+/// Applies limits of the step policy, unless the container has lower ones.
 pub(super) fn apply_limits(config: &mut Map<String, Value>, limits: &StepLimits) {
     let of_policy =
         [("Memory", limits.memory_bytes), ("NanoCpus", limits.cpu_milli.map(|milli| u64::from(milli) * 1_000_000))];
@@ -128,8 +125,7 @@ fn ulimit(limit: &Ulimit) -> Value {
     json!({ "Name": limit.name, "Soft": limit.soft, "Hard": limit.hard })
 }
 
-/// Returns a security option.
-/// The path of a seccomp profile on the manager's machine is replaced with the content of the file, because the engine cannot read it.
+/// The engine cannot read the manager's files, so a seccomp profile is replaced with its content.
 fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerError> {
     let Some(path) = seccomp_path(option) else { return Ok(option.to_owned()) };
     let profile = files.seccomp.get(path).cloned().unwrap_or_else(|| Err("it was not read".to_owned()));
@@ -143,8 +139,7 @@ fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerErr
     Ok(format!("seccomp={profile}"))
 }
 
-/// Returns the path of the seccomp profile that a security option names.
-/// `None` for other options and for a profile without a file.
+/// `None` means another option, or a profile without a file.
 pub(super) fn seccomp_path(option: &str) -> Option<&str> {
     let profile = option.strip_prefix("seccomp=").or_else(|| option.strip_prefix("seccomp:"))?;
     let is_inline = matches!(profile, "unconfined" | "builtin" | "") || profile.trim_start().starts_with('{');

@@ -1,4 +1,4 @@
-//! Images: which image a job gets, whether the runner allows it, and how it is pulled (docs/spec/job-execution.md, section 5.7).
+//! Which image a job gets, and how it is pulled (docs/spec/job-execution.md, section 5.7).
 
 use muster_agent_api::builtin::ImageSpec;
 use muster_config::settings::DockerSettings;
@@ -8,7 +8,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::super::{LowerError, matches_pattern};
 
-/// Line of the log that links the page about images that a runner allows.
+/// Line about images that the runner does not allow.
 const DOCS: &str = "Please check runner's configuration: \
                     https://docs.gitlab.com/runner/configuration/advanced-configuration/#restrict-docker-images-and-services";
 
@@ -18,10 +18,7 @@ pub(super) enum AllowList {
     Services,
 }
 
-/// Returns the name of the build container's image, and whether it is the runner's default.
-///
-/// # Errors
-/// [`LowerError`] if neither the job nor the runner has an image, or the runner does not allow the image.
+/// Returns the image's name, and whether it is the runner's default.
 pub(super) fn build_image(
     image: Option<&Image>,
     docker: &DockerSettings,
@@ -41,10 +38,7 @@ pub(super) fn build_image(
     Ok((name, false))
 }
 
-/// Checks an image that a job chose.
-///
-/// # Errors
-/// [`LowerError`] if no pattern matches the image. An empty list of patterns allows every image.
+/// An empty list of patterns allows every image.
 pub(super) fn check_allowed(image: &str, list: AllowList, patterns: &[String]) -> Result<(), LowerError> {
     if patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image)) {
         return Ok(());
@@ -60,10 +54,7 @@ pub(super) fn check_allowed(image: &str, list: AllowList, patterns: &[String]) -
     Err(error)
 }
 
-/// Returns the image with its pull policies and platform.
-///
-/// # Errors
-/// [`LowerError`] if the runner allows none of the pull policies.
+/// Fails if the runner allows none of the pull policies.
 pub(super) fn image_spec(
     name: String,
     image: Option<&Image>,
@@ -92,19 +83,18 @@ pub(super) fn image_spec(
     Ok(ImageSpec { name, pull_policies, platform })
 }
 
-/// Returns an option of `image:docker`, expanded. `None` if it is not set.
+/// Returns the expanded option. `None` means that it is not set or empty.
 pub(super) fn docker_option(image: &Image, name: &str, variables: &Variables) -> Option<String> {
     let value = image.executor_opts.get("docker")?.get(name)?;
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     Some(variables.expand(&text).trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-/// Returns whether an image may be privileged. An empty list of patterns allows every image.
+/// An empty list of patterns allows every image.
 pub(super) fn may_be_privileged(image: &str, patterns: &[String]) -> bool {
     patterns.is_empty() || patterns.iter().any(|pattern| matches_pattern(pattern, image))
 }
 
-/// Returns the entrypoint that replaces the entrypoint of the image.
 /// Adds a warning if the runner ignores `entrypoint`.
 pub(super) fn entrypoint(
     entrypoint: Option<&[String]>,

@@ -1,4 +1,4 @@
-//! Lowers a job to a step that runs all its other steps in a container (docs/spec/job-execution.md, section 5). Pure.
+//! Lowers a job to a step that runs all other steps of the job in a container (docs/spec/job-execution.md, section 5).
 //!
 //! ```text
 //! payload, [runners.docker] --names, images, host_config, volumes, services, credentials--> DockerContainer
@@ -40,23 +40,20 @@ use volumes::Volumes;
 
 const BUILDS_DIR: &str = "/builds";
 const CACHE_DIR: &str = "/cache";
-/// Number of attempts to create the containers, if the machine or the engine fails.
 const PREPARE_ATTEMPTS: u32 = 3;
-/// Maximum size of one variable in the environment of a container. The kernel permits little more.
+/// Maximum size of one variable. The kernel permits little more.
 const MAX_ENTRY_BYTES: usize = 100 * 1024;
-/// Maximum size of all variables in the environment of a container together.
-/// The kernel permits little more.
+/// Maximum size of all variables. The kernel permits little more.
 const MAX_ENVIRONMENT_BYTES: usize = 1024 * 1024;
 
-/// Files of the manager that the containers of a job depend on.
+/// Files of the manager's machine that the containers of a job need.
 #[derive(Debug, Clone, Default)]
 pub struct DockerFiles {
-    /// Docker's configuration file with credentials. `None` if no such file was found.
+    /// Docker's configuration file with credentials. `None` if no such file exists.
     pub auth_file: Option<AuthFile>,
     /// Seccomp profiles by path, or the reason why one cannot be read.
     pub seccomp: BTreeMap<String, Result<String, String>>,
-    /// Answers of credential helpers.
-    /// `None` means that the agent runs on this machine and calls the helpers itself, or that the job has no containers.
+    /// Answers of credential helpers. `None` if the agent calls them itself, or the job has no containers.
     pub helpers: Option<HelperAnswers>,
 }
 
@@ -65,7 +62,7 @@ pub struct DockerFiles {
 pub struct HelperQuestion {
     /// Name of the helper, without `docker-credential-`.
     pub helper: String,
-    /// Registry whose credentials are wanted.
+    /// Registry whose credentials are needed.
     pub registry: String,
 }
 
@@ -80,7 +77,6 @@ pub struct HelperLogin {
     pub is_identity_token: bool,
 }
 
-/// The password is not printed.
 impl std::fmt::Debug for HelperLogin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HelperLogin").field("username", &self.username).finish_non_exhaustive()
@@ -99,25 +95,22 @@ pub struct AuthFile {
     pub content: Result<String, String>,
 }
 
-/// The content has passwords, so it is not printed.
+/// The content has passwords.
 impl std::fmt::Debug for AuthFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthFile").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-/// Returns the paths of the seccomp profiles that a runner's containers use.
 pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
     let settings = runner.docker.iter().flat_map(|docker| [&docker.build, &docker.service]);
     let options = settings.flat_map(|container| &container.security_opt);
     options.filter_map(|option| host_config::seccomp_path(option)).map(str::to_owned).collect()
 }
 
-/// Returns the questions to credential helpers of this machine, for a job on another machine.
-///
-/// `None` means that the agent is on this machine and calls the helpers itself, or that the job has no containers.
+/// `None` means that the agent calls the helpers itself, or that the job has no containers.
 pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
-    let docker = context.runner.docker.as_deref().filter(|_| is_elsewhere(&context.runner))?;
+    let docker = context.runner.docker.as_deref().filter(|_| uses_engine_of_instance(&context.runner))?;
     let questions = super::with_variables(payload, context, |payload, context, _, variables, _| {
         let (build, _) = images::build_image(payload.image.as_ref(), docker, variables)?;
         let mut images = services::image_names(payload, docker, variables);
@@ -128,32 +121,29 @@ pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Op
     Some(questions.unwrap_or_default())
 }
 
-/// Returns whether the jobs use the container engine of an instance instead of this machine's.
-fn is_elsewhere(runner: &RunnerSettings) -> bool {
+fn uses_engine_of_instance(runner: &RunnerSettings) -> bool {
     matches!(runner.executor.as_str(), "docker+machine" | "docker-autoscaler")
 }
 
-/// Returns whether the engine is on the machine of the agent, as far as the configuration shows.
+/// Returns whether the engine is on the agent's machine, as far as the configuration shows.
 pub(super) fn has_local_engine(runner: &RunnerSettings) -> bool {
     let host = runner.docker.as_ref().map(|docker| docker.host.as_str()).unwrap_or_default();
-    // With `docker+machine`, the agent uses the engine of the machine on which it runs.
+    // With `docker+machine`, the agent uses the engine of its own machine.
     runner.executor == "docker+machine" || host.is_empty() || host.starts_with("unix://")
 }
 
-/// Returns the context of a job inside its container, with the directories of the container.
-pub(super) fn inside(context: &JobContext) -> JobContext {
+pub(super) fn container_context(context: &JobContext) -> JobContext {
     let runner = &context.runner;
     let directories = Directories { builds: BUILDS_DIR.into(), cache: CACHE_DIR.into(), shared: false };
     let directories = directories.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref());
     let builds = directories.builds.display().to_string();
-    // If checkouts are on the engine's machine, the containers of other jobs see them too. Each slot then needs a separate checkout.
+    // Other jobs' containers see checkouts on the engine's machine, so each slot needs a separate one.
     let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_shared(docker, &builds));
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context of a job that runs on the host because it has no image.
-/// `None` means that the runner's settings apply to the job.
-pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
+/// Returns the context of a job without an image. `None` means that the runner's settings apply.
+pub(super) fn host_context(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);
     let has_image = payload.image.as_ref().is_some_and(|image| !image.name.trim().is_empty());
@@ -163,8 +153,7 @@ pub(super) fn on_host(payload: &JobPayload, context: &JobContext) -> Option<JobC
     })
 }
 
-/// Returns the directory of the job for the agent on the engine's machine.
-/// The directory has no checkout.
+/// Returns the directory for the agent on the engine's machine. The checkout is elsewhere.
 pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     let token = muster_job::short_token(context.runner.token.expose());
     let slot = context.share.as_ref().map_or(context.slot.id, |share| share.slot);
@@ -173,26 +162,22 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
 
 pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     let configured = context.runner.docker.as_ref().map(|docker| docker.hostname.as_str());
-    let prepares = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());
+    let uses_prepared = context.runner.docker.as_ref().is_some_and(|docker| docker.prepared_containers.is_some());
     match configured.filter(|name| !name.is_empty()) {
         Some(name) => name.to_owned(),
-        // Prepared containers serve the jobs of all projects, and the host name of a container cannot be changed.
-        None if prepares => names::of_runner(context),
+        // Prepared containers serve all projects, and their host name cannot be changed.
+        None if uses_prepared => names::runner_host_name(context),
         None => Names::of(payload, context).project,
     }
 }
 
-/// Returns the name of the job's separate network. `None` if the job has none.
+/// `None` means that the job has no network of its own.
 pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
     let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers() && per_job)?;
     docker.network_mode.is_empty().then(|| names::network(payload, context))
 }
 
-/// Returns the step that creates the job's containers and runs the steps inside.
-/// Adds warnings for the log.
-///
-/// # Errors
-/// [`LowerError`] if the runner's settings are invalid, or the job requests something that they do not allow.
+/// Returns the step that runs the steps `inside` in the build container. Adds warnings for the log.
 pub(super) fn step(
     parts: &JobParts<'_>,
     title: &str,
@@ -214,7 +199,7 @@ pub(super) fn step(
     Ok(step)
 }
 
-/// Returns the inputs of the step for the build container, and of the steps for the services.
+/// Returns the inputs of the steps that create the build container and the services.
 fn containers(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
@@ -243,7 +228,7 @@ fn containers(
                 .to_owned(),
         ));
     }
-    let mut build = build(parts, docker, &names, name, warnings)?;
+    let mut build = build_spec(parts, docker, &names, name, warnings)?;
     if let Some(policy) = &context.runner.steps.policy {
         host_config::apply_limits(&mut build.host_config, &policy.limits);
     }
@@ -292,7 +277,7 @@ fn prepared_policy(settings: PreparedContainers) -> PreparedPolicy {
     }
 }
 
-fn build(
+fn build_spec(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
     names: &Names,
@@ -323,7 +308,7 @@ fn build(
     })
 }
 
-/// Returns the user of the build container: the configured one, or else the job's.
+/// Returns the configured user, or else the job's.
 fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerError> {
     let of_job =
         || parts.payload.image.as_ref().and_then(|image| images::docker_option(image, "user", parts.variables));
@@ -339,12 +324,10 @@ fn user(parts: &JobParts<'_>, docker: &DockerSettings) -> Result<String, LowerEr
     Err(LowerError::of_reason(muster_job::FailureReason::RunnerSystemFailure, message))
 }
 
-/// Returns the container engine. An agent on an instance connects without TLS.
-///
-/// With `docker+machine`, it uses the engine of the instance. With `docker-autoscaler`, it uses `host` of the configuration.
+/// The agent on an instance connects without TLS.
 fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     match runner.executor.as_str() {
-        // As in gitlab-runner, the endpoint of the machine replaces the configured one.
+        // As in gitlab-runner, the engine of the instance replaces the configured one.
         "docker+machine" => DockerEngine::default(),
         "docker-autoscaler" => DockerEngine { host: docker.host.clone(), ..DockerEngine::default() },
         _ => DockerEngine {
@@ -355,15 +338,14 @@ fn engine(runner: &RunnerSettings, docker: &DockerSettings) -> DockerEngine {
     }
 }
 
-/// Returns `host:port` of a coordinator at a loopback address, which needs a relay.
-/// Empty for any other coordinator.
+/// Returns `host:port` of a coordinator at a loopback address, which containers reach through a relay.
 fn relay(coordinator: &Url) -> String {
     let address = coordinator.host_str().zip(coordinator.port_or_known_default());
     let address = address.filter(|(host, _)| is_loopback(host));
     address.map(|(host, port)| format!("{host}:{port}")).unwrap_or_default()
 }
 
-/// Returns the environment of a container, without what the kernel or the engine would reject.
+/// Omits variables that the kernel or the engine would reject.
 fn environment(variables: Vec<(String, String)>) -> Vec<String> {
     let mut total = 0;
     let mut fits = |key: &str, value: &str| {

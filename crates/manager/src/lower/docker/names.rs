@@ -1,4 +1,4 @@
-//! Names and labels of a job's containers, network and volumes (docs/spec/job-execution.md, sections 2.9, 5.2 and 5.11).
+//! Names and labels of containers, networks and volumes (docs/spec/job-execution.md, sections 2.9, 5.2 and 5.11).
 
 use std::collections::BTreeMap;
 
@@ -11,16 +11,12 @@ use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 
 pub(super) const LABEL: &str = "com.gitlab.gitlab-runner";
-/// Maximum length of a host name.
 const MAX_NAME_BYTES: usize = 63;
-/// Number of bytes of the hash in the names of reused volumes.
 const VOLUME_HASH_BYTES: usize = 16;
-/// Number of bytes of the hash in the names of a job's containers and temporary volumes.
 const CONTAINER_HASH_BYTES: usize = 8;
 
-/// Names of a job's containers, network and volumes.
 pub(super) struct Names {
-    /// Name that all jobs of the project in the same slot have. Also the default host name.
+    /// Name for all jobs of the project in the same slot. Also the default host name.
     pub(super) project: String,
     /// Prefix of the volumes that later jobs of the project reuse.
     pub(super) volumes: String,
@@ -33,12 +29,11 @@ impl Names {
         let (runner, slot) = (&context.runner, context.slot.project_slot);
         let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
         let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
-        // An environment with its own slots uses their numbers, so that its engine has as many sets of volumes as slots. Environments that
-        // share an engine have equal slot numbers, so their volumes are named by the manager's number of the project's slot.
+        // Environments that share an engine have equal slot numbers, so they use the manager's number of the project's slot.
         let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
         let volumes = own.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
-        // The same job has the same names after a restart of the manager, so that its leftover containers and volumes are found.
+        // A restarted manager must find leftover containers and volumes.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {
             volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),
@@ -48,18 +43,17 @@ impl Names {
     }
 }
 
-/// Returns the host name of build containers that jobs of all projects of the runner can use.
-pub(super) fn of_runner(context: &JobContext) -> String {
+/// Returns the host name of build containers that all projects of the runner can use.
+pub(super) fn runner_host_name(context: &JobContext) -> String {
     host_name(&format!("runner-{}", short_token(context.runner.token.expose())))
 }
 
-/// Returns the name of the job's own network.
 pub(in super::super) fn network(payload: &JobPayload, context: &JobContext) -> String {
     let (token, project_id) = (short_token(context.runner.token.expose()), payload.job_info.project_id);
     host_name(&format!("runner-{token}-{project_id}-{}-{}", context.slot.project_slot, payload.id.0))
 }
 
-/// Returns the text in lower case, without characters that a host name must not have.
+/// Returns the text in lower case, shortened, and without characters that host names must not have.
 fn host_name(text: &str) -> String {
     let text = text.to_ascii_lowercase();
     text.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(MAX_NAME_BYTES).collect()
@@ -69,10 +63,7 @@ fn digest(text: &str, bytes: usize) -> String {
     Sha256::digest(text).iter().take(bytes).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the labels of the job's containers, network and volumes.
-///
-/// # Errors
-/// [`LowerError`] if a configured label has no name.
+/// Fails if a configured label has no name.
 pub(super) fn labels(
     payload: &JobPayload,
     context: &JobContext,

@@ -14,26 +14,20 @@ use super::host_config::{ContainerFacts, host_config};
 use super::images::{self, AllowList};
 use super::names::{LABEL, Names, label};
 
-/// Maximum number of characters of an image's name in the name of a container.
+/// Maximum length of an image's name in a container's name.
 const MAX_NAME_PART: usize = 100;
 
-/// A service of the job or of the runner.
 struct RequestedService<'a> {
-    /// Image, expanded.
     name: String,
     alias: String,
     command: Option<&'a [String]>,
     entrypoint: Option<&'a [String]>,
     variables: Vec<Variable>,
-    /// The service in the payload. `None` means that it is from the configuration.
+    /// `None` means a service of the configuration.
     of_job: Option<&'a Image>,
 }
 
-/// Returns the services of the configuration, and then the services of the job.
-/// Adds warnings about aliases and entrypoints that are not used.
-///
-/// # Errors
-/// [`LowerError`] if there are too many services, or the runner does not allow one.
+/// Returns the configured services, and then the job's. Adds warnings about unused aliases and entrypoints.
 pub(super) fn services(
     parts: &JobParts<'_>,
     docker: &DockerSettings,
@@ -69,7 +63,6 @@ pub(super) fn services(
     Ok(services)
 }
 
-/// Returns the images of all services, expanded.
 pub(super) fn image_names(payload: &JobPayload, docker: &DockerSettings, variables: &Variables) -> Vec<String> {
     requested_services(payload, docker, variables).into_iter().map(|service| service.name).collect()
 }
@@ -134,14 +127,13 @@ fn service_spec(
     Ok(ServiceContainer { title: format!("{name}{separator}{version}"), container, aliases })
 }
 
-/// Returns the name of an image as a part of a container's name, as in gitlab-runner.
-/// Characters that engines do not accept become `_`.
+/// Writes `_` for each character that engines do not accept, as gitlab-runner does.
 fn name_part(image: &str) -> String {
     let accepted = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-') { c } else { '_' };
     image.replace('/', "__").chars().map(accepted).take(MAX_NAME_PART).collect()
 }
 
-/// Splits the reference of an image into its name without port, and its tag or digest.
+/// Returns the image's name without port, and its tag or digest.
 fn split_image(reference: &str) -> (String, &str) {
     let (path, version) = match reference.split_once('@') {
         Some((path, _)) => (path, reference.get(path.len()..).unwrap_or_default()),
@@ -162,7 +154,7 @@ fn split_image(reference: &str) -> (String, &str) {
     (name, version)
 }
 
-/// Returns the host names of a service: two forms of its image's name, and its configured aliases.
+/// Returns two forms of the image's name, and the configured aliases.
 fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     let (name, _) = split_image(&service.name);
     let mut aliases = vec![name.replace('/', "__")];
@@ -175,7 +167,7 @@ fn aliases_of(service: &RequestedService<'_>) -> Vec<String> {
     aliases
 }
 
-/// Returns the public variables of the job, and the variables of the service.
+/// Returns the job's public variables, and the variables of the service.
 fn environment(parts: &JobParts<'_>, service: &RequestedService<'_>) -> Vec<String> {
     let of_job = parts.variables.resolved().filter(|(variable, _)| variable.public);
     let mut env: Vec<(String, String)> = of_job.map(|(variable, value)| (variable.key.clone(), value)).collect();
@@ -193,7 +185,6 @@ fn labels(parts: &JobParts<'_>, docker: &DockerSettings, name: &str, version: &s
     configured.chain(own.map(|(name, value)| (label(name), value.to_owned()))).collect()
 }
 
-/// Returns the devices that the configuration gives to services with this image.
 fn devices(docker: &DockerSettings, image: &str) -> Vec<Device> {
     let fitting = docker.services_devices.iter().filter(|(pattern, _)| matches_pattern(pattern, image));
     fitting.flat_map(|(_, devices)| devices.clone()).collect()

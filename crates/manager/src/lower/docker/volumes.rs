@@ -10,7 +10,6 @@ use super::super::variables::Variables;
 use super::super::{LowerError, paths, protection};
 use super::names::{Names, label};
 
-/// Volumes that are mounted in all containers of a job.
 pub(super) struct Volumes<'a> {
     docker: &'a DockerSettings,
     names: &'a Names,
@@ -30,10 +29,7 @@ impl<'a> Volumes<'a> {
         Self { docker, names, is_protected, list: Vec::new() }
     }
 
-    /// Adds the volumes of the configuration. Relative paths are below the project directory.
-    ///
-    /// # Errors
-    /// [`LowerError`] if an entry is invalid, or two have the same path.
+    /// Relative paths are below the project directory.
     pub(super) fn add_configured(&mut self, paths: &Paths, variables: &Variables) -> Result<(), LowerError> {
         for entry in &self.docker.volumes {
             let invalid = |reason: &str| {
@@ -42,7 +38,7 @@ impl<'a> Volumes<'a> {
                 ))
             };
             let (source, destination, mode) =
-                split(entry).ok_or_else(|| invalid("write PATH, SOURCE:PATH or SOURCE:PATH:MODE"))?;
+                split_volume(entry).ok_or_else(|| invalid("write PATH, SOURCE:PATH or SOURCE:PATH:MODE"))?;
             let destination = absolute(&variables.expand(destination), &paths.project_dir);
             if destination == "/" {
                 return Err(invalid("the root directory cannot be a volume"));
@@ -63,15 +59,14 @@ impl<'a> Volumes<'a> {
         Ok(())
     }
 
-    /// Adds the volume for checkouts, unless the configuration has a volume for them.
-    /// Unless `disable_cache` is set, later jobs reuse the volume if `is_fetched` is true, because they fetch into the same checkout.
+    /// Does nothing if such a volume is configured. Later jobs reuse it if `is_fetched` is true and `disable_cache` is not set.
     pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
             self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
         }
     }
 
-    /// Adds a volume for caches that is removed with the job, unless the configuration has one for them.
+    /// Does nothing if such a volume is configured. The volume is removed with the job.
     pub(super) fn add_caches(&mut self, cache_dir: &str) {
         let is_covered = self.list.iter().any(|volume| is_below(cache_dir, &volume.destination));
         if !is_covered {
@@ -111,28 +106,28 @@ impl<'a> Volumes<'a> {
         self.list.iter().any(|volume| volume.destination == destination)
     }
 
-    /// Returns whether a directory of the containers is at or below a bind mount from the engine's machine.
+    /// Returns whether a directory is at or below a bind mount from the engine's machine.
     fn is_on_host(&self, directory: &str) -> bool {
         self.list.iter().any(|volume| volume.source.starts_with('/') && is_below(directory, &volume.destination))
     }
 
-    /// Returns the directories that must exist in the volumes and be writable for every user.
+    /// Returns the directories that must exist and be writable for every user.
     ///
-    /// Directories of the engine's machine that the configuration mounts keep their permissions.
+    /// Directories above a bind mount keep their permissions.
     pub(super) fn directories(&self, paths: &Paths, cache_dir: Option<&str>) -> Vec<String> {
         let of_checkout = chain(&paths.builds_dir, &paths.project_dir).chain([paths.temp_dir.clone()]);
         let of_cache = cache_dir.map(|directory| chain(directory, &paths.cache_dir)).into_iter().flatten();
         self.without_mounts(of_checkout.chain(of_cache)).collect()
     }
 
-    /// Returns the directories that belong to the user of the job, with everything in them.
+    /// Returns the directories that must belong to the job's user, with everything in them.
     pub(super) fn owned(&self, paths: &Paths, cache_dir: Option<&str>) -> Vec<String> {
         let of_job = [paths.project_dir.clone(), paths.temp_dir.clone()];
         let of_cache = self.without_mounts(cache_dir.map(|_| paths.cache_dir.clone()).into_iter());
         of_job.into_iter().chain(of_cache).collect()
     }
 
-    /// Returns the directories in which no directory of the engine's machine is mounted.
+    /// Returns the directories in which nothing of the engine's machine is mounted.
     fn without_mounts(&self, directories: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
         let holds_mount = move |directory: &str| {
             let on_host = self.list.iter().filter(|volume| volume.source.starts_with('/'));
@@ -146,17 +141,16 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Returns whether all slots of a runner share `directory`.
-/// They do if the configuration mounts a host directory or a named volume at or above it.
+/// Returns whether something is mounted at or above `directory`, so that all slots share it.
 pub(in super::super) fn is_shared(docker: &DockerSettings, directory: &str) -> bool {
-    let mounts = docker.volumes.iter().filter_map(|entry| split(entry));
+    let mounts = docker.volumes.iter().filter_map(|entry| split_volume(entry));
     mounts.filter(|(source, ..)| source.is_some()).any(|(_, destination, _)| {
         paths::clean(destination).is_some_and(|destination| is_below(directory, &destination))
     })
 }
 
-/// Splits a volume into source, path and mode.
-fn split(entry: &str) -> Option<(Option<&str>, &str, &str)> {
+/// Returns source, path and mode. `None` means that the entry is invalid.
+fn split_volume(entry: &str) -> Option<(Option<&str>, &str, &str)> {
     let parts: Vec<&str> = entry.split(':').collect();
     let (source, destination, mode) = match parts.as_slice() {
         [destination] => (None, *destination, ""),
@@ -172,7 +166,7 @@ fn absolute(path: &str, base: &str) -> String {
     paths::clean(&path).unwrap_or(path)
 }
 
-/// Returns `base`, `path`, and all directories between them. `path` must be below `base`.
+/// Returns `base`, `path`, and all directories between them.
 fn chain(base: &str, path: &str) -> impl Iterator<Item = String> {
     let rest = path.strip_prefix(base).unwrap_or_default().trim_matches('/');
     let mut directory = base.to_owned();

@@ -1,4 +1,4 @@
-//! The steps of a job, in GitLab's order and with its names.
+//! The steps of a job, in GitLab's order and with GitLab's names.
 
 mod operator;
 mod replace;
@@ -24,15 +24,13 @@ use super::{JobContext, LowerError, cache, docker, driver, header, mirror, polic
 
 pub(super) use replace::reserved;
 
-/// Timeout of the clean-up after a job. No setting changes it.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A payload and everything that was derived from it.
+/// A payload and everything that is derived from it.
 pub(super) struct JobParts<'a> {
     pub(super) payload: &'a JobPayload,
     pub(super) context: &'a JobContext,
-    /// Directories on the machine of the agent that starts the job.
-    /// If the job runs in a container, the directories of `context` are in the container.
+    /// Directories on the machine of the agent that starts the job. Those of `context` may be in a container.
     pub(super) machine: &'a Directories,
     pub(super) paths: &'a Paths,
     pub(super) variables: &'a Variables,
@@ -40,7 +38,7 @@ pub(super) struct JobParts<'a> {
     pub(super) flags: &'a Flags,
 }
 
-/// Returns all steps of a job. Adds a warning for each part of the payload that the job runs without.
+/// Adds warnings about ignored parts of the payload.
 pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     if let Some(policy) = &context.runner.steps.policy {
@@ -53,12 +51,12 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
         steps.extend(services::steps(parts));
     }
     steps.extend(operator::before(parts));
-    // A resumed environment has the sources as the previous job left them.
+    // A resumed environment has the sources of the previous job.
     let mut mirror_step = None;
     let mut mirror_volume = None;
     if !suspension::is_resumed(payload, &context.runner) {
         let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
-        // The mirror serves only the built-in checkout.
+        // Only the built-in checkout uses the mirror.
         let mirror = if replace::is_replaced(&context.runner.steps, Checkout::BUILTIN) {
             None
         } else {
@@ -99,7 +97,7 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     let steps = if context.runner.uses_containers() {
         let containers = docker::step(parts, &title, steps, mirror_volume, warnings)?;
         mirror_step.into_iter().chain([containers]).collect()
-    } else if driver::applies(context) {
+    } else if driver::runs_job(context) {
         driver::steps(parts, &title, steps)?
     } else {
         let prepare = Call::builtin(&header::executor(payload, context, variables, flags));

@@ -9,13 +9,12 @@ use serde_json::json;
 use super::JobParts;
 use super::scripts;
 
-/// Returns the steps before the job.
-/// They run before the checkout, because the job controls the content of the sources.
+/// The steps run before the checkout, because the job controls the sources.
 pub(super) fn before(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.before.iter().map(|step| self::step(parts, step, "before"))
 }
 
-/// Returns the steps after the job. They run even if the job failed or was canceled.
+/// The steps run even if the job failed or was canceled.
 pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     parts.context.runner.steps.after.iter().map(|step| {
         let mut step = self::step(parts, step, "after");
@@ -24,19 +23,17 @@ pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Returns the operator's steps before an upload of these artifacts. Empty if there are none.
-/// A step that lists the files of the artifacts precedes them.
+/// Returns a step that lists the files of the artifacts, and then the operator's steps, if there are any.
 pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[ArtifactsUpload]) -> Vec<Step> {
-    let written = &parts.context.runner.steps.before_upload;
-    if written.is_empty() || artifacts.is_empty() {
+    let configured = &parts.context.runner.steps.before_upload;
+    if configured.is_empty() || artifacts.is_empty() {
         return Vec::new();
     }
     let mut list =
         Step::new("operator_list_artifacts", "", Call::builtin(&ArtifactsList { artifacts: artifacts.to_vec() }));
-    // The job can make this step fail with the name of a file. So the step is not marked as the operator's, and its failure is not
-    // reported as a failure of the operator's steps.
-    list.policy.allow_failure = written.iter().all(|step| !step.required);
-    let steps = written.iter().map(|step| self::step(parts, step, "before_upload"));
+    // The job can make this step fail with the name of a file, so that must not count as a failure of the operator's steps.
+    list.policy.allow_failure = configured.iter().all(|step| !step.required);
+    let steps = configured.iter().map(|step| self::step(parts, step, "before_upload"));
     let mut steps: Vec<Step> = std::iter::once(list).chain(steps).collect();
     for step in &mut steps {
         step.policy.when = when;

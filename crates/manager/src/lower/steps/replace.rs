@@ -6,13 +6,11 @@ use muster_agent_api::builtin::{ArtifactsUploadList, Inputs};
 use muster_agent_api::plan::{Call, Step};
 use muster_config::settings::StepsSettings;
 
-/// Returns whether a step of the operator replaces the built-in step.
 pub(super) fn is_replaced(settings: &StepsSettings, builtin: &str) -> bool {
     settings.replace.iter().any(|replacement| replacement.builtin == builtin)
 }
 
-/// Returns the built-in steps that the job's `run:` list must not call.
-/// Such a call would bypass a step of the operator.
+/// Returns the built-in steps that the `run:` list must not call, because that would bypass the operator.
 pub(in crate::lower) fn reserved(settings: &StepsSettings) -> Vec<String> {
     let guarded = (!settings.before_upload.is_empty()).then_some(ArtifactsUploadList::BUILTIN);
     let replaced = settings.replace.iter().map(|replacement| replacement.builtin.as_str());
@@ -20,9 +18,9 @@ pub(in crate::lower) fn reserved(settings: &StepsSettings) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
-/// Replaces built-in steps of a job. A replaced step keeps its name, its policy and its place.
+/// A replaced step keeps its name, policy and place.
 pub(super) fn apply(steps: &mut [Step], settings: &StepsSettings) {
-    // Other steps of the operator use built-in steps, too. They are not replaced.
+    // Steps of the operator use the original built-in steps.
     for step in steps.iter_mut().filter(|step| !step.policy.by_operator) {
         match &mut step.call {
             Call::Steps(inner) => apply(inner, settings),

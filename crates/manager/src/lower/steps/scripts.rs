@@ -1,4 +1,4 @@
-//! The user's scripts, or steps.
+//! The steps for the user's scripts or `run` list.
 
 use muster_agent_api::builtin::Script;
 use muster_agent_api::plan::{Call, Step, When};
@@ -10,7 +10,7 @@ use super::super::settings::JobSettings;
 use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 
-/// Returns the settings that all scripts of the job have in common, as a script without commands.
+/// Returns the settings that all scripts have in common.
 pub(super) fn base_script(payload: &JobPayload, context: &JobContext, settings: &JobSettings, flags: &Flags) -> Script {
     Script {
         shell: context.runner.shell.clone(),
@@ -23,12 +23,12 @@ pub(super) fn base_script(payload: &JobPayload, context: &JobContext, settings: 
     }
 }
 
-/// Returns a script of the operator as a list of commands. The list is empty if the script is empty.
+/// Returns no commands for a blank script.
 pub(super) fn commands(text: Option<&String>) -> Vec<String> {
     text.filter(|text| !text.trim().is_empty()).into_iter().cloned().collect()
 }
 
-/// Returns the steps for the user's scripts or steps, and then for `after_script`.
+/// Returns the steps for the scripts or the `run` list, and then for `after_script`.
 pub(super) fn scripts(
     payload: &JobPayload,
     context: &JobContext,
@@ -42,7 +42,7 @@ pub(super) fn scripts(
     let with_script: Vec<&PayloadStep> = payload.steps.iter().filter(|step| !step.script.is_empty()).collect();
     let script = |step: &PayloadStep, is_after_script: bool| {
         let expand = |line: &String| if step.name == "release" { variables.expand(line) } else { line.clone() };
-        // The operator's commands run around each script, but not around after_script.
+        // The operator's commands surround each script, except `after_script`.
         let operator_commands = |text: &Option<String>| commands(text.as_ref().filter(|_| !is_after_script));
         Call::builtin(&Script {
             before: operator_commands(before),

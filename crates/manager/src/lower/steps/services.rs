@@ -11,8 +11,7 @@ use muster_runner_api::payload::Image;
 use super::super::variables::Variables;
 use super::JobParts;
 
-/// Returns the program that runs in place of a service of a job.
-/// `None` means that the operator has configured no program for it.
+/// `None` means that no program is configured for the image.
 pub(in super::super) fn program<'a>(
     runner: &'a RunnerSettings,
     service: &Image,
@@ -22,12 +21,10 @@ pub(in super::super) fn program<'a>(
     runner.steps.services.iter().find(|program| matches_pattern(&program.image, image.trim()))
 }
 
-/// Returns the step that starts a service.
 pub(in super::super) fn step<I: Inputs>(title: &str, inputs: &I) -> Step {
     Step::new(&format!("service {title}"), "", Call::builtin(inputs))
 }
 
-/// Returns the steps that start the job's services.
 /// As with containers, a service that does not start causes only a warning.
 pub(super) fn steps(parts: &JobParts<'_>) -> Vec<Step> {
     let JobParts { payload, context, variables, .. } = *parts;

@@ -12,10 +12,8 @@ use super::super::variables::Variables;
 use super::super::{JobContext, LowerError};
 use super::scripts;
 
-/// User name that belongs to job tokens.
 const TOKEN_USER: &str = "gitlab-ci-token";
 
-/// Returns the inputs of the step that gets the sources.
 pub(super) fn checkout(
     payload: &JobPayload,
     context: &JobContext,
@@ -28,7 +26,7 @@ pub(super) fn checkout(
         payload.hooks.iter().filter(|hook| hook.name == name).flat_map(|hook| hook.script.clone()).collect()
     };
     let (mut before, mut after) = (Vec::new(), Vec::new());
-    // These hooks run only if there is a repository.
+    // The hooks run only if there is a repository.
     if settings.has_repository() {
         before = [scripts::commands(runner.scripts.pre_get_sources.as_ref()), hook("pre_get_sources_script")].concat();
         after = [hook("post_get_sources_script"), scripts::commands(runner.scripts.post_get_sources.as_ref())].concat();
@@ -69,7 +67,6 @@ pub(super) fn checkout(
     })
 }
 
-/// Returns the step that gets the sources.
 pub(super) fn step(checkout: &Checkout, settings: &JobSettings) -> Step {
     let mut step = Step::new("get_sources", "Getting source from Git repository", Call::builtin(checkout));
     step.policy.attempts = settings.get_sources_attempts;
@@ -77,14 +74,14 @@ pub(super) fn step(checkout: &Checkout, settings: &JobSettings) -> Step {
     step
 }
 
-/// Returns the remote's URL with credentials: the payload's, or the project at `clone_url`.
+/// Returns the payload's URL, or the project at `clone_url`, with credentials.
 fn remote_url(payload: &JobPayload, context: &JobContext, variables: &Variables) -> Result<String, LowerError> {
     let Some(base) = clone_url(context)? else { return Ok(payload.git_info.repo_url.clone()) };
     let project = variables.get("CI_PROJECT_PATH").unwrap_or_else(|| payload.job_info.project_full_path.clone());
     Ok(format!("{}/{project}.git", with_token(&base, payload).as_str().trim_end_matches('/')))
 }
 
-/// Returns the runner's `clone_url`. `None` means that it is not set, or that it contains no `://`.
+/// `None` means that `clone_url` is not set, or contains no `://`.
 fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
     let Some(text) = context.runner.clone_url.as_deref().map(str::trim).filter(|text| text.contains("://")) else {
         return Ok(None);
@@ -95,10 +92,10 @@ fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
     Ok(Some(url))
 }
 
-/// Returns a URL with the job's token. An SSH URL gets a user only, because the key identifies the job.
+/// An SSH URL gets only a user, because the key identifies the job.
 fn with_token(url: &Url, payload: &JobPayload) -> Url {
     let mut url = url.clone();
-    // The calls fail for URLs that cannot have a user. Then there is nothing to set.
+    // Some URLs cannot have a user.
     let _ = match url.scheme() {
         "ssh" => url.set_username(if url.username().is_empty() { "git" } else { url.username() }.to_owned().as_str()),
         "http" | "https" => url.set_username(TOKEN_USER).and_then(|()| url.set_password(Some(&payload.token))),
@@ -107,7 +104,7 @@ fn with_token(url: &Url, payload: &JobPayload) -> Url {
     url
 }
 
-/// Returns rewrites with which git uses the job's token for other projects of the coordinator.
+/// With these rewrites, git uses the job's token for other projects of the coordinator.
 fn rewrites(payload: &JobPayload, context: &JobContext, variables: &Variables, settings: &JobSettings) -> Vec<Rewrite> {
     let base = match clone_url(context) {
         Ok(Some(url)) => url,

@@ -23,7 +23,7 @@ pub(super) fn restore_caches(caches: &[(CacheEntry, String)], settings: &JobSett
     })
 }
 
-/// Returns the entry without its upload URLs, because restoring a cache does not need them.
+/// Restoring a cache needs no upload URLs.
 fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     for object in entry.objects.values_mut() {
@@ -37,7 +37,6 @@ fn without_uploads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the entry without what saving a cache does not need.
 fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     let mut entry = entry.clone();
     let key = entry.key.clone();
@@ -52,7 +51,6 @@ fn without_downloads(entry: &CacheEntry) -> CacheEntry {
     entry
 }
 
-/// Returns the step that downloads the artifacts of other jobs.
 pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -> Option<Step> {
     let from: Vec<_> = payload
         .dependencies
@@ -72,9 +70,7 @@ pub(super) fn download_artifacts(payload: &JobPayload, settings: &JobSettings) -
     })
 }
 
-/// Returns the steps that save the caches after a failure, and then those after a success.
-///
-/// The order is the same as in [`upload_artifacts`].
+/// Returns the step for a failed job, and then the step for a successful job, as [`upload_artifacts`] does.
 pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     let save = |when: When, name: &str, title: &str| {
         let matching = caches.iter().filter(|(_, cache_when)| is_transferred_by(cache_when, when));
@@ -91,10 +87,9 @@ pub(super) fn save_caches(caches: &[(CacheEntry, String)]) -> Vec<Step> {
     failure.into_iter().chain(success).collect()
 }
 
-/// Returns the steps that upload the artifacts after a failure, and then those after a success.
+/// Returns the steps for a failed job, and then the steps for a successful job.
 ///
-/// In the other order, a failure of the upload after a success would start the upload after a failure. Steps of the operator that check
-/// or sign the artifacts precede each upload.
+/// In the other order, a failed upload of a successful job would start the upload for a failed job.
 pub(super) fn upload_artifacts(parts: &JobParts<'_>) -> Vec<Step> {
     let artifacts: &[Artifact] = &parts.payload.artifacts;
     let upload = |when: When, name: &str, title: &str| {
@@ -156,7 +151,7 @@ fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     }
 }
 
-/// Returns whether the step with the condition `step_when` transfers data with this `when` value.
+/// Returns whether a step with the condition `step_when` transfers data with this `when`.
 fn is_transferred_by(when: &str, step_when: When) -> bool {
     match when {
         "always" => true,

@@ -17,7 +17,7 @@ const SHARED: CacheSettings = CacheSettings {
     collection: None,
 };
 
-/// Lowers a job with a signed URL for everything that it needs. Returns its objects and its plan.
+/// Lowers a job with a signed URL for each object. Returns its objects and its plan.
 fn cached(more: Value, settings: CacheSettings) -> (Vec<CacheUse>, Value) {
     let mut context = JobContext { runner: Arc::new(RunnerSettings { cache: settings, ..runner() }), ..context() };
     let payload = payload(more);
@@ -46,7 +46,7 @@ fn names(uses: &[CacheUse]) -> Vec<&str> {
     uses.iter().map(|usage| usage.object.as_str()).collect()
 }
 
-/// Returns the objects and actions for which a step has signed URLs, without those of hashed keys.
+/// Returns objects and actions without those of hashed keys.
 fn signed(plan: &Value, step: &str) -> BTreeSet<String> {
     let steps = plan["steps"].as_array().unwrap();
     let text = steps.iter().filter(|found| found["name"] == step).map(Value::to_string).collect::<String>();
@@ -118,7 +118,7 @@ fn payload_that_cannot_be_lowered_uses_no_objects() {
     assert!(lower(&payload(more), &context).is_err());
 }
 
-/// Returns the chunks that a job uses, with the given protection of its ref, and its plan.
+/// `protected` is the protection of the job's ref.
 fn chunked(list: Value, protected: Option<bool>, more: &[(&str, &str)]) -> (Vec<ChunkUse>, Value) {
     let mut extra = variables(more);
     extra["cache"] = list;
@@ -154,7 +154,7 @@ fn protection_level_of_chunks_follows_the_key_and_the_ref() {
         assert_eq!(uses[0].prefix, format!("chunks/5/{level}"), "{key} {protected:?}");
         assert!(plan.to_string().contains(&format!("\"level\":\"{level}\"")), "{key} {protected:?}");
     }
-    // Fallback keys of the other level are not tried.
+    // Fallback keys of the other protection level are not tried.
     let fallbacks = json!(["old-protected", "old-non_protected", "old"]);
     let (uses, _) =
         chunked(json!([{ "key": "k-protected", "paths": ["a"], "fallback_keys": fallbacks }]), Some(true), &[]);

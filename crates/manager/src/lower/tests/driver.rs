@@ -1,5 +1,3 @@
-//! Jobs of the custom executor.
-
 use muster_agent_api::builtin::{DriverPrepare, DriverStage};
 use muster_agent_api::plan::{Call, Step, When};
 use muster_config::settings::{CustomProgram, CustomSettings};
@@ -38,7 +36,7 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
     assert_eq!(names(stages), ["get_sources", "step_script", uploads[0], uploads[1], "cleanup_file_variables"]);
     let stage: DriverStage = stages[1].call.inputs().unwrap();
     assert_eq!((stage.stage.as_str(), stage.builtin.as_str()), ("step_script", "script"));
-    // The checkout is in the driver's environment. The plan names the directories of the agent, which runs on this host.
+    // The plan has the directories of the agent, which runs on this host.
     assert_eq!((&*job.plan.project_dir, &*job.plan.builds_dir), ("/builds/shorttoke/custom-2", "/builds"));
     let prepare: DriverPrepare = steps[0].call.inputs().unwrap();
     assert_eq!((&*prepare.directories.builds, &*prepare.directories.shared_layout), ("/vm/builds", "/shorttoke/1"));

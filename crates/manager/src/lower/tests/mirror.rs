@@ -1,5 +1,3 @@
-//! Tests of the machine's mirror of a repository.
-
 use std::time::Duration;
 
 use muster_agent_api::builtin::{Checkout, DockerContainer, GitMirror, Inputs};
@@ -93,7 +91,7 @@ fn mirror_leaves_half_of_the_time_for_the_checkout() {
 }
 
 #[test]
-fn jobs_that_cannot_have_a_mirror_fetch_from_the_server() {
+fn jobs_without_mirror_use_the_server() {
     let without = |steps: &[Step]| inputs::<GitMirror>(steps).is_none();
     assert!(without(&lowered(|runner| runner.git_mirror.enabled = false, json!({}))));
     assert!(without(&lowered(docker("tcp://docker.example:2376"), json!({}))));

@@ -46,7 +46,7 @@ pub(super) fn context() -> JobContext {
     }
 }
 
-/// Returns a typical payload in which the fields of `extra` replace those of the same name.
+/// The fields of `extra` override those of a typical payload.
 pub(super) fn payload(extra: Value) -> JobPayload {
     let mut value = json!({
         "id": 42, "token": "glcbt-secret", "allow_git_fetch": true,
@@ -78,7 +78,7 @@ pub(super) fn value(job: &LoweredJob, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
-/// Returns the plan as JSON without the version of this build.
+/// Returns the plan without the version of this build.
 pub(super) fn plan(job: &LoweredJob) -> Value {
     let text = serde_json::to_string(&job.plan).unwrap();
     serde_json::from_str(&text.replace(concat!("muster ", env!("CARGO_PKG_VERSION")), "muster [version]")).unwrap()
@@ -205,7 +205,7 @@ fn fallback_key_cannot_name_protected_cache() {
     }
 }
 
-/// Collects the lists of strings of all members with this name, at any depth.
+/// Collects the lists of strings in all members with this name, at any depth.
 fn collect(name: &str, value: &Value, found: &mut Vec<Vec<String>>) {
     match value {
         Value::Object(fields) => {

@@ -6,8 +6,6 @@ use muster_config::settings::{CustomProgram, CustomSettings, DockerSettings};
 
 use super::*;
 
-/// Returns the context of a job with this executor.
-/// All executors get the directories that jobs in containers have.
 fn context_with(executor: &str) -> JobContext {
     let docker = DockerSettings { image: "alpine:3".to_owned(), ..DockerSettings::default() };
     let program = Some(CustomProgram { program: "/run".to_owned(), ..CustomProgram::default() });
@@ -26,7 +24,6 @@ fn context_with(executor: &str) -> JobContext {
     JobContext { directories, runner: Arc::new(runner), ..context() }
 }
 
-/// Returns a payload with scripts, a cache, artifacts, a dependency and a hook.
 fn job_with_everything() -> JobPayload {
     payload(json!({
         "steps": [
@@ -42,7 +39,7 @@ fn job_with_everything() -> JobPayload {
     }))
 }
 
-/// Returns the steps of the job with this executor, without those that create its environment.
+/// Returns the steps without those that create the environment.
 fn steps_with(executor: &str) -> Vec<Step> {
     let job =
         lower(&job_with_everything(), &context_with(executor)).unwrap_or_else(|error| panic!("{executor}: {error}"));
@@ -53,7 +50,7 @@ fn steps_with(executor: &str) -> Vec<Step> {
     }
 }
 
-/// Returns the steps as JSON, without the line of the log that describes the environment.
+/// Omits the log line about the environment.
 fn as_json(executor: &str) -> Vec<Value> {
     let mut steps: Vec<_> = steps_with(executor).iter().map(|step| serde_json::to_value(step).unwrap()).collect();
     assert_eq!(steps[0]["name"], "prepare_script", "{executor}");
@@ -78,8 +75,6 @@ fn every_executor_runs_the_same_steps() {
     }
 }
 
-/// Programs of the operator run the stages of the executor `custom`.
-/// The agent calls them, and the stages are the steps of other executors.
 #[test]
 fn stages_of_a_driver_are_the_steps_of_other_executors() {
     let [script_environment, stages, cleanup] = &steps_with("custom")[..] else { panic!("{:?}", steps_with("custom")) };

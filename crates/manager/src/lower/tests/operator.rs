@@ -1,5 +1,3 @@
-//! Tests of the operator's steps, the step policy and services without containers.
-
 use std::time::Duration;
 
 use muster_agent_api::builtin::{DockerContainer, HostService, Prepare, Script};

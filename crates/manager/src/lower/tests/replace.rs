@@ -1,5 +1,3 @@
-//! Tests of steps of the operator in place of built-in steps.
-
 use muster_agent_api::builtin::{
     ArtifactsDownload, ArtifactsUploadList, CacheRestore, CacheSave, Checkout, Inputs, Script,
 };
@@ -13,7 +11,6 @@ use serde_json::{Value, json};
 use super::super::*;
 use super::{context, payload, runner};
 
-/// Returns settings that replace these built-in steps.
 fn replacing(builtins: &[&str]) -> StepsSettings {
     let replacement = |builtin: &&str| StepReplacement {
         builtin: (*builtin).to_owned(),
@@ -23,7 +20,7 @@ fn replacing(builtins: &[&str]) -> StepsSettings {
     StepsSettings { replace: builtins.iter().map(replacement).collect(), ..StepsSettings::default() }
 }
 
-/// Returns the steps of a job that uses every built-in step that can be replaced.
+/// Lowers a job that uses every replaceable built-in step.
 fn lowered(change: impl FnOnce(&mut RunnerSettings)) -> Result<Vec<Step>, LowerError> {
     let extra = json!({
         "steps": [{ "name": "script", "script": ["make"] }, { "name": "after_script", "script": ["make clean"], "when": "always" }],
@@ -37,8 +34,7 @@ fn lowered(change: impl FnOnce(&mut RunnerSettings)) -> Result<Vec<Step>, LowerE
     Ok(job.plan.steps)
 }
 
-/// Returns the name of the built-in step that a step calls, and its inputs.
-/// `None` means that a step of the operator replaces it.
+/// `None` means that the operator has replaced the step.
 fn builtin(step: &Step) -> Option<(&str, &Value)> {
     if let Call::Builtin { name, inputs } = &step.call { Some((name, inputs)) } else { None }
 }
@@ -143,7 +139,7 @@ fn step_lists_must_not_call_builtins_that_are_replaced_or_preceded_by_an_operato
     };
     let reserved = |steps: StepsSettings| {
         let runner = Arc::new(RunnerSettings { steps, ..runner() });
-        // The job declares neither caches nor artifacts.
+        // The job has neither caches nor artifacts.
         lower(&payload(json!({})), &JobContext { runner, ..context() }).unwrap().plan.reserved_builtins
     };
     assert!(reserved(StepsSettings::default()).is_empty());

@@ -1,5 +1,3 @@
-//! Tests of how the runner's configuration overrides or completes the payload.
-
 use std::time::Duration;
 
 use muster_agent_api::builtin::{Checkout, Prepare, Script};

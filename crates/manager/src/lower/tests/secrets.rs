@@ -1,5 +1,3 @@
-//! Tests of the requests for a job's secrets, and of the variables that contain the fetched values.
-
 use muster_secret_store::VaultServer;
 
 use super::super::secrets::{SecretRequests, requests};

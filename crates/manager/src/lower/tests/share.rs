@@ -1,5 +1,3 @@
-//! Tests of jobs that share a machine with other jobs.
-
 use std::time::Duration;
 
 use muster_agent_api::builtin::ResourceShare;
@@ -7,7 +5,7 @@ use muster_executor::{SlotShare, StickyContextSettings};
 
 use super::*;
 
-/// Returns the share of a job that has slot 3 of an instance and one more slot.
+/// Returns the share of a job in slot 3 of an instance with two slots.
 fn shared() -> SlotShare {
     let sticky = StickyContextSettings {
         root: "/home/ci/.muster/contexts".into(),
@@ -86,13 +84,13 @@ fn sticky_context_depends_on_runner_project_and_protection() {
     assert_ne!(name(other_runner, 5, json!(true), none()).unwrap(), one);
     assert!(name(|_| {}, 6, json!(true), none()).unwrap().ends_with("-6-protected"));
     assert!(name(|_| {}, 5, json!(false), none()).unwrap().ends_with("-5-unprotected"));
-    // Older servers use a variable. The first variable of this name is from the server.
+    // The payload of older servers has no field. The first variable of this name is from the server.
     let protected_variables = |values: &[&str]| {
         Value::Array(values.iter().map(|value| json!({ "key": "CI_COMMIT_REF_PROTECTED", "value": value })).collect())
     };
     assert!(name(|_| {}, 5, none(), protected_variables(&["true"])).unwrap().ends_with("-5-protected"));
     assert!(name(|_| {}, 5, none(), protected_variables(&["false", "true"])).unwrap().ends_with("-5-unprotected"));
-    // If the server does not report the protection level, the job gets no context.
+    // The protection level is unknown, so the job gets no context.
     for unknown in [none(), protected_variables(&["perhaps"])] {
         assert_eq!(name(|_| {}, 5, none(), unknown), None);
     }

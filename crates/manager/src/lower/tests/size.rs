@@ -4,7 +4,7 @@ use super::*;
 
 const KIB_64: usize = 64 * 1024;
 
-/// Returns a variable `LARGE` of 64 KiB, and a string of references to it that expands to 40 MiB.
+/// Returns a variable of 64 KiB, and a string that expands to 40 MiB.
 fn large_variable_and_references() -> (Value, String) {
     (json!({ "key": "LARGE", "value": "x".repeat(KIB_64) }), "$LARGE".repeat(640))
 }
@@ -80,7 +80,7 @@ fn many_variables_and_unclosed_braces_take_linear_time() {
         (0..99_999).map(|n| json!({ "key": format!("K{n}"), "value": format!("$K{}", n + 1) })).collect();
     all.push(json!({ "key": "BRACES", "value": "${".repeat(1024 * 1024) }));
     let job = lowered(json!({ "variables": all }));
-    // The value of `K7` is `$K8`. Values are expanded once, so the result is the unexpanded value of `K8`.
+    // The value of `K7` is `$K8`. Expanded once, it is the unexpanded value of `K8`.
     assert_eq!(value(&job, "K7").as_deref(), Some("$K9"));
     assert_eq!(value(&job, "BRACES").as_deref(), Some(""));
 }

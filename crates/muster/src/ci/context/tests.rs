@@ -1,5 +1,3 @@
-//! Contexts of events, on real repositories.
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

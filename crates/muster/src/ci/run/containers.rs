@@ -7,15 +7,12 @@ use super::super::args::{Executor, RunArgs};
 use super::super::error::CiError;
 use super::super::ui;
 
-/// Engine for jobs in containers.
 #[derive(Debug, Clone)]
-pub(super) struct Containers {
-    /// URL of the engine.
+pub(super) struct ContainerOptions {
     engine: String,
     without_image: WithoutImage,
 }
 
-/// Where jobs without an image run.
 #[derive(Debug, Clone)]
 enum WithoutImage {
     OnHost,
@@ -23,8 +20,7 @@ enum WithoutImage {
     InImage(Option<String>),
 }
 
-impl Containers {
-    /// Returns the flags of `muster manager`.
+impl ContainerOptions {
     pub(super) fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--docker-host".to_owned(), self.engine.clone()];
         match &self.without_image {
@@ -36,10 +32,10 @@ impl Containers {
     }
 }
 
-/// Returns the engine in which the manager of this run starts containers, and prints notes about the choice.
+/// Chooses the engine, and prints notes about the choice.
 ///
-/// Returns `None` if all jobs run directly on this machine, or on external runners.
-pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<Containers>, CiError> {
+/// `None` means that all jobs run directly on this machine, or on external runners.
+pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result<Option<ContainerOptions>, CiError> {
     let jobs = Jobs::of(pipeline);
     match args.executor {
         Executor::External => Ok(None),
@@ -60,7 +56,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
                 ))
             })?;
             ui::note(&format!("jobs run in containers of {engine}"));
-            Ok(Some(Containers { engine, without_image: WithoutImage::InImage(args.image.clone()) }))
+            Ok(Some(ContainerOptions { engine, without_image: WithoutImage::InImage(args.image.clone()) }))
         }
         // The images of a child pipeline are not known yet.
         Executor::Auto if jobs.with_image.is_empty() && !jobs.has_child_pipelines => {
@@ -74,7 +70,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
                      `--executor host` runs all jobs directly"
                 ));
                 jobs.report_services_without_image();
-                Ok(Some(Containers { engine, without_image: WithoutImage::OnHost }))
+                Ok(Some(ContainerOptions { engine, without_image: WithoutImage::OnHost }))
             }
             Err(error) => {
                 jobs.report_ignored(Some(&error.to_string()));
@@ -84,7 +80,6 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
     }
 }
 
-/// Jobs of a pipeline, by what they need.
 #[derive(Debug, Default)]
 struct Jobs {
     with_image: Vec<String>,
@@ -117,9 +112,8 @@ impl Jobs {
         if has_image { &mut self.with_image } else { &mut self.without_image }.push(name);
     }
 
-    /// Prints which settings are ignored because no job runs in a container.
-    ///
-    /// `reason` is why no engine could be used. `None` means that the user chose to run without containers, or that no job has an image.
+    /// Prints which settings are ignored because no job runs in a container. `reason` says why no engine could be used,
+    /// if one was needed.
     fn report_ignored(&self, reason: Option<&str>) {
         let reason = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
         if let Some(jobs) = first_and_count(&self.with_image) {

@@ -9,7 +9,7 @@ mod sys {
 
     use rustix::process::{Pid, Signal, WaitOptions};
 
-    /// Makes this process the new parent of each descendant that loses its parent.
+    /// Makes this process the parent of its orphaned descendants.
     pub(crate) fn adopt_orphans() {
         if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
             tracing::debug!(%error, "failed to become a subreaper, so orphaned processes of jobs may keep running");
@@ -21,7 +21,6 @@ mod sys {
         descendants_of(std::process::id())
     }
 
-    /// Returns the running descendants of a process.
     fn descendants_of(ancestor: u32) -> Vec<u32> {
         let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
@@ -43,8 +42,8 @@ mod sys {
         found
     }
 
-    /// Returns the parent from the content of `/proc/<pid>/stat`: `pid (name) state parent ...`. The name may contain anything. Returns
-    /// `None` for a zombie.
+    /// Returns the parent from `/proc/<pid>/stat`: `pid (name) state parent ...`. The name may contain anything.
+    /// Returns `None` for a zombie.
     fn running_parent(stat: &str) -> Option<u32> {
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         if fields.next()? == "Z" {
@@ -53,23 +52,21 @@ mod sys {
         fields.next()?.parse().ok()
     }
 
-    /// Asks a process to exit.
     pub(in super::super) fn terminate(pid: u32) {
         signal(pid, Signal::TERM);
     }
 
-    /// Kills a process.
     pub(in super::super) fn kill(pid: u32) {
         signal(pid, Signal::KILL);
     }
 
     fn signal(pid: u32, signal: Signal) {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        // Ignore the error: the process may have exited already.
+        // The process may have exited already.
         let _ = pid.map(|pid| rustix::process::kill_process(pid, signal));
     }
 
-    /// Reaps children that have exited. Must not be called while a child is awaited elsewhere.
+    /// Reaps exited children. Do not call this while a child is awaited elsewhere.
     pub(in super::super) fn reap() {
         while matches!(rustix::process::wait(WaitOptions::NOHANG), Ok(Some(_))) {}
     }

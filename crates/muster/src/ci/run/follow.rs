@@ -1,4 +1,4 @@
-//! Follows the coordinator's events, and passes the changes that the user should see to a [`Reporter`].
+//! Passes changes from the coordinator's events to a [`Reporter`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,12 +23,11 @@ const MAX_PIPELINES: usize = 1000;
 /// Time to wait for space on a full disk before the run fails.
 const STORAGE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// State of a run's pipelines and jobs, as far as the follower knows.
 #[derive(Debug, Default)]
 pub(super) struct RunView {
-    /// Pipelines by ID. The root comes first.
+    /// The root comes first.
     pub(super) pipelines: BTreeMap<PipelineId, Arc<PipelineSummary>>,
-    /// Jobs by ID, including those that a retry replaced.
+    /// Includes jobs that a retry replaced.
     pub(super) jobs: BTreeMap<JobId, Arc<JobView>>,
 }
 
@@ -47,8 +46,7 @@ impl RunView {
         !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.will_proceed(job))
     }
 
-    /// Returns whether a job will proceed without the user. A job that waits for its turn or for a resource does not count, because another job
-    /// must proceed first.
+    /// Returns whether a job will proceed without the user, and without the end of another job.
     fn will_proceed(&self, job: &JobView) -> bool {
         match job.status {
             JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
@@ -66,11 +64,9 @@ impl RunView {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Returns whether the run has failed.
+    /// Returns whether the root pipeline has failed, or a child pipeline whose bridge does not report the failure.
     ///
-    /// This is the case if the root pipeline has failed, or if a child pipeline has failed and its bridge does not report
-    /// the failure (case C222). An unfinished pipeline counts as failed if one of its jobs has failed without
-    /// `allow_failure`.
+    /// An unfinished pipeline has failed if one of its jobs has failed without `allow_failure`.
     pub(super) fn has_failed(&self) -> bool {
         self.pipelines.values().any(|pipeline| {
             let bridge = pipeline.parent.and_then(|parent| self.jobs.get(&parent.bridge));
@@ -85,7 +81,6 @@ impl RunView {
         })
     }
 
-    /// Returns whether an event reports an older state than the known one.
     fn is_outdated(&self, event: &Event) -> bool {
         let is_older = |reported: JobStatus, known: JobStatus| progress(reported) < progress(known);
         match event {
@@ -97,13 +92,12 @@ impl RunView {
         }
     }
 
-    /// Returns all jobs except those that a retry replaced.
     pub(super) fn current_jobs(&self) -> impl Iterator<Item = &Arc<JobView>> {
         self.jobs.values().filter(|job| !job.retried)
     }
 }
 
-/// Returns the position of a status on the way from created (0) to complete (5).
+/// Returns the position of a status between 0 (created) and 5 (complete).
 fn progress(status: JobStatus) -> u8 {
     match status {
         JobStatus::Created => 0,
@@ -115,38 +109,34 @@ fn progress(status: JobStatus) -> u8 {
     }
 }
 
-/// Result of [`Follower::next`].
-pub(super) enum Step {
-    /// An event of the coordinator.
+pub(super) enum NextEvent {
     Event(Event),
-    /// Some events were lost because too many were queued.
+    /// Too many events were queued, so some were lost.
     Missed,
     /// The coordinator has stopped.
     Closed,
 }
 
-/// Follows the events and traces of a run.
 pub(super) struct Follower {
     coordinator: Arc<Coordinator>,
     events: broadcast::Receiver<Event>,
     logs: Logs,
     /// Time of the first failure to store data, and its message. `None` while the coordinator can store data.
     storage_problem: Option<(Instant, String)>,
-    /// Whether jobs run on an external runner.
     external: bool,
-    /// Description of a job's failure that was caused by a full disk.
+    /// Message if a job has failed because of a full disk.
     disk_full_job: Option<String>,
-    /// Directory of the run.
     directory: PathBuf,
-    /// Number of queued events that arrived while the last [`Follower::resync`] read the state. They may report older states.
+    /// Number of queued events that arrived while the last [`Follower::resync`] read the state, and may be older than
+    /// that state.
     stale_events: usize,
     pub(super) view: RunView,
 }
 
 impl Follower {
-    /// Creates a follower of all later events. Create it before the pipeline, so that no event is missed.
+    /// Creates a follower of all later events. Must be called before the pipeline is created.
     ///
-    /// `external` means that jobs run on an external runner. A full disk of that runner does not end the run.
+    /// `external` means that jobs run on an external runner, whose full disk does not end the run.
     pub(super) fn new(
         coordinator: Arc<Coordinator>,
         run: &Run,
@@ -167,17 +157,16 @@ impl Follower {
         }
     }
 
-    /// Returns an error if a job has failed because of a full disk.
     pub(super) fn check_space(&self) -> Result<(), CiError> {
         self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }
 
-    /// Creates the error for a run whose disk is full.
     pub(super) fn no_storage(&self, problem: &str) -> CiError {
         CiError::no_storage(&self.directory, problem)
     }
 
-    /// Waits until the coordinator has failed to store data for [`STORAGE_TIMEOUT`], and returns the reason. Cancel-safe.
+    /// Waits until the coordinator has failed to store data for [`STORAGE_TIMEOUT`], and returns its message.
+    /// Cancel-safe.
     pub(super) fn out_of_storage(&self) -> impl Future<Output = String> + use<> {
         let problem = self.storage_problem.clone();
         async move {
@@ -187,22 +176,26 @@ impl Follower {
         }
     }
 
-    /// Waits for the next event. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Step {
+    /// Cancel-safe.
+    pub(super) async fn next(&mut self) -> NextEvent {
         match self.events.recv().await {
-            Ok(event) => Step::Event(event),
-            Err(broadcast::error::RecvError::Lagged(_)) => Step::Missed,
-            Err(broadcast::error::RecvError::Closed) => Step::Closed,
+            Ok(event) => NextEvent::Event(event),
+            Err(broadcast::error::RecvError::Lagged(_)) => NextEvent::Missed,
+            Err(broadcast::error::RecvError::Closed) => NextEvent::Closed,
         }
     }
 
-    /// Handles an event: updates the view, and notifies the reporter.
+    /// Updates the view, and notifies the reporter.
     ///
     /// # Errors
-    /// Returns [`CoordinatorError`] if the coordinator has stopped.
-    pub(super) async fn handle(&mut self, step: Step, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
-        match step {
-            Step::Event(event) => {
+    /// [`CoordinatorError`] if the coordinator has stopped.
+    pub(super) async fn handle(
+        &mut self,
+        next_event: NextEvent,
+        reporter: &mut dyn Reporter,
+    ) -> Result<(), CoordinatorError> {
+        match next_event {
+            NextEvent::Event(event) => {
                 let is_stale = self.stale_events > 0;
                 self.stale_events = self.stale_events.saturating_sub(1);
                 if is_stale && self.view.is_outdated(&event) {
@@ -210,8 +203,8 @@ impl Follower {
                 }
                 self.event(event, reporter).await
             }
-            Step::Missed => self.resync(reporter).await,
-            Step::Closed => Err(CoordinatorError::Closed),
+            NextEvent::Missed => self.resync(reporter).await,
+            NextEvent::Closed => Err(CoordinatorError::Closed),
         }
     }
 
@@ -240,11 +233,12 @@ impl Follower {
         Ok(())
     }
 
-    /// Reads the complete state from the coordinator and reports all changes. Needed after lost events, and for decisions that need a
-    /// complete batch of events.
+    /// Reads the complete state from the coordinator, and reports all changes.
+    ///
+    /// Needed after lost events, and for decisions.
     ///
     /// # Errors
-    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    /// [`CoordinatorError`] if the coordinator has stopped.
     pub(super) async fn resync(&mut self, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         self.events = self.coordinator.subscribe();
         for summary in self.coordinator.pipelines(None, MAX_PIPELINES).await? {

@@ -1,4 +1,4 @@
-//! Reporter for humans: lines about jobs, a list of running jobs on a terminal, and a summary at the end.
+//! Reporter for humans: lines about jobs, a list of running jobs, and a summary.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,28 +12,20 @@ use super::super::ui;
 use super::report::{Reporter, RunInfo, RunResult, failure_message, job_duration};
 use super::summary;
 
-/// Maximum number of running jobs to show.
 const MAX_RUNNING_LINES: usize = 12;
-/// Refresh interval of the elapsed times of running jobs.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
-/// Minimum width of the column for job names.
 const MIN_NAME_WIDTH: usize = 12;
-/// Maximum width of the column for job names.
 const MAX_NAME_WIDTH: usize = 40;
-/// Width that is reserved for the text next to a name.
+/// Width that is reserved for the text after a job's name.
 const REST_WIDTH: usize = 16;
 
-/// Prints lines, and shows running jobs if the output is a terminal.
 pub(super) struct Human {
     live: Option<Live>,
-    /// Number of jobs in the pipeline.
     total: usize,
     name_width: usize,
-    /// Last known status of each job.
     jobs: BTreeMap<JobId, JobStatus>,
 }
 
-/// Lines at the bottom of a terminal that show running jobs.
 struct Live {
     lines: MultiProgress,
     header: ProgressBar,
@@ -80,7 +72,6 @@ impl Human {
         Self { live: None, total: 0, name_width: 0, jobs: BTreeMap::new() }
     }
 
-    /// Prints a text above the lines of the running jobs.
     fn print(&self, text: &str) {
         match &self.live {
             Some(live) => live.lines.suspend(|| ui::outln(text)),
@@ -95,7 +86,6 @@ impl Human {
         live.header.set_message(format!("{finished}/{} jobs, {running} running", self.total.max(self.jobs.len())));
     }
 
-    /// Returns the name of a job, padded to the width of the column.
     fn name(&self, job: &JobView) -> String {
         let name = ui::fit(&ui::plain(&job.name), self.name_width.max(MIN_NAME_WIDTH));
         format!("{name:0$}", self.name_width)
@@ -132,7 +122,6 @@ impl Reporter for Human {
     fn started(&mut self, run: &RunInfo<'_>) {
         self.total = run.pipeline.jobs.len();
         let names = run.pipeline.jobs.iter().map(|job| ui::plain(&job.name).chars().count());
-        // Leave space for a sign, the time and often a reason next to the name.
         let max_width = ui::width().saturating_sub(REST_WIDTH).clamp(MIN_NAME_WIDTH, MAX_NAME_WIDTH);
         self.name_width = names.max().unwrap_or(0).min(max_width);
         let short = run.sha.get(..8).unwrap_or(run.sha);

@@ -1,5 +1,5 @@
-//! Reporter that prints one JSON object per line. The fields are documented in `docs/reference/ci.md`. Fields may be added, but existing
-//! ones do not change.
+//! Reporter that prints one JSON object per line (`docs/reference/ci.md`). Fields may be added; existing ones must not
+//! change.
 
 use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::milliseconds;
@@ -9,7 +9,6 @@ use super::super::error::ExitStatus;
 use super::super::ui;
 use super::report::{Reporter, RunInfo, RunResult, job_duration, usage_of};
 
-/// Prints an event as soon as it happens.
 pub(super) struct Json;
 
 fn print(event: &Value) {

@@ -9,10 +9,8 @@ use super::super::ui;
 use super::report::{Reporter, RunInfo, RunResult, failure_message, job_duration};
 use crate::junit::{Case, Outcome, Suite};
 
-/// Maximum number of log lines of a job in the report.
 const MAX_LOG_LINES: usize = 1000;
 
-/// Collects logs, and prints the report at the end.
 #[derive(Debug, Default)]
 pub(super) struct Junit {
     logs: HashMap<JobId, Vec<String>>,

@@ -1,4 +1,4 @@
-//! Passes the logs of jobs to the reporter: live, whole, or only the last lines of failed jobs.
+//! Passes the logs of jobs to the reporter, according to `--log`.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,20 +12,16 @@ use super::super::ui;
 use super::report::Reporter;
 use super::trace::TraceLines;
 
-/// Number of lines of a failed job's log that `--log tail` shows.
 const TAIL_LINES: usize = 50;
 
-/// Reads and reports logs according to `--log`.
 pub(super) struct Logs {
     coordinator: Arc<Coordinator>,
     mode: LogMode,
     timestamps: bool,
-    /// Number of the run, for commands in hints.
     run: u64,
     positions: HashMap<JobId, LogPosition>,
 }
 
-/// Position in a job's trace up to which it was read.
 struct LogPosition {
     offset: u64,
     lines: TraceLines,
@@ -39,7 +35,7 @@ impl Logs {
     /// Reports new lines of a job whose trace grew, if logs are shown live.
     ///
     /// # Errors
-    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    /// [`CoordinatorError`] if the coordinator has stopped.
     pub(super) async fn trace_grew(
         &mut self,
         job: &JobView,
@@ -47,17 +43,17 @@ impl Logs {
     ) -> Result<(), CoordinatorError> {
         if self.mode == LogMode::Live {
             self.show(job, reporter).await?;
-            // The last complete line is held back, because the next line may continue it. Live output does not wait for that.
-            let lines = self.entry(job.id).lines.take_held();
+            // Live output does not wait for a possible continuation of the last line.
+            let lines = self.entry(job.id).lines.take_held_line();
             report(reporter, job, &lines);
         }
         Ok(())
     }
 
-    /// Reports the part of a finished job's log that the mode selects, including a last line without a line break.
+    /// Reports the part of a finished job's log that the mode selects.
     ///
     /// # Errors
-    /// Returns [`CoordinatorError`] if the coordinator has stopped.
+    /// [`CoordinatorError`] if the coordinator has stopped.
     pub(super) async fn finished(
         &mut self,
         job: &JobView,
@@ -85,7 +81,7 @@ impl Logs {
             .or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
-    /// Returns the new lines of a job's log. `None` if the whole trace so far was read.
+    /// Returns `None` after the end of the trace so far.
     async fn next_lines(&mut self, job: JobId) -> Result<Option<Vec<String>>, CoordinatorError> {
         let offset = self.entry(job).offset;
         let bytes = self.coordinator.read_trace(job, offset).await?;
@@ -123,7 +119,7 @@ impl Logs {
     }
 }
 
-/// Adds lines to the tail. Returns how many lines were removed from its start.
+/// Appends lines, and returns how many were removed from the start.
 fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
     tail.extend(lines);
     let over = tail.len().saturating_sub(TAIL_LINES);
@@ -134,7 +130,7 @@ fn keep_last(tail: &mut VecDeque<String>, lines: Vec<String>) -> usize {
 /// Returns a job's name if it needs no quoting in a shell, or else its ID.
 fn job_argument(job: &JobView) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:@+=,".contains(c);
-    // A job that was replaced by a retry is found only by its ID.
+    // The name finds only the last attempt of a job.
     let by_name = !job.retried && !job.name.is_empty() && !job.name.starts_with('-') && job.name.chars().all(is_plain);
     if by_name { job.name.clone() } else { job.id.to_string() }
 }

@@ -5,7 +5,6 @@
 //!                            | events
 //!                        follower --> reporter
 //! ```
-//! At the end, the manager, the coordinator and the remaining descendants of this process are stopped.
 
 mod containers;
 mod descendants;
@@ -42,7 +41,7 @@ use super::select::select;
 use super::state::{Run, probe_space};
 use super::trash::remove_all;
 use super::ui;
-use containers::Containers;
+use containers::ContainerOptions;
 pub(crate) use descendants::adopt_orphans;
 use follow::Follower;
 use report::{Reporter, RunInfo, RunResult, reporter};
@@ -54,20 +53,17 @@ use supervisor::supervise;
 use tasks::Tasks;
 pub(super) use trace::TraceLines;
 
-/// Number of pipeline IDs that are reserved for each run, so that the IDs of two runs differ. For example, run 7 begins
-/// with pipeline 7000 and job 700000.
+/// Distance between the first pipeline IDs of two runs: run 7 begins with pipeline 7000.
 const PIPELINES_PER_RUN: i64 = 1000;
-/// Number of job IDs that are reserved for each run.
+/// Distance between the first job IDs of two runs: run 7 begins with job 700000.
 const JOBS_PER_RUN: i64 = 100_000;
-/// Interval at which the manager sends parts of a trace.
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum size of a trace. The manager truncates logs far below this size, even with timestamps, so that the coordinator
-/// does not fail a job because of a long log.
+/// Maximum size of a trace. It is far above the size to which the manager truncates a log, so that no long log fails a
+/// job.
 const MAX_TRACE_BYTES: u64 = 4 << 30;
-/// Time that the remaining descendants, such as the agent, have to exit before they are killed.
+/// Time after which the remaining descendants, such as the agent, are killed.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs `muster ci run`.
 pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     if args.image.is_some() && args.executor != Executor::Docker {
         return Err(CiError::Usage(
@@ -114,7 +110,7 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     status
 }
 
-/// Replaces an error that a full disk may have caused, if the disk is full. Databases and git often report only "input/output error".
+/// Replaces an error if the disk is full. Databases and git often report only "input/output error".
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     let may_hide_full_disk = matches!(
         error,
@@ -132,7 +128,6 @@ fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     }
 }
 
-/// Deletes the directory of a run that has no pipeline.
 fn discard(
     project: &super::state::ProjectState,
     run: Run,
@@ -144,7 +139,6 @@ fn discard(
     result
 }
 
-/// A pipeline that is ready to be created.
 struct ReadyPipeline {
     prepared: Prepared,
     pipeline: Pipeline,
@@ -152,10 +146,10 @@ struct ReadyPipeline {
     play: Vec<String>,
     server: HttpServer,
     /// Engine for jobs in containers. `None` means that all jobs run directly on this machine, or on external runners.
-    containers: Option<Containers>,
+    containers: Option<ContainerOptions>,
 }
 
-/// Takes the snapshot, compiles the pipeline and selects its jobs. `None` if the event creates no pipeline and no job was named.
+/// Takes the snapshot, compiles the pipeline and selects its jobs. `None` if there is no pipeline and no job was named.
 async fn prepare_run(
     args: &RunArgs,
     project: super::state::ProjectState,
@@ -190,7 +184,7 @@ async fn prepare_run(
     Ok(Some(ReadyPipeline { prepared, pipeline, play, server, containers }))
 }
 
-/// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here. Prints a note about it.
+/// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here.
 fn skip_other_projects(pipeline: &mut Pipeline) {
     let mut skipped = Vec::new();
     for job in &mut pipeline.jobs {
@@ -215,7 +209,7 @@ fn separate_workspaces(prepared: &mut Prepared) {
     prepared.context.predefined.push(muster_job::Variable::public("GIT_CLONE_PATH", path));
 }
 
-/// Runs the pipeline, and then stops the processes that it started, even after errors.
+/// Runs the pipeline. Always stops the processes that it started.
 async fn run_pipeline(
     args: &RunArgs,
     run: &Run,
@@ -231,7 +225,6 @@ async fn run_pipeline(
     result
 }
 
-/// Runs the coordinator and the manager until the pipeline has finished.
 async fn with_coordinator(
     args: &RunArgs,
     run: &Run,
@@ -324,7 +317,6 @@ async fn with_coordinator(
     Ok(status)
 }
 
-/// Returns the outcome that is stored in `run.json` for an exit status.
 fn outcome(status: ExitStatus) -> &'static str {
     match status {
         ExitStatus::Passed => "passed",
@@ -360,8 +352,8 @@ async fn follow(
         }
         let out_of_storage = follower.out_of_storage();
         tokio::select! {
-            step = follower.next() => {
-                follower.handle(step, reporter).await?;
+            event = follower.next() => {
+                follower.handle(event, reporter).await?;
                 // Jobs of child pipelines fetch the same commit by the ref of their own pipeline.
                 for child in follower.view.pipelines.keys().copied().filter(|child| pinned.insert(*child)) {
                     snapshot.pin(child.0, None)?;

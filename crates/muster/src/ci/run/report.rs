@@ -1,5 +1,3 @@
-//! Interface for the output of a run: human-readable, as JSON lines, or as a JUnit report.
-
 use std::time::Duration;
 
 use muster_agent_api::result::{ResourceUsage, StepNode};
@@ -13,9 +11,7 @@ use super::super::error::ExitStatus;
 use super::follow::RunView;
 use super::{human, json, junit};
 
-/// Facts about a run that starts.
 pub(super) struct RunInfo<'a> {
-    /// Number of the run.
     pub(super) number: u64,
     pub(super) pipeline: &'a Pipeline,
     pub(super) ref_name: &'a str,
@@ -23,36 +19,29 @@ pub(super) struct RunInfo<'a> {
     /// Whether there are uncommitted changes.
     pub(super) dirty: bool,
     pub(super) source: &'a str,
-    /// Base URL of the runner API.
     pub(super) url: &'a str,
 }
 
-/// Result of a run.
 pub(super) struct RunResult<'a> {
     pub(super) status: ExitStatus,
     pub(super) elapsed: Duration,
     pub(super) view: &'a RunView,
-    /// Names of the jobs that determined the duration of the run, first to last.
+    /// Jobs that determined the duration of the run, first to last.
     pub(super) critical_path: Vec<String>,
 }
 
-/// Shows a run. The methods are called in the order of the events.
+/// The methods are called in the order of the events.
 pub(super) trait Reporter: Send {
     /// Called before the pipeline is created.
     fn started(&mut self, run: &RunInfo<'_>);
-    /// Called when a pipeline was created or its status changed.
     fn pipeline(&mut self, pipeline: &PipelineSummary);
-    /// Called when a job was created or its status changed.
     fn job(&mut self, job: &JobView);
-    /// Called with new lines of a job's log.
     fn log(&mut self, job: &JobView, lines: &[String]);
-    /// Called with a message that the user should see.
     fn warning(&mut self, text: &str);
     /// Called when the run has finished, or waits for manual jobs only.
     fn finished(&mut self, result: &RunResult<'_>);
 }
 
-/// Creates the reporter for an output mode.
 pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
     match mode {
         OutputMode::Human => Box::new(human::Human::new()),
@@ -61,23 +50,22 @@ pub(super) fn reporter(mode: OutputMode) -> Box<dyn Reporter> {
     }
 }
 
-/// Returns how long a job ran. `None` if it did not run or has not finished.
+/// Returns `None` if the job did not run or has not finished.
 pub(in super::super) fn job_duration(job: &JobView) -> Option<Duration> {
     let time = job.finished_at? - job.started_at?;
     Some(Duration::try_from(time).unwrap_or_default())
 }
 
-/// Returns the tree of a job's step results. `None` if the manager sent no tree, or a tree in an unknown format.
+/// Returns the tree of a job's step results, or `None` if the manager sent none in a known format.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
     job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
 }
 
-/// Returns the resource usage of a job. `None` if the manager sent no tree, or no process of the job was measured.
+/// Returns `None` if the manager sent no tree, or measured no process of the job.
 pub(in super::super) fn usage_of(job: &JobView) -> Option<ResourceUsage> {
     ResourceUsage::from_tree(job.result_tree.as_ref()?)
 }
 
-/// Returns why a job failed. `None` if it did not fail.
 pub(in super::super) fn failure_message(job: &JobView) -> Option<String> {
     if job.status != JobStatus::Failed {
         return None;

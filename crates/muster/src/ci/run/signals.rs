@@ -1,8 +1,8 @@
-//! Ctrl-C and the other signals that ask this process to exit.
+//! Receives Ctrl-C and the other signals that ask this process to exit.
 
 use super::super::error::CiError;
 
-/// Receives the signals. On Unix, also those that arrive between its creation and the first call of [`Self::next`].
+/// On Unix, also receives signals that arrive between its creation and the first call of [`Self::next`].
 pub(crate) struct Interrupts {
     #[cfg(unix)]
     signals: [tokio::signal::unix::Signal; 3],
@@ -10,7 +10,7 @@ pub(crate) struct Interrupts {
 
 #[cfg(unix)]
 impl Interrupts {
-    /// Installs the signal handlers. Afterwards, these signals no longer end the process.
+    /// Installs the signal handlers. From then on, these signals no longer end the process.
     pub(crate) fn new() -> Result<Self, CiError> {
         use tokio::signal::unix::{SignalKind, signal};
         let listen = |kind| signal(kind).map_err(CiError::system("install a signal handler"));
@@ -19,7 +19,7 @@ impl Interrupts {
         Ok(Self { signals })
     }
 
-    /// Waits for the next signal. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn next(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.signals;
         tokio::select! {
@@ -37,7 +37,7 @@ impl Interrupts {
         Ok(Self {})
     }
 
-    /// Waits for the next signal. Cancel-safe.
+    /// Cancel-safe.
     pub(crate) async fn next(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;

@@ -1,8 +1,8 @@
-//! Creates what a run needs: the description of the pipeline, its commit, and the options of the manager.
+//! Prepares the pipeline, its commit, and the options of the manager.
 
 use std::sync::Arc;
 
-use muster_coordinator::{Coordinator, GitFacts, NewPipeline, NewRunner, ProjectFacts};
+use muster_coordinator::{Coordinator, GitFacts, NewPipeline, ProjectFacts, RunnerSpec};
 use muster_job::{PipelineId, ProjectId};
 use muster_pipeline::context::{Context, PipelineSource, RefKind};
 use muster_pipeline::layers;
@@ -18,13 +18,12 @@ use super::ReadyPipeline;
 use super::supervisor::ManagerOptions;
 use crate::unpack::UnpackArgs;
 
-/// Default number of simultaneous jobs on a machine with fewer processors. Jobs wait more than they compute.
+/// Minimum of the default number of simultaneous jobs. Jobs wait more than they compute.
 const MIN_DEFAULT_CONCURRENCY: usize = 8;
 
-/// Number of commits that a job fetches. Same as GitLab's default.
+/// Number of commits that a job fetches. GitLab's default.
 const FETCH_DEPTH: i64 = 20;
 
-/// Creates the description of the pipeline, and makes its commit available to jobs.
 pub(super) fn new_pipeline(
     args: &RunArgs,
     ready: &ReadyPipeline,
@@ -53,7 +52,7 @@ pub(super) fn new_pipeline(
     Ok(new)
 }
 
-/// Returns the full name of a pipeline's branch or tag. A merge request has neither.
+/// Returns `None` for a merge request.
 fn full_ref(context: &Context) -> Option<String> {
     match (context.ref_kind, context.source) {
         (_, PipelineSource::MergeRequestEvent) => None,
@@ -62,7 +61,6 @@ fn full_ref(context: &Context) -> Option<String> {
     }
 }
 
-/// Prints how to register a gitlab-runner for the jobs.
 pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pipeline: &Pipeline) {
     let tags = pipeline.jobs.iter().flat_map(|job| job.tags.iter().map(String::as_str)).collect();
     let command = registration_command(url, token, tags);
@@ -75,7 +73,6 @@ pub(super) fn print_registration(output: OutputMode, url: &str, token: &str, pip
     }
 }
 
-/// Returns the command that registers a gitlab-runner for jobs with these tags.
 fn registration_command(url: &str, token: &str, mut tags: Vec<&str>) -> String {
     tags.sort_unstable();
     tags.dedup();
@@ -88,7 +85,6 @@ fn registration_command(url: &str, token: &str, mut tags: Vec<&str>) -> String {
     ui::plain(&command)
 }
 
-/// Creates the runner on the coordinator, and returns how to start its manager.
 pub(super) async fn manager_options(
     args: &RunArgs,
     run: &Run,
@@ -97,9 +93,9 @@ pub(super) async fn manager_options(
     url: &str,
     unpack: UnpackArgs,
 ) -> Result<ManagerOptions, CiError> {
-    // Tags select machines for jobs. This run has only one machine, so its runner accepts all tags.
+    // This run has only one machine, so its runner accepts all tags.
     let new =
-        NewRunner { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..NewRunner::default() };
+        RunnerSpec { description: "muster ci".to_owned(), any_tags: true, run_untagged: true, ..RunnerSpec::default() };
     let credentials = coordinator.create_runner(new).await?;
     let state_dir = run.directory.join("manager");
     let token_file = state_dir.join("token");
@@ -113,8 +109,8 @@ pub(super) async fn manager_options(
     Ok(ManagerOptions {
         program,
         url: url.to_owned(),
-        // Raises the limit of this process, because its coordinator opens files and connections for all jobs. Jobs keep the previous limit,
-        // which `raise` returns.
+        // The coordinator in this process opens files and connections for all jobs. Jobs keep the previous limit, which
+        // `raise` returns.
         open_files: crate::open_files::raise(),
         token_file,
         state_dir,

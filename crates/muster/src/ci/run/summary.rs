@@ -1,5 +1,3 @@
-//! Summary at the end of a run: its result, the jobs that did not run, and the critical path.
-
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -31,7 +29,6 @@ pub(super) fn critical_jobs(pipeline: &Pipeline, root: PipelineId, view: &RunVie
     path.into_iter().filter_map(|index| pipeline.jobs.get(index).map(|job| job.name.clone())).collect()
 }
 
-/// Formats the summary.
 pub(super) fn summary(result: &RunResult<'_>) -> String {
     let jobs: Vec<_> = result.view.current_jobs().collect();
     let mut text = String::from("\n");
@@ -66,7 +63,7 @@ pub(super) fn summary(result: &RunResult<'_>) -> String {
     text
 }
 
-/// Formats the number of jobs by status, such as `3 passed, 1 failed`.
+/// Returns the number of jobs by status, such as `3 passed, 1 failed`.
 fn counts(jobs: &[&std::sync::Arc<JobView>]) -> String {
     let count = |predicate: &dyn Fn(&JobView) -> bool| jobs.iter().filter(|job| predicate(job)).count();
     let parts = [

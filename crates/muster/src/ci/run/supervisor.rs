@@ -1,7 +1,6 @@
-//! Supervises the manager of this run: a child process that is restarted when it exits, and stopped with all its descendants.
+//! Restarts the manager of this run when it exits, and stops it with all its descendants.
 //!
-//! This process adopts orphaned descendants (sub-reaper), such as the agent or a background process of a job. It can therefore find and
-//! stop all of them.
+//! This process adopts orphaned descendants, such as the agent, so that it can stop them.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -19,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::error::CiError;
 use super::super::state::probe_space;
-use super::containers::Containers;
+use super::containers::ContainerOptions;
 use super::descendants;
 use crate::unpack::UnpackArgs;
 
@@ -34,44 +33,40 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 const KILL_GRACE: Duration = Duration::from_secs(3);
 /// Maximum size of a job's log in KiB. GitLab's default is 4 MiB, but here a log costs only the user's own disk space.
 const OUTPUT_LIMIT_KIB: u32 = 100 << 10;
-/// Seconds for which the manager tries to reconnect to its agent. The agent is on the same machine, so if it cannot be restarted within
-/// this time (for example because the disk is full), it will not recover.
+/// Seconds for which the manager tries to reconnect to its agent. A local agent does not recover later.
 const AGENT_RECONNECT_SECONDS: u32 = 5;
-/// Interval for checking whether processes have exited. Processes that are not direct children raise no event.
+/// Interval for checking whether processes have exited. Only direct children raise an event.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// Interval for checking the free disk space while the manager runs. A manager whose disk is full would retry forever.
+/// Interval for checking the free disk space. A manager whose disk is full would retry forever.
 const SPACE_POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Number of consecutive checks without free space after which the run fails.
 const MAX_FULL_POLLS: u32 = 4;
 
-/// Options for starting the manager.
 #[derive(Debug, Clone)]
 pub(super) struct ManagerOptions {
-    /// Path of this executable.
     pub(super) program: PathBuf,
     pub(super) url: String,
-    /// Limit of open files for jobs. `None` means no limit.
+    /// Limit of open files for jobs. `None` means that the manager sets none.
     pub(super) open_files: Option<u64>,
     pub(super) token_file: PathBuf,
     pub(super) state_dir: PathBuf,
     pub(super) builds_dir: PathBuf,
     pub(super) cache_dir: PathBuf,
     pub(super) concurrent: usize,
-    /// Limits for unpacking artifacts and caches.
     pub(super) unpack: UnpackArgs,
-    /// Engine for jobs in containers. `None` means that no job runs in a container.
-    pub(super) containers: Option<Containers>,
-    /// Log file for the output of the manager and the agent.
+    /// `None` means that no job runs in a container.
+    pub(super) containers: Option<ContainerOptions>,
+    /// Receives the output of the manager and the agent.
     pub(super) log: PathBuf,
 }
 
 /// Restarts the manager whenever it exits, until `stop` is canceled.
 ///
-/// `events` receives the coordinator's events, which show whether a manager made progress. `exit_statuses` receives the exit
-/// status of each manager that is restarted. While the channel is full, further exit statuses are dropped.
+/// `events` shows whether a manager made progress. `exit_statuses` receives the exit status of each manager that is
+/// restarted, unless the channel is full.
 ///
 /// # Errors
-/// Returns [`CiError`] if the manager cannot be started or repeatedly exits without progress, or if the disk remains full.
+/// If the manager cannot be started or repeatedly exits without progress, or if the disk remains full.
 pub(super) async fn supervise(
     options: ManagerOptions,
     mut events: broadcast::Receiver<Event>,
@@ -92,11 +87,11 @@ pub(super) async fn supervise(
             }
         };
         let exit_status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-        // Progress does not count if the disk is full, because a manager may make progress before it notices that.
+        // A manager may make progress before it notices that the disk is full.
         let is_healthy = (made_progress(&mut events) || started.elapsed() >= HEALTHY_AFTER)
             && probe_space(&options.state_dir).is_ok();
         let wait = backoff.wait_after(is_healthy).ok_or_else(|| restart_limit_error(&options, &exit_status))?;
-        // The channel is full if an earlier restart was not reported yet. One report is enough.
+        // If the channel is full, an earlier restart was not reported yet. One report is enough.
         let _ = exit_statuses.try_send(exit_status);
         tokio::select! {
             () = tokio::time::sleep(wait) => {}
@@ -105,7 +100,7 @@ pub(super) async fn supervise(
     }
 }
 
-/// Waits until the disk was full in several checks in a row. Returns the last error.
+/// Returns the error of the last check after [`MAX_FULL_POLLS`] failed checks in a row.
 async fn wait_for_full_disk(directory: &Path) -> std::io::Error {
     let mut full = 0;
     loop {
@@ -122,12 +117,12 @@ async fn wait_for_full_disk(directory: &Path) -> std::io::Error {
     }
 }
 
-/// Delays between restarts of the manager. An exit of a healthy manager resets them.
+/// Delays between restarts. An exit of a healthy manager resets them.
 struct RestartBackoff(Backoff);
 
 impl RestartBackoff {
-    /// Returns how long to wait before the next start. `None` means to give up. A manager that was healthy until it exited is restarted
-    /// immediately.
+    /// Returns how long to wait before the next start, or `None` to give up. Returns zero if the manager was healthy
+    /// until it exited.
     fn wait_after(&mut self, was_healthy: bool) -> Option<Duration> {
         if was_healthy {
             self.0.reset();
@@ -153,7 +148,6 @@ fn made_progress(events: &mut broadcast::Receiver<Event>) -> bool {
     }
 }
 
-/// Creates the error for a manager that repeatedly exits without progress.
 fn restart_limit_error(options: &ManagerOptions, exit_status: &str) -> CiError {
     if let Err(error) = probe_space(&options.state_dir) {
         let problem = format!("failed to write to `{}`: {error}", options.state_dir.display());
@@ -182,16 +176,15 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.arg("--output-limit-kib").arg(OUTPUT_LIMIT_KIB.to_string());
     command.arg("--agent-reconnect-timeout").arg(AGENT_RECONNECT_SECONDS.to_string());
     command.args(options.unpack.flags());
-    command.args(options.containers.iter().flat_map(Containers::flags));
+    command.args(options.containers.iter().flat_map(ContainerOptions::flags));
     command.arg("--exit-with-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
-    // Ctrl-C must not reach the manager: this process handles it and cancels the jobs.
+    // This process handles Ctrl-C, and cancels the jobs.
     #[cfg(unix)]
     command.process_group(0);
     command.spawn().map_err(CiError::system("start the manager (`muster manager`)"))
 }
 
-/// Asks the manager to exit, and kills it if it does not.
 async fn stop_child(mut child: Child) -> Result<(), CiError> {
     if let Some(pid) = child.id() {
         descendants::terminate(pid);
@@ -204,7 +197,7 @@ async fn stop_child(mut child: Child) -> Result<(), CiError> {
 
 /// Terminates all descendants of this process, kills them after `grace`, and waits until they exit.
 ///
-/// Gives up with a warning if some of them have not exited [`KILL_GRACE`] after `grace`.
+/// Gives up with a warning [`KILL_GRACE`] after `grace`.
 pub(crate) async fn end_descendants(grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut signaled: Vec<u32> = Vec::new();
@@ -231,7 +224,6 @@ pub(crate) async fn end_descendants(grace: Duration) {
     }
 }
 
-/// Returns the last lines of a log file.
 fn last_lines(path: &Path) -> String {
     let text = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
@@ -259,7 +251,6 @@ mod tests {
         );
     }
 
-    /// Creates options with a shell script as the manager.
     fn script(text: &str) -> (tempfile::TempDir, ManagerOptions) {
         use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
@@ -283,8 +274,8 @@ mod tests {
         (directory, options)
     }
 
-    // This test does not pause the clock: a paused clock would skip through the disk checks while the real process runs, until the
-    // manager counts as healthy.
+    // A paused clock would skip through the disk checks while the real process runs, until the manager counts as
+    // healthy.
     #[tokio::test]
     async fn manager_without_progress_fails_the_run_with_its_log() {
         let (_directory, options) = script("echo \"final log line\"; exit 3");

@@ -1,4 +1,4 @@
-//! The tasks and processes of a run, and how they are stopped.
+//! Stops the tasks and processes of a run.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use super::super::ui;
 use super::descendants;
 use super::supervisor::end_descendants;
 
-/// Tasks and processes to stop at the end of a run.
 #[derive(Default)]
 pub(super) struct Tasks {
     pub(super) stop_manager: CancellationToken,
     pub(super) server: Option<JoinHandle<()>>,
     pub(super) manager: Option<JoinHandle<Result<(), CiError>>>,
-    /// Receives the exit status of a manager that was restarted. `None` after the first report, and if this process starts no manager.
+    /// Receives the exit status of a manager that was restarted. `None` after the first report, or without a manager.
     pub(super) restarts: Option<mpsc::Receiver<String>>,
 }
 
 impl Tasks {
-    /// Waits until the manager was restarted, and returns the exit status of the previous process. Reports only the first restart.
+    /// Waits until the manager was restarted, and returns the exit status of the previous process.
     ///
-    /// Returns an error if the manager is no longer restarted. Waits forever if there is no manager. Cancel-safe.
+    /// Reports only the first restart. Waits forever without a manager. Fails if the manager is no longer restarted.
+    /// Cancel-safe.
     pub(super) async fn manager_restarted(&mut self) -> Result<String, CiError> {
         let Some(manager) = &mut self.manager else { return std::future::pending().await };
         let restarts = &mut self.restarts;
@@ -51,16 +51,15 @@ impl Tasks {
         })
     }
 
-    /// Kills the manager, the agent and all jobs.
     pub(super) async fn kill(&mut self) {
-        // Prevents a restart of the manager.
+        // Without this, the manager would be restarted.
         self.stop_manager.cancel();
         descendants::running_descendants().into_iter().for_each(descendants::kill);
         self.stop().await;
         end_descendants(Duration::ZERO).await;
     }
 
-    /// Stops the manager while the server still answers its requests, then the server.
+    /// Stops the manager, then the server, which answers the manager's last requests.
     pub(super) async fn stop(&mut self) {
         self.stop_manager.cancel();
         if let Some(manager) = self.manager.take() {

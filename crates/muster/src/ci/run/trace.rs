@@ -1,27 +1,26 @@
-//! Converts a trace to readable lines, without section markers and without sequences that control the terminal.
+//! Converts a trace to readable lines without section markers and control sequences.
 
-/// Splits a growing trace into lines.
 #[derive(Debug, Default)]
 pub(in super::super) struct TraceLines {
     partial: Vec<u8>,
-    /// The last complete line. It is held back, because the next line may continue it.
-    held: Option<Line>,
+    /// The last complete line, which the next line may continue.
+    held_line: Option<Line>,
     with_times: bool,
 }
 
-/// Length in bytes above which an incomplete line is split.
+/// Length above which an incomplete line is split.
 const MAX_LINE_BYTES: usize = 64 << 10;
 /// End of a section marker: `section_start:<time>:<name>[<options>]\r ESC[0K`.
 const MARKER_END: &[u8] = b"\r\x1b[0K";
 /// Length of `2026-01-02T03:04:05.678901Z 01O `, which FF_TIMESTAMPS adds before a line.
 const STAMP_LENGTH: usize = 32;
-/// Length of the time at the start of that timestamp.
+/// Length of the time in that timestamp.
 const TIME_LENGTH: usize = 27;
 
 /// A line of the trace, split into timestamp and text.
 #[derive(Debug, Default)]
 struct Line {
-    /// Timestamp of the line, with its stream, such as `01O`. Empty if the trace has no timestamps.
+    /// Timestamp and stream of the line, such as `01O`. Empty if the trace has no timestamps.
     stamp: Vec<u8>,
     /// Whether the line continues the last line of its stream.
     is_continuation: bool,
@@ -29,12 +28,12 @@ struct Line {
 }
 
 impl TraceLines {
-    /// Creates a splitter. With `with_times`, lines begin with their time if the trace has timestamps.
+    /// `with_times` adds the time to each line, if the trace has timestamps.
     pub(in super::super) fn with_times(with_times: bool) -> Self {
         Self { with_times, ..Self::default() }
     }
 
-    /// Returns the lines that these bytes complete. Holds back the last line, because the next bytes may continue it.
+    /// Returns the lines that these bytes complete, except the last line, which the next bytes may continue.
     pub(in super::super) fn push(&mut self, bytes: &[u8]) -> Vec<String> {
         let mut shown = Vec::new();
         let mut rest = bytes;
@@ -51,36 +50,35 @@ impl TraceLines {
         shown
     }
 
-    /// Returns the line that was held back. If the trace continues this line later, the continuation becomes a separate line.
-    pub(in super::super) fn take_held(&mut self) -> Vec<String> {
-        self.held.take().map(|line| self.readable(&line)).unwrap_or_default()
+    /// Returns the held line. A later continuation becomes a separate line.
+    pub(in super::super) fn take_held_line(&mut self) -> Vec<String> {
+        self.held_line.take().map(|line| self.readable(&line)).unwrap_or_default()
     }
 
-    /// Returns the remaining lines at the end of the trace.
     pub(in super::super) fn finish(&mut self) -> Vec<String> {
         let mut shown = Vec::new();
         if !self.partial.is_empty() {
             self.complete_line(&mut shown);
         }
-        shown.extend(self.take_held());
+        shown.extend(self.take_held_line());
         shown
     }
 
     fn complete_line(&mut self, shown: &mut Vec<String>) {
         let line = Line::parse(&std::mem::take(&mut self.partial));
-        match &mut self.held {
-            Some(held) if line.is_continuation && held.stream() == line.stream() => {
-                held.text.extend_from_slice(&line.text)
+        match &mut self.held_line {
+            Some(held_line) if line.is_continuation && held_line.stream() == line.stream() => {
+                held_line.text.extend_from_slice(&line.text)
             }
             _ => {
-                shown.extend(self.take_held());
-                self.held = Some(line);
+                shown.extend(self.take_held_line());
+                self.held_line = Some(line);
             }
         }
     }
 
-    /// Returns the visible text of a line. A section marker splits the line, because the output before a marker may
-    /// not end with a line break.
+    /// Returns the visible text of a line. A section marker splits the line, because the output before it may lack a
+    /// line break.
     fn readable(&self, line: &Line) -> Vec<String> {
         let time = line.stamp.get(..TIME_LENGTH).filter(|_| self.with_times).map(String::from_utf8_lossy);
         let parts = between_markers(&line.text);
@@ -110,15 +108,14 @@ impl Line {
         Self { stamp: stamp.to_vec(), is_continuation: byte(31) == b'+', text: text.to_vec() }
     }
 
-    /// Returns the stream, such as `01O`. `None` without timestamps.
+    /// Returns the stream, such as `01O`, or `None` without timestamps.
     fn stream(&self) -> Option<&[u8]> {
         self.stamp.get(TIME_LENGTH + 1..STAMP_LENGTH - 1)
     }
 }
 
-/// Returns the parts of a line before, between and after its section markers.
 fn between_markers(line: &[u8]) -> Vec<&[u8]> {
-    // Most lines have no marker, so check for the carriage return first, which all markers contain.
+    // Most lines have no marker. Every marker contains a carriage return.
     if !line.contains(&b'\r') {
         return vec![line];
     }
@@ -138,7 +135,6 @@ fn between_markers(line: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// Returns the length of the section marker at the start of the text.
 fn marker_length(text: &[u8]) -> Option<usize> {
     let rest = text.strip_prefix(b"section_start:").or_else(|| text.strip_prefix(b"section_end:"))?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -148,7 +144,7 @@ fn marker_length(text: &[u8]) -> Option<usize> {
     Some(text.len() - after.len())
 }
 
-/// Returns the last part of a line that a terminal would show: the text after a carriage return replaces the text before it.
+/// Returns the part of a line that a terminal would show: text after a carriage return replaces the text before it.
 fn last_written(text: &str) -> &str {
     let parts = text.trim_end_matches('\r').rsplit('\r');
     parts.map(|part| part.strip_prefix("\u{1b}[0K").unwrap_or(part)).find(|part| !part.is_empty()).unwrap_or_default()
@@ -219,7 +215,7 @@ mod tests {
     fn held_line_can_be_taken_immediately() {
         let mut lines = TraceLines::default();
         assert_eq!(lines.push(b"2026-11-21T11:52:43.242080Z 01O hel\n"), Vec::<String>::new());
-        assert_eq!(lines.take_held(), ["hel"]);
+        assert_eq!(lines.take_held_line(), ["hel"]);
         lines.push(b"2026-11-21T11:52:43.242081Z 01O+lo\n");
         assert_eq!(lines.finish(), ["lo"]);
     }

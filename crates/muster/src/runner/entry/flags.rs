@@ -1,44 +1,40 @@
-//! Names of the flags and environment variables for the keys of an entry: the rules, and their exceptions.
+//! Names of the flags and environment variables for the keys of an entry.
 
 use std::sync::LazyLock;
 
 use clap::{Arg, ArgAction};
 use muster_config::schema::{Key, Kind, TableSchema, schema};
 
-/// Parsing of a flag's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ValueParsing {
-    /// According to the key's kind. The value of a boolean flag is optional and defaults to `true`.
+    /// According to the key's kind. A boolean flag without a value means `true`.
     Plain,
-    /// As a boolean for which `false` differs from a missing key, so the flag needs a value.
+    /// A boolean for which `false` differs from a missing key, so its flag needs a value.
     TriState,
-    /// As JSON that becomes an array of tables.
+    /// JSON that becomes an array of tables.
     Json,
 }
 
-/// A flag for a key of an entry.
 #[derive(Debug)]
 pub(super) struct Flag {
-    /// Long name, without dashes.
     pub(super) long: String,
     alias: Option<&'static str>,
     short: Option<char>,
     env: Option<String>,
     /// Tables below `[[runners]]` that contain the key.
     pub(super) tables: Vec<&'static str>,
-    /// Key of the schema. For [`ValueParsing::Json`], a key that represents the array of tables.
+    /// For [`ValueParsing::Json`], this key represents the array of tables.
     pub(super) key: &'static Key,
-    /// How the value is parsed.
     pub(super) parsing: ValueParsing,
 }
 
-/// Returns all flags, in the order of the schema.
+/// Returns the flags in the order of the schema.
 pub(super) fn all() -> &'static [Flag] {
     static FLAGS: LazyLock<Vec<Flag>> = LazyLock::new(|| schema().tables().iter().flat_map(flags_of_table).collect());
     &FLAGS
 }
 
-/// Tables without flags. They are set by a template or in an editor.
+/// Tables without flags, which a template or an editor sets.
 const NO_FLAGS: [&str; 14] = [
     "autoscaler",
     "instance",
@@ -56,7 +52,7 @@ const NO_FLAGS: [&str; 14] = [
     "kubernetes.autoscaler",
 ];
 
-/// Keys of `[[runners]]` without flags. They are set by the server or by a template.
+/// Keys of `[[runners]]` without flags, which the server or a template sets.
 const NO_FLAG_KEYS: [&str; 4] = ["id", "token_obtained_at", "token_expires_at", "labels"];
 
 /// Booleans for which `false` differs from a missing key.
@@ -82,7 +78,7 @@ const TRI_STATE: [&str; 18] = [
     "allow_privilege_escalation",
 ];
 
-/// Keys of `[runners.kubernetes]` whose flags keep their underscores.
+/// Keys of `[runners.kubernetes]` with underscores in their flags.
 const UNDASHED_KEYS: [&str; 14] = [
     "bearer_token",
     "bearer_token_overwrite_allowed",
@@ -100,8 +96,9 @@ const UNDASHED_KEYS: [&str; 14] = [
     "priority_class_name",
 ];
 
-/// Exceptions to [`long_by_rule`] and [`env_by_rule`]: full name of the key, flag, environment variable. `=` means that the
-/// rule applies. An empty string means that the flag has no environment variable.
+/// Exceptions to [`long_by_rule`] and [`env_by_rule`]: key, flag, environment variable.
+///
+/// `=` means that the rule applies. An empty variable means that the flag has none.
 const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("name", "name", "RUNNER_NAME"),
     ("url", "url", "CI_SERVER_URL"),
@@ -155,7 +152,6 @@ const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("custom_build_dir.enabled", "custom_build_dir-enabled", "CUSTOM_BUILD_DIR_ENABLED"),
 ];
 
-/// Returns the flags for the keys of a table.
 fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
     let Some(path) = table.path.strip_prefix("runners").map(|path| path.trim_start_matches('.')) else {
         return Vec::new();
@@ -168,13 +164,13 @@ fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
         return Vec::new();
     }
     let tables: Vec<&'static str> = path.split('.').filter(|name| !name.is_empty()).collect();
-    // The keys of docker+machine that GitLab has removed have no flags.
+    // Keys of docker+machine that GitLab has removed have no flags.
     let keys = table.keys.iter().filter(|key| !key.name.starts_with("OffPeak"));
     let keys = keys.filter(|key| !path.is_empty() || !NO_FLAG_KEYS.contains(&key.name));
     keys.map(|key| flag(&tables, key)).collect()
 }
 
-/// Key for the array of tables `[[runners.kubernetes.host_aliases]]`. One flag sets the whole array.
+/// One flag sets the whole array of tables.
 static HOST_ALIASES: Key = Key {
     name: "host_aliases",
     kind: Kind::Any,
@@ -187,7 +183,6 @@ static HOST_ALIASES: Key = Key {
     rejected: false,
 };
 
-/// Returns the flag for a key.
 fn flag(tables: &[&'static str], key: &'static Key) -> Flag {
     let full = tables.iter().chain([&key.name]).copied().collect::<Vec<_>>().join(".");
     let (mut long, mut env) = (long_by_rule(tables, key.name), Some(env_by_rule(tables, key.name)));
@@ -221,7 +216,6 @@ fn flag(tables: &[&'static str], key: &'static Key) -> Flag {
     Flag { long, alias, short, env, tables: tables.to_vec(), key, parsing }
 }
 
-/// Returns the name of a flag according to the rules.
 fn long_by_rule(tables: &[&str], key: &str) -> String {
     let key = if tables.first() == Some(&"kubernetes") && UNDASHED_KEYS.contains(&key) {
         key.to_owned()
@@ -233,19 +227,18 @@ fn long_by_rule(tables: &[&str], key: &str) -> String {
             _ => dashed(key),
         }
     };
-    // In flags, the only table name with dashes is `pod-security-context`. All others keep their underscores.
+    // `pod-security-context` is the only table name with dashes in flags.
     let name = |table: &&str| if *table == "pod_security_context" { dashed(table) } else { (*table).to_owned() };
     tables.iter().map(name).chain([key]).collect::<Vec<_>>().join("-")
 }
 
-/// Returns the name of an environment variable according to the rules.
 fn env_by_rule(tables: &[&str], key: &str) -> String {
     let words = tables.iter().copied().chain([key]).map(|word| dashed(word).replace('-', "_").to_uppercase());
     let name = words.collect::<Vec<_>>().join("_");
     if tables.is_empty() { format!("RUNNER_{name}") } else { name }
 }
 
-/// Converts `snake_case` and `CamelCase` to dashes: `ServerSideEncryptionKeyID` becomes `server-side-encryption-key-id`.
+/// `ServerSideEncryptionKeyID` becomes `server-side-encryption-key-id`.
 fn dashed(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     let mut text = String::new();
@@ -263,13 +256,12 @@ fn dashed(name: &str) -> String {
 }
 
 impl Flag {
-    /// Returns the environment variable and its value, if it is set and not empty.
+    /// Returns the environment variable and its value, unless the value is empty.
     pub(super) fn environment(&self) -> Option<(&str, String)> {
         let name = self.env.as_deref()?;
         std::env::var(name).ok().filter(|value| !value.is_empty()).map(|value| (name, value))
     }
 
-    /// Creates the flag for clap.
     pub(super) fn argument(&'static self) -> Arg {
         let mut help = self.key.meaning.to_owned();
         if !self.key.unit.is_empty() {
@@ -341,8 +333,8 @@ mod tests {
 
     #[test]
     fn flags_and_variables_match_gitlab_runner_16_6() {
-        /// Output of `register --help` of release 16.6.0: flag, variable or `-`, and
-        /// `bare` if the flag can be given without a value or `value` if not.
+        /// Output of `register --help` of release 16.6.0: flag, variable or `-`, and `value` if the flag requires a
+        /// value, or else `bare`.
         const RECORDED: &str = include_str!("upstream_flags.txt");
         /// Flags that GitLab removed in 17.0, or whose kind has changed since.
         const CHANGED: [&str; 4] = [

@@ -1,4 +1,5 @@
-//! Flags that describe a `[[runners]]` entry, for `register` and `run-single`. They have the same names as in gitlab-runner.
+//! Flags for the keys of a `[[runners]]` entry, with the names of gitlab-runner. `register` and `run-single` have these
+//! flags.
 
 mod flags;
 mod template;
@@ -10,14 +11,12 @@ use toml_edit::Table;
 
 pub(super) use template::{TemplateError, merge, read_entries, read_template};
 
-/// Values of the flags, and of environment variables for flags that are not given.
+/// Values of the flags. An environment variable replaces a missing flag.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct EntryFlags {
-    /// The flags as a `[[runners]]` entry of `config.toml`.
     pub(super) table: Table,
 }
 
-/// Returns whether a flag belongs to a key of the schema.
 #[cfg(test)]
 pub(crate) fn is_entry_flag(name: &str) -> bool {
     flags::all().iter().any(|flag| flag.long == name)
@@ -37,8 +36,8 @@ impl FromArgMatches for EntryFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         let mut table = Table::new();
         for flag in flags::all() {
-            let given = matches.get_many::<String>(&flag.long).map(|values| values.cloned().collect::<Vec<_>>());
-            let (values, source) = match (given, flag.environment()) {
+            let flag_values = matches.get_many::<String>(&flag.long).map(|values| values.cloned().collect::<Vec<_>>());
+            let (values, source) = match (flag_values, flag.environment()) {
                 (Some(values), _) => (values, format!("--{}", flag.long)),
                 (None, Some((name, value))) => (vec![value], name.to_owned()),
                 (None, None) => continue,

@@ -1,4 +1,4 @@
-//! Fills in the missing keys of an entry: from the file of `--template-config`, or from the entry that `run-single --runner` names.
+//! Fills in the missing keys of an entry from another entry (`--template-config`, `run-single --runner`).
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,6 @@ use muster_config::schema::{Entry, schema};
 use muster_config::{self as config, HostFacts, Severity};
 use toml_edit::{DocumentMut, Item, Table, TableLike, Value};
 
-/// Errors of template files.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TemplateError {
     #[error("failed to read the configuration file {}", path.display())]
@@ -19,7 +18,7 @@ pub(crate) enum TemplateError {
     Entries { path: PathBuf, count: usize },
 }
 
-/// Reads a template. Returns its only entry, without the token. Global keys of the template are ignored.
+/// Returns the only entry of a template without its token. Ignores global keys.
 pub(crate) fn read_template(path: &Path) -> Result<Table, TemplateError> {
     let mut entries = read_entries(path)?;
     let count = entries.len();
@@ -30,7 +29,7 @@ pub(crate) fn read_template(path: &Path) -> Result<Table, TemplateError> {
     Ok(entry)
 }
 
-/// Reads all entries of a file. Their keys are spelled as in the documentation.
+/// Reads all entries of a file, with the keys spelled as in the documentation.
 pub(crate) fn read_entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     let text = std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })?;
     let loaded = config::parse(&text, &HostFacts::of(path));
@@ -60,8 +59,9 @@ pub(crate) fn read_entries(path: &Path) -> Result<Vec<Table>, TemplateError> {
     Ok(entries.iter().map(normalized).collect())
 }
 
-/// Copies keys from `source` that are missing, zero, false or empty in `target`. Lists are copied as a whole, tables and maps by key.
-/// `path` is the path of both tables in the schema.
+/// Copies the keys of `source` that are missing, zero, false or empty in `target`.
+///
+/// Copies lists as a whole, but tables and maps by key. `path` is the path of both tables in the schema.
 pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     for (name, item) in source.iter() {
         let (name, nested_path) = match schema().find(path, name) {
@@ -80,7 +80,7 @@ pub(crate) fn merge(target: &mut Table, source: &dyn TableLike, path: &str) {
     }
 }
 
-/// Returns whether a value counts as missing. False counts, even for keys that distinguish it from a missing value, as in gitlab-runner.
+/// Returns whether a value counts as missing. As in gitlab-runner, false always counts as missing.
 fn is_zero(item: &Item) -> bool {
     match item {
         Item::None => true,

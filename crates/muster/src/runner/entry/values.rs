@@ -6,7 +6,6 @@ use toml_edit::{Array, ArrayOfTables, Item, Table, Value};
 use super::flags::ValueParsing;
 use crate::flags::{FlagError, go_bool, go_duration};
 
-/// Error for the value of a flag.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ValueError {
     #[error(transparent)]
@@ -23,7 +22,7 @@ pub(super) enum ValueError {
     JsonShape,
 }
 
-/// Converts the values of a flag to TOML. Returns `None` if they are empty.
+/// Returns `None` if all values are empty.
 pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Result<Option<Item>, ValueError> {
     let Some(last) = values.last() else { return Ok(None) };
     if values.iter().all(String::is_empty) {
@@ -60,7 +59,7 @@ pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Resu
     Ok(Some(Item::Value(value)))
 }
 
-/// Inserts a value into a table below the entry. Creates missing tables.
+/// Creates missing tables below the entry.
 pub(super) fn insert(entry: &mut Table, tables: &[&str], key: &str, item: Item) {
     let mut table = entry;
     for name in tables {
@@ -84,7 +83,7 @@ fn list(values: &[String], parse: impl Fn(&str) -> Result<Value, ValueError>) ->
     values.iter().map(|word| parse(word)).collect::<Result<Array, _>>().map(Value::from)
 }
 
-/// Converts `key:value` pairs to a table. `parse` gets the previous value of the key.
+/// Parses `key:value` pairs. `parse` also gets the previous value of the key.
 fn map(
     values: &[String],
     parse: impl Fn(Option<&Value>, &str) -> Result<Value, ValueError>,
@@ -98,7 +97,7 @@ fn map(
     Ok(Some(Item::Table(table)))
 }
 
-/// Converts a JSON array of objects, whose values are strings and lists of strings.
+/// The objects of the array may contain strings and lists of strings.
 fn json(word: &str) -> Result<Item, ValueError> {
     let objects: Vec<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(word).map_err(ValueError::Json)?;

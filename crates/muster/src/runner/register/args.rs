@@ -1,5 +1,3 @@
-//! Arguments of `register`.
-
 use std::path::PathBuf;
 
 use crate::config_file::ConfigArg;
@@ -66,8 +64,8 @@ pub(super) struct ServerArgs {
 }
 
 impl ServerArgs {
-    /// Returns the names of the flags whose value is not the default.
-    pub(super) fn set(&self) -> Vec<&'static str> {
+    /// Returns the flags whose value is not the default.
+    pub(super) fn changed_flags(&self) -> Vec<&'static str> {
         let all = [
             ("--tag-list", !self.tag_list.is_empty()),
             ("--run-untagged", self.run_untagged),
@@ -81,7 +79,6 @@ impl ServerArgs {
     }
 }
 
-/// Error for the value of `--access-level`.
 #[derive(Debug, thiserror::Error)]
 #[error("expected not_protected or ref_protected")]
 struct AccessLevelError;

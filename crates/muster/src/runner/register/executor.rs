@@ -1,11 +1,11 @@
-//! Prompts for the executor of an entry, and for the settings of the executor.
+//! Prompts for the executor of an entry and its settings.
 
 use muster_config::EXECUTORS;
 use toml_edit::{Array, Item, Table, Value};
 
 use super::prompt::{Prompt, PromptError, Prompter};
 
-/// Tables that belong to executors, with the executors that use them.
+/// Tables of executors, with the executors that use each table.
 const TABLES: [(&str, &[&str]); 7] = [
     ("docker", &["docker", "docker-windows", "docker+machine", "docker-autoscaler"]),
     ("machine", &["docker+machine"]),
@@ -16,7 +16,6 @@ const TABLES: [(&str, &[&str]); 7] = [
     ("custom", &["custom"]),
 ];
 
-/// Prompts for the executor, until it is valid.
 pub(super) async fn prompt_executor(prompter: &mut Prompter, default: &str) -> Result<String, super::RegisterError> {
     let names: Vec<&str> = EXECUTORS.iter().map(|(name, _)| *name).collect();
     let text = format!("Enter an executor: {}:", names.join(", "));
@@ -123,7 +122,6 @@ async fn ssh(prompter: &mut Prompter, table: &mut Table, executor: &str) -> Resu
     Ok(())
 }
 
-/// Prompts for a key of a table. The default is its current value.
 async fn prompt_into(
     prompter: &mut Prompter,
     table: &mut Table,

@@ -26,7 +26,6 @@ use server::{RegisteredRunner, Server};
 use super::entry::{TemplateError, merge, read_template};
 use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_mode, version_info};
 
-/// Errors of `register`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
     #[error(transparent)]
@@ -59,7 +58,6 @@ pub(crate) enum RegisterError {
     Executor { name: String, names: String },
 }
 
-/// Runs `register`.
 pub(super) fn run(args: &RegisterArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async { super::error::exit_code(register(args).await) })
 }
@@ -68,25 +66,24 @@ async fn register(args: &RegisterArgs) -> Result<(), RegisterError> {
     log_mode();
     let mut registration = Registration::begin(args)?;
     let result = registration.complete(args).await;
-    if let (Err(_), Some(registered), false) = (&result, registration.registered.take(), args.leave_runner) {
+    if let (Err(_), Some(registered), false) = (&result, registration.registered_runner.take(), args.leave_runner) {
         registered.undo().await;
     }
     result
 }
 
-/// A registration in progress.
 struct Registration {
     prompter: Prompter,
     path: PathBuf,
     concurrent: i64,
     tokens: Vec<Secret>,
     entry: Table,
-    /// Runner to delete on the server if the registration fails later.
-    registered: Option<RegisteredRunner>,
+    /// Deleted on the server if the registration fails later.
+    registered_runner: Option<RegisteredRunner>,
 }
 
 impl Registration {
-    /// Reads and checks all files before a runner is registered, so that the registered runner can be saved.
+    /// Reads and checks all files first, so that a registered runner can be saved.
     fn begin(args: &RegisterArgs) -> Result<Self, RegisterError> {
         let prompter = Prompter::new(!args.non_interactive).map_err(RegisterError::Signals)?;
         let path = args.config.path();
@@ -101,15 +98,14 @@ impl Registration {
         }
         let concurrent = config.tree.int("concurrent").unwrap_or(1);
         let tokens = config.runners.into_iter().map(|runner| runner.token).collect();
-        Ok(Self { prompter, path, concurrent, tokens, entry, registered: None })
+        Ok(Self { prompter, path, concurrent, tokens, entry, registered_runner: None })
     }
 
-    /// Prompts for missing settings, registers the runner, and saves the entry.
     async fn complete(&mut self, args: &RegisterArgs) -> Result<(), RegisterError> {
         let text = "Enter the GitLab instance URL (for example, https://gitlab.com/):";
         self.prompt_into("url", text, "", false).await?;
         let new_token = self.register_token(args).await?;
-        self.prompter.check().await?;
+        self.prompter.fail_if_signaled().await?;
         for (key, name) in [("limit", "runner job"), ("request_concurrency", "runner request")] {
             let value = self.entry.get(key).and_then(Item::as_integer).unwrap_or(0);
             if value > self.concurrent {
@@ -152,11 +148,11 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token with the server. Returns the new token to save.
+    /// Verifies or registers the token. Returns the new token to save.
     ///
-    /// Returns `None` for `--token` with a token of a runner that was not created on the server. The entry already contains this token.
+    /// Returns `None` for an old authentication token in `--token`, which the entry already contains.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
-        // Resolve references to environment variables for requests. The file keeps the references.
+        // Requests need the values of environment variables. The file keeps the references to them.
         let mut document = toml_edit::DocumentMut::new();
         let mut entries = toml_edit::ArrayOfTables::new();
         entries.push(self.entry.clone());
@@ -198,7 +194,7 @@ impl Registration {
             if self.tokens.iter().any(|known| known.expose() == token_to_register) {
                 tracing::warn!("A runner with this system ID and token has already been registered.");
             }
-            if let Some(problem) = registration_flags(&token_to_register, &args.server.set()) {
+            if let Some(problem) = registration_flags(&token_to_register, &args.server.changed_flags()) {
                 if !token.is_empty() {
                     return Err(RegisterError::Reserved(Box::new(problem)));
                 }
@@ -209,7 +205,7 @@ impl Registration {
                 );
             }
             let credentials = server.verify(&token_to_register).await.map_err(|_| RegisterError::Verify)?;
-            self.registered = Some(RegisteredRunner { server, token: Secret::new(token_to_register.as_str()) });
+            self.registered_runner = Some(RegisteredRunner { server, token: Secret::new(token_to_register.as_str()) });
             if credentials.id == 0 {
                 return Err(RegisterError::NoId);
             }
@@ -230,7 +226,6 @@ impl Registration {
         }))
     }
 
-    /// Prompts for the server's settings, and registers the runner with a registration token.
     async fn register_with_registration_token(
         &mut self,
         args: &RegisterArgs,
@@ -251,7 +246,7 @@ impl Registration {
         );
         let name = self.text("name");
         let credentials = server.register(token, &name, &answers).await.map_err(|_| RegisterError::Register)?;
-        self.registered = Some(RegisteredRunner { server, token: Secret::new(credentials.token.as_str()) });
+        self.registered_runner = Some(RegisteredRunner { server, token: Secret::new(credentials.token.as_str()) });
         Ok(credentials)
     }
 
@@ -265,7 +260,7 @@ impl Registration {
         self.entry.get(key).and_then(Item::as_str).unwrap_or_default().to_owned()
     }
 
-    /// Prompts for a key of the entry. The default is its current value, or else `fallback`.
+    /// Offers the current value as the default, or else `fallback`.
     async fn prompt_into(
         &mut self,
         key: &'static str,
@@ -281,10 +276,10 @@ impl Registration {
     }
 }
 
-/// Sorts the entry's keys in the order of the documentation. Unknown keys come last.
+/// Sorts the keys in the order of the documentation. Unknown keys come last.
 fn sort_keys(mut entry: Table) -> Table {
     let mut ordered = Table::new();
-    // Reserve the position of the token next to the URL, even if the token is set later.
+    // Reserves the position of the token next to the URL.
     entry.entry("token").or_insert(toml_edit::value(""));
     for known in schema().entries("runners") {
         if let Some(item) = entry.remove(known.name()) {

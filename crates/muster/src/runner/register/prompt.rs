@@ -1,10 +1,7 @@
-//! Prompts for missing settings, and the signals that cancel them.
-
 use std::io::{self, BufRead, Write};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Errors of prompts.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PromptError {
     #[error("the {flag} needs to be entered; set --{flag}")]
@@ -17,22 +14,18 @@ pub(crate) enum PromptError {
     Interrupted,
 }
 
-/// Prompts the user, or returns the defaults in non-interactive mode.
+/// Prompts the user. In non-interactive mode, returns the defaults instead.
 pub(super) struct Prompter {
     interactive: bool,
     interrupt: Signal,
     terminate: Signal,
 }
 
-/// A prompt for one setting.
 pub(super) struct Prompt<'a> {
-    /// Flag that sets the same value.
     pub(super) flag: &'static str,
-    /// Text of the prompt.
     pub(super) text: &'a str,
-    /// Default value. Empty if the setting has no default.
+    /// Empty if there is no default.
     pub(super) default: &'a str,
-    /// Whether the value may be empty.
     pub(super) optional: bool,
 }
 
@@ -42,14 +35,13 @@ impl Prompter {
         Ok(Self { interactive, interrupt, terminate })
     }
 
-    /// Returns whether prompts are shown.
     pub(super) fn is_interactive(&self) -> bool {
         self.interactive
     }
 
     /// Prompts until the user enters a value or accepts the default. Only an optional setting accepts an empty default.
     ///
-    /// Returns the default without prompting in non-interactive mode.
+    /// In non-interactive mode, returns the default without a prompt.
     pub(super) async fn prompt(&mut self, prompt: Prompt<'_>) -> Result<String, PromptError> {
         let Prompt { flag, text, default, optional } = prompt;
         let default = default.trim();
@@ -65,16 +57,16 @@ impl Prompter {
             if !default.is_empty() {
                 anstream::eprint!("[{default}]: ");
             }
-            // If the prompt cannot be shown, the user can still answer it.
+            // Even without a visible prompt, the user can answer.
             let _ = io::stderr().flush();
             let line = tokio::task::spawn_blocking(|| {
                 let mut line = String::new();
                 io::stdin().lock().read_line(&mut line).map(|length| (length > 0).then_some(line))
             });
-            // After a signal, the reading thread remains until the process ends, because reading from a terminal cannot be canceled.
+            // Reading from a terminal cannot be canceled: after a signal, this thread remains until the process ends.
             let line = tokio::select! {
                 line = line => line.map_err(io::Error::other).and_then(|line| line).map_err(PromptError::Read)?,
-                () = self.interrupted() => return Err(PromptError::Interrupted),
+                () = self.wait_for_signal() => return Err(PromptError::Interrupted),
             };
             let Some(line) = line else { return Err(PromptError::EndOfInput { flag }) };
             match line.trim() {
@@ -85,16 +77,16 @@ impl Prompter {
         }
     }
 
-    /// Returns an error if a signal has arrived since the last prompt.
-    pub(super) async fn check(&mut self) -> Result<(), PromptError> {
+    /// Fails if a signal has arrived since the last prompt.
+    pub(super) async fn fail_if_signaled(&mut self) -> Result<(), PromptError> {
         tokio::select! {
             biased;
-            () = self.interrupted() => Err(PromptError::Interrupted),
+            () = self.wait_for_signal() => Err(PromptError::Interrupted),
             () = std::future::ready(()) => Ok(()),
         }
     }
 
-    async fn interrupted(&mut self) {
+    async fn wait_for_signal(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}

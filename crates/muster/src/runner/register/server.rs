@@ -1,4 +1,4 @@
-//! Requests of `register` to the server, and how they are reverted if the registration fails.
+//! Requests of `register` to the server, and their reversal if the registration fails.
 
 use muster_job::Secret;
 use muster_job::short_token;
@@ -8,25 +8,21 @@ use muster_runner_api::wire::{RegisterRequest, RunnerCredentials, TokenRequest, 
 use super::args::ServerArgs;
 use crate::config_file::{is_created_at_server, token_request};
 
-/// The server, and the identity of this manager.
 #[derive(Clone)]
 pub(super) struct Server {
     pub(super) client: Client,
-    /// System ID of this manager.
     pub(super) system_id: String,
-    /// Version information and features of this manager, for the current entry.
+    /// Describes this manager for the current entry.
     pub(super) info: VersionInfo,
 }
 
-/// A runner that was registered with the server.
 pub(super) struct RegisteredRunner {
     pub(super) server: Server,
-    /// Authentication token of the runner.
     pub(super) token: Secret,
 }
 
 impl RegisteredRunner {
-    /// Reverts the registration: unregisters the manager if the runner was created on the server, or else the runner.
+    /// Unregisters only the manager if the runner was created on the server, or else the runner.
     pub(super) async fn undo(self) {
         let token = self.token.expose();
         let result = if is_created_at_server(token) {
@@ -51,7 +47,6 @@ impl Server {
         token_request(token, &self.system_id, self.info.clone())
     }
 
-    /// Verifies the token.
     pub(super) async fn verify(&self, token: &str) -> Result<RunnerCredentials, ClientError> {
         let runner = short_token(token);
         let answer = self.client.verify(&self.token_request(token)).await;
@@ -65,7 +60,6 @@ impl Server {
         answer
     }
 
-    /// Registers a runner with a registration token.
     pub(super) async fn register(
         &self,
         token: &str,

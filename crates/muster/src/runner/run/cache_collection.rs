@@ -1,7 +1,6 @@
 //! Deletes the unused chunks of caches at intervals, if `[runners.cache]` has `ChunksGcInterval`.
 //!
-//! A separate process (`muster cache gc --due`) does the work, so that the manager's memory and processor time stay free for jobs. That process
-//! may be killed at any time.
+//! A separate process (`muster cache gc --due`) does this, and may be killed at any time.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -11,9 +10,9 @@ use muster_config::settings::Settings;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep_until};
 
-/// Time from the start of the manager to the first check. Jobs that the manager resumes come first.
+/// Time from the start of the manager to the first check. The manager resumes jobs first.
 const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
-/// Time between two checks. The process collects only what is due.
+/// Time between two checks. Each check collects only what is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// Schedule of the cache collections of a manager. At most one collection runs at a time.
@@ -26,12 +25,12 @@ pub(super) struct CacheCollection {
 }
 
 impl CacheCollection {
-    /// Creates the schedule of collections. `program` is this executable.
     pub(super) fn new(program: PathBuf, config: Option<PathBuf>) -> Self {
         Self { program, config, next: Instant::now() + FIRST_CHECK, running: None }
     }
 
-    /// Waits for the end of the running collection. If none is running, waits for the next check, and starts what is due. Cancel-safe.
+    /// Waits for the end of the running collection, or else for the next check, which may start a collection.
+    /// Cancel-safe.
     pub(super) async fn step(&mut self, settings: &Settings) {
         let Some(config) = &self.config else { return std::future::pending().await };
         if let Some(child) = &mut self.running {
@@ -51,7 +50,7 @@ impl CacheCollection {
             return;
         }
         let mut command = Command::new(&self.program);
-        // Under the name `gitlab-runner`, the executable has no command `cache`.
+        // Under the name `gitlab-runner`, there is no command `cache`.
         command.arg0("muster").args(["cache", "gc", "--due", "--config"]).arg(config);
         let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
         match command.spawn() {
@@ -65,20 +64,19 @@ impl CacheCollection {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use muster_config::settings::{ChunkCollectionSettings, RunnerSettings};
+    use muster_config::settings::{ChunkGcSettings, RunnerSettings};
     use muster_job::Secret;
 
     use super::*;
 
     fn settings(collects: bool) -> Settings {
         let mut runner = RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), Secret::new("t"), 0);
-        runner.cache.collection = collects.then(ChunkCollectionSettings::default);
+        runner.cache.collection = collects.then(ChunkGcSettings::default);
         let mut settings = Settings::new();
         settings.runners.push(runner.into());
         settings
     }
 
-    /// The clock is paused, so waiting takes no time.
     #[tokio::test(start_paused = true)]
     async fn one_process_at_a_time_collects_while_a_runner_requires_it() {
         let home = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! HTTP endpoints for operators of fleets: metrics, and the data of `muster fleet status` and `explain`.
+//! HTTP endpoints for fleets: metrics, and the data of `muster fleet status` and `explain`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,14 +14,12 @@ use muster_telemetry::http::{JsonEndpoint, JsonResponse};
 use muster_telemetry::metrics::{self, EntryLabels};
 use prometheus::proto::MetricFamily;
 
-/// Path of the status of all fleets.
 pub(crate) const STATUS_PATH: &str = "/debug/fleet/status";
-/// Path of explanations.
-///
-/// `?job=`, `?instance=` or `?group=` selects what to explain; the default is the whole fleet. `&runner=` selects a runner.
+/// `?job=`, `?instance=` or `?group=` selects what to explain; the default is the whole fleet. `&runner=` selects a
+/// runner.
 pub(crate) const EXPLAIN_PATH: &str = "/debug/fleet/explain";
 
-/// Endpoints and metrics of the fleets. They are removed when this value is dropped.
+/// Dropping this value removes the endpoints and metrics of the fleets.
 pub(crate) struct FleetEndpoints {
     _status: Arc<dyn JsonEndpoint>,
     _explain: Arc<dyn JsonEndpoint>,
@@ -29,7 +27,6 @@ pub(crate) struct FleetEndpoints {
 }
 
 impl FleetEndpoints {
-    /// Adds the endpoints and metrics to `telemetry`.
     pub(crate) fn new(telemetry: &Telemetry, executors: &InstanceExecutors) -> Self {
         let status: Arc<dyn JsonEndpoint> = Arc::new(StatusPage(executors.fleets()));
         let explain: Arc<dyn JsonEndpoint> = Arc::new(ExplainPage(executors.fleets()));
@@ -41,20 +38,19 @@ impl FleetEndpoints {
     }
 }
 
-/// Metrics of all fleets.
 struct FleetMetrics(Arc<FleetList>);
 
 impl metrics::Source for FleetMetrics {
     fn families(&self) -> Vec<(EntryLabels, Vec<MetricFamily>)> {
         let fleets = self.0.current().into_iter().map(|fleet| (labels(&fleet.runner), fleet.executor));
-        // Two entries with the same labels would produce duplicate series, for which scrapers reject the whole response.
+        // Two entries with the same labels would produce duplicate series, for which scrapers reject the whole
+        // response.
         let mut seen = HashSet::new();
         let fleets = fleets.filter(|(labels, _)| seen.insert(labels.clone()));
         fleets.map(|(labels, executor)| (labels, executor.families())).collect()
     }
 }
 
-/// Endpoint of the status.
 struct StatusPage(Arc<FleetList>);
 
 #[async_trait]
@@ -66,7 +62,6 @@ impl JsonEndpoint for StatusPage {
     }
 }
 
-/// Endpoint of explanations.
 struct ExplainPage(Arc<FleetList>);
 
 #[async_trait]
@@ -92,7 +87,6 @@ impl JsonEndpoint for ExplainPage {
     }
 }
 
-/// Errors of a query.
 #[derive(Debug, PartialEq, thiserror::Error)]
 enum QueryError {
     #[error("unknown parameter `{0}`; expected job, instance, group or runner")]
@@ -101,7 +95,6 @@ enum QueryError {
     TwoSubjects,
 }
 
-/// Parses a query into its subject and runner.
 fn parse_query(query: &str) -> Result<(Subject, Option<String>), QueryError> {
     let (mut subject, mut runner) = (None, None);
     for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
@@ -146,7 +139,6 @@ mod tests {
         assert_eq!(parse_query("jobs=1").unwrap_err(), QueryError::Unknown("jobs".to_owned()));
     }
 
-    /// The reference page documents each metric and no others.
     #[test]
     fn reference_page_lists_all_metrics() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/metrics.md");

@@ -5,8 +5,8 @@
 //!                 SIGHUP, changes           Drain, Abort      ^ signals
 //! ```
 //!
-//! The agent is a separate process. Regardless of how this process ends, jobs that were not canceled continue, and the next `run` with
-//! the same configuration resumes them.
+//! The agent is a separate process. However this process ends, jobs that were not canceled continue, and the next `run`
+//! with the same configuration resumes them.
 
 mod cache_collection;
 mod fleet_endpoints;
@@ -44,10 +44,10 @@ pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use run_loop::{RunLoop, Source};
 use signals::Signals;
 
-/// Name of the directory with the ledgers of instances, in the state directory.
+/// Directory with the ledgers of instances, in the state directory.
 pub(crate) const INSTANCES: &str = "instances";
 
-/// Returns the default state directory of the manager of a configuration. `None` if it cannot be determined.
+/// Returns the default state directory for a configuration, or `None` if it cannot be determined.
 pub(crate) fn state_dir(config: &Path) -> Option<PathBuf> {
     state_dir::for_config(config)
 }
@@ -79,7 +79,6 @@ pub(crate) struct RunArgs {
     state_dir: Option<PathBuf>,
 }
 
-/// Errors that end the manager.
 #[derive(Debug, thiserror::Error)]
 enum RunError {
     #[error("failed to change to the directory {}", path.display())]
@@ -108,14 +107,12 @@ enum RunError {
     NoStateDir,
 }
 
-/// Runs `run`.
 pub(super) fn run(args: RunArgs) -> ExitCode {
-    // Raise the limit before any file is opened.
+    // No file may be opened before this.
     let open_files = open_files::raise();
     crate::runtime::block_on_one_thread(async { exit_code(start(args, open_files).await) })
 }
 
-/// Returns the exit code for a result. Logs the error.
 fn exit_code(result: Result<ExitCode, RunError>) -> ExitCode {
     result.unwrap_or_else(|error| {
         tracing::error!("{}", muster_job::error_chain(&error));
@@ -123,9 +120,9 @@ fn exit_code(result: Result<ExitCode, RunError>) -> ExitCode {
     })
 }
 
-/// Loads the configuration, and runs the manager. `open_files` is the limit that this process was started with.
+/// `open_files` is the limit with which this process was started.
 async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunError> {
-    // Install the signal handlers first, because the default action of these signals is to kill the process.
+    // The default action of these signals would kill the process.
     let signals = Signals::watch().map_err(RunError::Signals)?;
     if let Some(path) = &args.working_directory {
         std::env::set_current_dir(path).map_err(|source| RunError::WorkingDirectory { path: path.clone(), source })?;
@@ -144,7 +141,7 @@ async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunEr
     };
     let (watch, loaded) = ConfigWatch::start(config.clone(), context);
     let source = Source { watch, config, listen_address: args.listen_address };
-    // This also sets the log format, so all later messages have it.
+    // Also sets the format of all later log messages.
     let settings = source.settings();
     problems::log(&loaded.problems, &source.config);
     if loaded.config.is_none() || loaded.has(Severity::Fatal) {
@@ -169,7 +166,6 @@ async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunEr
         .await
 }
 
-/// Parts of a manager.
 struct ManagerParts {
     settings: Settings,
     source: Option<Source>,
@@ -178,18 +174,16 @@ struct ManagerParts {
     run_limits: RunLimits,
 }
 
-/// Settings of the host executor.
 struct HostSettings {
     state_dir: PathBuf,
-    /// User that runs the commands of jobs. `None` means the user of this process.
+    /// `None` means the user of this process.
     user: Option<String>,
-    /// ID of the process with which the agent exits. `None` means that the agent does not depend on another process.
+    /// The agent exits with this process. `None` means that the agent does not depend on another process.
     exit_with_pid: Option<i32>,
-    /// Limit of open files for jobs. `None` means no limit.
+    /// `None` means no limit.
     open_files: Option<u64>,
 }
 
-/// Runs the manager until it finishes, or a signal stops it.
 async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunError> {
     open_files::warn_if_low(parts.settings.concurrent);
     let runtime = TelemetryRuntime::start(parts.settings.listen_address.as_deref()).await?;
@@ -219,7 +213,6 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     result
 }
 
-/// Executors of this host.
 pub(crate) struct HostExecutors {
     /// Runs jobs without containers.
     pub(crate) shell: HostExecutor,
@@ -227,7 +220,7 @@ pub(crate) struct HostExecutors {
     pub(crate) docker: Option<HostExecutor>,
 }
 
-/// Returns the executors that `config.toml` can name. To add an executor, register it here (see [`muster_executor::registry`]).
+/// Returns the executors that `config.toml` can name.
 ///
 /// `agent` is the program that runs as the agent on other machines.
 pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent: Arc<Executable>) -> Registry {
@@ -243,24 +236,22 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
     }
 }
 
-/// Returns the executors of this host.
-///
-/// If the commands of jobs run as another user, that user must not control the container engine. Jobs in containers then have a separate
-/// agent that runs as the manager's user. This agent runs no commands of jobs on the host.
-fn host_executors(host: &HostSettings, hidden: &[String]) -> Result<HostExecutors, RunError> {
+/// A user that runs the commands of jobs must not control the container engine. So jobs in containers then have a
+/// separate agent of the manager's user.
+fn host_executors(host: &HostSettings, hidden_variables: &[String]) -> Result<HostExecutors, RunError> {
     let shell =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };
     let containers = host.state_dir.join("containers");
     let docker = Directories { builds: containers.join("builds"), cache: containers.join("cache"), shared: true };
-    let docker = host.user.is_some().then(|| host_executor(host, None, docker, hidden)).transpose()?;
-    Ok(HostExecutors { shell: host_executor(host, host.user.clone(), shell, hidden)?, docker })
+    let docker = host.user.is_some().then(|| host_executor(host, None, docker, hidden_variables)).transpose()?;
+    Ok(HostExecutors { shell: host_executor(host, host.user.clone(), shell, hidden_variables)?, docker })
 }
 
 fn host_executor(
     host: &HostSettings,
     user: Option<String>,
     directories: Directories,
-    hidden: &[String],
+    hidden_variables: &[String],
 ) -> Result<HostExecutor, RunError> {
     let executable =
         std::env::current_exe().map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
@@ -271,24 +262,22 @@ fn host_executor(
         executable,
         exit_with_pid: host.exit_with_pid,
         user,
-        hidden_variables: hidden.to_vec(),
+        hidden_variables: hidden_variables.to_vec(),
         nofile_limit: host.open_files,
     })?)
 }
 
-/// Returns the executors of instances. Their ledgers are in the state directory, and their agent is this program.
+/// `executable` is the agent of the instances.
 pub(crate) fn instances(state_dir: &Path, executable: Arc<Executable>) -> InstanceExecutors {
     InstanceExecutors::new(InstancesOptions { ledgers: state_dir.join(INSTANCES), executable, find_plugin })
 }
 
-/// Finds the plugin of `[runners.autoscaler]`. Built-in plugins have the lowest precedence.
 fn find_plugin(plugin: &str) -> Result<PluginSpec, String> {
     let found =
         resolve(plugin).map_err(|(NoPlugin::NotInstalled(message) | NoPlugin::InvalidName(message))| message)?;
     Ok(found.spec())
 }
 
-/// Checks that a plugin can be run, for the checks of a configuration.
 pub(crate) fn check_plugin(plugin: &str) -> Result<(), NoPlugin> {
     resolve(plugin).map(drop)
 }

@@ -1,11 +1,9 @@
-//! Logs the problems of a configuration.
-
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use muster_config::{Problem, Severity};
 
-/// Logs the problems in their order, without duplicates.
+/// Logs the problems in their order, each only once.
 pub(super) fn log(problems: &[Problem], path: &Path) {
     let mut logged = BTreeSet::new();
     for problem in problems {

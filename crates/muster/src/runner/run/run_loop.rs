@@ -1,4 +1,4 @@
-//! Main loop of a manager: handles signals, changes of the configuration file, and the shutdown.
+//! Main loop of a manager.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,14 +19,12 @@ use super::cache_collection::CacheCollection;
 use super::signals::{Signal, Signals};
 use super::{RunError, problems};
 
-/// Phase of the shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ShutdownPhase {
-    /// No shutdown was requested.
     NotRequested,
-    /// No new jobs; waiting for the running ones.
+    /// No new jobs; waiting for the running jobs.
     Draining,
-    /// Jobs are being canceled, until this deadline.
+    /// Jobs are being canceled until this deadline.
     Aborting(Instant),
     /// The manager is exiting. Jobs continue, and the next start resumes them.
     Detaching,
@@ -34,7 +32,6 @@ enum ShutdownPhase {
     Immediate,
 }
 
-/// Source of the settings.
 pub(super) struct Source {
     pub(super) watch: ConfigWatch,
     pub(super) config: PathBuf,
@@ -43,7 +40,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Returns the current settings, including the flags of the command line. Also applies the log settings to this process.
+    /// Returns the current settings with the flags applied. Also applies the log settings to this process.
     pub(super) fn settings(&self) -> Settings {
         let mut settings = self.watch.settings();
         if let Some(address) = &self.listen_address {
@@ -54,7 +51,6 @@ impl Source {
     }
 }
 
-/// Main loop of a manager.
 pub(super) struct RunLoop {
     /// `None` if the settings do not come from a file.
     source: Option<Source>,
@@ -62,9 +58,8 @@ pub(super) struct RunLoop {
     control: Control,
     manager: JoinHandle<Result<(), ManagerError>>,
     telemetry: Arc<Telemetry>,
-    /// Rotation of the tokens in the configuration file. `None` if the settings do not come from a file.
+    /// Rotates the tokens in the configuration file. `None` if the settings do not come from a file.
     rotation: Option<Rotation>,
-    /// Directory with the ledgers of instances.
     ledgers: PathBuf,
     collection: CacheCollection,
     shutdown_phase: ShutdownPhase,
@@ -97,7 +92,6 @@ impl RunLoop {
         }
     }
 
-    /// Runs until the manager has stopped, and returns the exit code.
     pub(super) async fn run(mut self, mut signals: Signals) -> Result<ExitCode, RunError> {
         let result = self.run_manager(&mut signals).await;
         let Some(rotation) = self.rotation.filter(|_| self.shutdown_phase != ShutdownPhase::Immediate) else {
@@ -155,7 +149,7 @@ impl RunLoop {
         }
     }
 
-    /// Handles a signal. Returns an exit code if the process must exit immediately.
+    /// Returns an exit code if the process must exit immediately.
     async fn handle_signal(&mut self, signal: Signal) -> Option<ExitCode> {
         match (signal, self.shutdown_phase) {
             (Signal::Reload, ShutdownPhase::NotRequested) => self.reload().await,
@@ -206,12 +200,11 @@ impl RunLoop {
         self.control.stats().await.map_or(0, |stats| stats.jobs)
     }
 
-    /// Returns the path of the configuration, or the name of the command if the settings come from flags.
+    /// Returns `run-single` if the settings come from flags.
     fn config(&self) -> &Path {
         self.source.as_ref().map_or(Path::new("run-single"), |source| &source.config)
     }
 
-    /// Reads the configuration file again, after SIGHUP or a new token.
     async fn reload(&mut self) {
         match self.source.as_mut().map(|source| source.watch.reload()) {
             Some(reload) => self.apply_reload(reload).await,
@@ -219,7 +212,6 @@ impl RunLoop {
         }
     }
 
-    /// Applies the result of reading the configuration file.
     async fn apply_reload(&mut self, reload: Reload) {
         self.telemetry.metrics.configuration_loaded(matches!(reload, Reload::Applied { .. }));
         let Some(source) = &self.source else { return };
@@ -247,20 +239,20 @@ impl RunLoop {
         }
     }
 
-    /// Stops the manager immediately, in any state, as SIGKILL would. The next start recovers the jobs from state.log.
+    /// Stops the manager in any state, as SIGKILL would. The next start recovers the jobs from state.log.
     async fn exit_now(&mut self, code: ExitCode) -> ExitCode {
         self.manager.abort();
-        // Wait until the task is dropped, so that it writes nothing more. Its result does not matter.
+        // A dropped task writes nothing more. Its result does not matter.
         let _ = (&mut self.manager).await;
         if code == ExitCode::FAILURE {
-            // The shutdown was not clean, so instances may exist that the manager could not delete.
+            // Instances may exist that the manager could not delete.
             log_remaining_instances(&self.ledgers);
         }
         code
     }
 }
 
-/// Waits for the next signal that aborts, and returns its name. Cancel-safe.
+/// Waits for SIGTERM or SIGINT, and returns its name. Cancel-safe.
 async fn next_abort(signals: &mut Signals) -> &'static str {
     loop {
         match signals.next().await {
@@ -272,7 +264,7 @@ async fn next_abort(signals: &mut Signals) -> &'static str {
     }
 }
 
-/// Waits until the configuration file has changed. Waits forever if the settings do not come from a file. Cancel-safe.
+/// Waits forever if the settings do not come from a file. Cancel-safe.
 async fn config_changed(source: &mut Option<Source>) -> Reload {
     match source {
         Some(source) => source.watch.changed().await,
@@ -280,7 +272,7 @@ async fn config_changed(source: &mut Option<Source>) -> Reload {
     }
 }
 
-/// Waits until a token was rotated. Waits forever if the settings do not come from a file. Cancel-safe.
+/// Waits forever if the settings do not come from a file. Cancel-safe.
 async fn token_rotated(rotation: &mut Option<Rotation>) {
     match rotation {
         Some(rotation) => rotation.changed().await,

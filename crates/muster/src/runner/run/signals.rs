@@ -4,7 +4,6 @@ use std::io;
 
 use tokio::signal::unix::{self, SignalKind, signal};
 
-/// Action that a signal requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Signal {
     /// SIGQUIT: request no more jobs, and exit after the running jobs.
@@ -13,12 +12,10 @@ pub(super) enum Signal {
     Abort(&'static str),
     /// SIGHUP: reload the configuration.
     Reload,
-    /// SIGUSR2: exit without waiting for the running jobs, which the next start resumes. Used for upgrades in place.
-    /// gitlab-runner does not handle this signal.
+    /// SIGUSR2: exit, and leave the running jobs to the next start. For upgrades in place; not in gitlab-runner.
     Detach,
 }
 
-/// Receives the signals.
 #[derive(Debug)]
 pub(super) struct Signals {
     quit: unix::Signal,
@@ -29,7 +26,6 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Installs the signal handlers.
     pub(super) fn watch() -> io::Result<Self> {
         Ok(Self {
             quit: signal(SignalKind::quit())?,
@@ -40,7 +36,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next signal. Cancel-safe.
+    /// Cancel-safe.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             _ = self.quit.recv() => Signal::Drain,

@@ -1,8 +1,7 @@
-//! `run-single`: runs the manager of one runner, which is described by flags or by an entry of a file. Runs one job at a time, and exits
-//! after `--max-builds` jobs, or after `--wait-timeout` seconds without a job.
+//! `run-single`: runs the manager of one runner from flags or from an entry of a file, one job at a time.
 //!
-//! The manager works like the manager of `run`, except that the agent exits together with the manager, because there may be no next start.
-//! If the manager was killed, the next start of the same runner reports the jobs that were running.
+//! The agent exits together with the manager, because there may be no next start. If the manager is killed, the next
+//! start of the same runner reports the jobs that were running.
 
 use std::num::NonZeroI64;
 use std::path::Path;
@@ -51,7 +50,6 @@ pub(crate) struct RunSingleArgs {
     entry: EntryFlags,
 }
 
-/// Errors of `run-single`.
 #[derive(Debug, thiserror::Error)]
 enum SingleError {
     #[error("Missing {0}")]
@@ -68,7 +66,6 @@ enum SingleError {
     Run(#[from] RunError),
 }
 
-/// Runs `run-single`.
 pub(in crate::runner) fn run(args: &RunSingleArgs) -> ExitCode {
     let open_files = crate::open_files::raise();
     crate::runtime::block_on_one_thread(async {
@@ -96,7 +93,7 @@ async fn start(args: &RunSingleArgs, open_files: Option<u64>) -> Result<ExitCode
     Ok(manage(ManagerParts { settings, source: None, store, host, run_limits }, signals).await?)
 }
 
-/// Builds a configuration with this one runner, so that the same checks apply as for `config.toml`.
+/// Uses a whole configuration, so that the checks of `config.toml` apply.
 fn settings(args: &RunSingleArgs) -> Result<Settings, SingleError> {
     let path = args.config.path();
     let entry = entry(args, &path)?;
@@ -143,7 +140,7 @@ fn entry(args: &RunSingleArgs, path: &Path) -> Result<Table, SingleError> {
 
 /// Opens the first state directory of this runner that no other process uses.
 ///
-/// This order lets a later start find the state of an earlier process.
+/// The fixed order lets a later start find the state of an earlier process.
 async fn open_store(args: &RunSingleArgs, runner: &str) -> Result<(std::path::PathBuf, Store), RunError> {
     let first = match flags::non_empty(&args.state_dir) {
         Some(path) => absolute(&path)?,

@@ -1,5 +1,4 @@
-//! Location of a manager's state. Each configuration file has its own directory, which stays the same, so that restarts and upgrades find the
-//! state.
+//! Location of a manager's state. It never changes, so that restarts and upgrades find the state.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +6,9 @@ use sha2::{Digest, Sha256};
 
 use crate::paths;
 
-/// Number of hexadecimal digits of the path's hash.
 const HASH_DIGITS: usize = 12;
 
-/// Returns the state directory for a configuration: `runner` for the default file, or else `runner-<hash of the path>`.
+/// Returns `runner` for the default file, or else `runner-<hash of the path>`.
 ///
 /// Returns `None` if the user is not root, has no home directory, and has not set XDG_STATE_HOME.
 pub(super) fn for_config(config: &Path) -> Option<PathBuf> {
@@ -22,11 +20,10 @@ fn name(config: &Path, default: &Path) -> String {
     if resolve(config) == resolve(default) {
         return "runner".to_owned();
     }
-    // Hash the path without resolving symlinks: the target of a ConfigMap's link changes with every update.
+    // Symlinks are not resolved: the target of a ConfigMap's link changes with every update.
     format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
 }
 
-/// Returns the state directory for a runner that is not in a configuration file, from a string that identifies the runner.
 pub(super) fn for_runner(runner: &str) -> Option<PathBuf> {
     Some(base()?.join(format!("single-{}", digest(runner.as_bytes()))))
 }
@@ -36,7 +33,6 @@ fn digest(bytes: &[u8]) -> String {
     digest.get(..HASH_DIGITS).map_or(digest.clone(), str::to_owned)
 }
 
-/// Returns the parent directory: /var/lib/muster for root, or else the user's state directory.
 fn base() -> Option<PathBuf> {
     if paths::is_root() {
         return Some(PathBuf::from("/var/lib/muster"));

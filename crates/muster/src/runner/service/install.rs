@@ -1,4 +1,4 @@
-//! `install` and `uninstall`: writes or deletes the file of the systemd unit, and enables or disables the unit.
+//! `install` and `uninstall`: write or delete the systemd unit, and enable or disable it.
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
@@ -11,7 +11,6 @@ use super::unit::{Unit, temporary_unit, temporary_unit_name};
 use super::{ServiceArgs, ServiceError, unit_name};
 use crate::paths;
 
-/// Content of a new configuration file.
 const NEW_CONFIG: &str = "\
 # Configuration of the runner; `gitlab-runner register` adds runners.
 
@@ -55,12 +54,10 @@ pub(crate) struct ServiceUninstallArgs {
     root: Option<PathBuf>,
 }
 
-/// Runs `install`.
 pub(in crate::runner) fn install(args: &ServiceInstallArgs) -> ExitCode {
     crate::runner::error::exit_code(try_install(args))
 }
 
-/// Runs `uninstall`.
 pub(in crate::runner) fn uninstall(args: &ServiceUninstallArgs) -> ExitCode {
     crate::runner::error::exit_code(try_uninstall(args))
 }
@@ -124,7 +121,7 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     let systemctl = Systemctl::new(scope, args.root.as_deref());
     let registered = written.and_then(|()| enable_unit(&systemctl, args.root.is_none(), &args.service.service));
     if registered.is_err() {
-        // Without its registration the service is not installed, so remove the files for the next attempt.
+        // The next attempt would fail if these files existed.
         for path in [Some(&path), temporary.as_ref()].into_iter().flatten() {
             let _ = fs::remove_file(path);
         }
@@ -139,7 +136,7 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
 
 /// Makes systemd read and enable the unit.
 ///
-/// `is_running_system` is false if the unit belongs to the system in the directory `--root`. Systemd reads the unit when that system boots.
+/// `is_running_system` is false for the system below `--root`, which reads the unit when it boots.
 fn enable_unit(systemctl: &Systemctl, is_running_system: bool, service: &str) -> Result<(), ServiceError> {
     if is_running_system {
         systemctl.run(&["daemon-reload"])?;
@@ -174,12 +171,11 @@ fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Checks that this process runs as root. For the directory of another system, the permissions of that directory decide instead.
+/// Checks that this process runs as root. For another system, the permissions of its directory decide instead.
 fn check_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
     if other_system.is_none() && !paths::is_root() { Err(ServiceError::NotRoot) } else { Ok(()) }
 }
 
-/// Returns the subcommand that runs jobs: `run` if the program is called `gitlab-runner`, otherwise `runner run`.
 fn program_command(executable: &Path) -> Vec<String> {
     let is_muster = !crate::runner::is_called(Some(&executable.as_os_str().to_owned()));
     let words = if is_muster { &["runner", "run"][..] } else { &["run"][..] };
@@ -193,7 +189,7 @@ fn path_in_root(root: Option<&Path>, path: &Path) -> PathBuf {
     }
 }
 
-/// Creates a configuration file unless it exists. Returns whether it was created.
+/// Returns false if the file exists.
 fn create_config(path: &Path) -> io::Result<bool> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -204,10 +200,10 @@ fn create_config(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Creates a file with this content. If an error occurs, for example because the disk is full, no file is created.
+/// Creates a file, or no file after an error such as a full disk.
 ///
 /// # Errors
-/// Returns [`io::ErrorKind::AlreadyExists`] if the file exists, or the error of the system.
+/// [`io::ErrorKind::AlreadyExists`] if the file exists, or the error of the system.
 fn create_file(path: &Path, mode: u32, content: &str) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());

@@ -10,7 +10,6 @@ use std::process::ExitCode;
 pub(super) use install::{ServiceInstallArgs, ServiceUninstallArgs, install, uninstall};
 use systemctl::{Scope, Systemctl};
 
-/// Arguments that select a service.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ServiceArgs {
     /// Name of the service.
@@ -21,7 +20,6 @@ pub(crate) struct ServiceArgs {
     user_service: bool,
 }
 
-/// Command for an installed service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Start,
@@ -39,7 +37,6 @@ impl Verb {
     }
 }
 
-/// Errors of service commands. Errors of `systemctl` contain the message of `systemctl`.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServiceError {
     #[error(
@@ -71,13 +68,13 @@ pub(super) enum ServiceError {
     LineEnd { value: &'static str },
 }
 
-/// Runs `start`, `stop` or `restart`.
 pub(super) fn control(verb: Verb, args: &ServiceArgs) -> ExitCode {
     let systemctl = Systemctl::new(Scope::of(args.user_service), None);
     super::error::exit_code(systemctl.run(&[verb.as_str(), &unit_name(&args.service)]))
 }
 
-/// Runs `status`. Returns 0 and prints to standard output if the service is running, or else returns 1 and prints to standard error.
+/// If the service is running, returns 0 and prints to standard output. Otherwise, returns 1 and prints to standard
+/// error.
 pub(super) fn status(args: &ServiceArgs) -> ExitCode {
     let systemctl = Systemctl::new(Scope::of(args.user_service), None);
     let name = &args.service;
@@ -104,12 +101,11 @@ fn unit_name(service: &str) -> String {
     format!("{service}.service")
 }
 
-/// Error for the value of `--service`.
 #[derive(Debug, thiserror::Error)]
 #[error("invalid service name; use at most 200 letters, digits and the characters :_.@-")]
 struct ServiceNameError;
 
-/// Parses a service name that systemd accepts.
+/// Accepts the names that systemd accepts, up to 200 characters.
 fn service_name(text: &str) -> Result<String, ServiceNameError> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b":_.@-".contains(&byte);
     if !text.is_empty() && !text.starts_with(['-', '.']) && text.len() <= 200 && text.bytes().all(is_allowed) {

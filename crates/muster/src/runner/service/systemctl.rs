@@ -1,11 +1,8 @@
-//! Runs `systemctl`.
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::ServiceError;
 
-/// Whether a service belongs to the system or to the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
     System,
@@ -28,7 +25,6 @@ impl Scope {
     }
 }
 
-/// The program `systemctl`, found on PATH.
 #[derive(Debug)]
 pub(super) struct Systemctl {
     scope: Scope,
@@ -36,12 +32,12 @@ pub(super) struct Systemctl {
 }
 
 impl Systemctl {
-    /// Creates a handle for the running system, or for the system in the directory `root`.
+    /// `root` is the directory of another system. `None` means the running system.
     pub(super) fn new(scope: Scope, root: Option<&Path>) -> Self {
         Self { scope, root: root.map(Path::to_owned) }
     }
 
-    /// Runs `systemctl`. Its error output becomes the error's message.
+    /// The error contains the error output.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<(), ServiceError> {
         let (text, output) = self.output(arguments)?;
         if output.status.success() {
@@ -49,11 +45,11 @@ impl Systemctl {
         }
         let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         let message = if message.is_empty() { "no error output".to_owned() } else { message };
-        // Without an exit code, a signal ended the program.
+        // -1 means that a signal ended the program.
         Err(ServiceError::Systemctl { arguments: text, code: output.status.code().unwrap_or(-1), message })
     }
 
-    /// Returns the state of a unit as systemd names it, or `not-found` if the unit does not exist.
+    /// Returns systemd's name of the state, or `not-found` if the unit does not exist.
     pub(super) fn state(&self, unit: &str) -> Result<String, ServiceError> {
         let arguments = ["show", "--property=LoadState", "--property=ActiveState", unit];
         let (text, output) = self.output(&arguments)?;

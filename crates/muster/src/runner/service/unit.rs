@@ -5,22 +5,16 @@ use std::path::Path;
 use super::ServiceError;
 use super::systemctl::Scope;
 
-/// Settings of the unit.
 pub(super) struct Unit<'a> {
-    /// Name of the service.
     pub(super) service: &'a str,
-    /// Path of the program.
     pub(super) executable: &'a Path,
-    /// Arguments of the program.
     pub(super) arguments: &'a [String],
-    /// User of the service. `None` means root, or the owner of a user service.
+    /// `None` means root, or the owner of a user service.
     pub(super) user: Option<&'a str>,
-    /// Whether the service belongs to the system or to the user.
     pub(super) scope: Scope,
 }
 
 impl Unit<'_> {
-    /// Returns the content of the unit's file.
     pub(super) fn render(&self) -> Result<String, ServiceError> {
         let executable = self.executable.to_string_lossy();
         let mut command = quoted(&executable, "the path of the program")?;
@@ -36,8 +30,8 @@ impl Unit<'_> {
             Some(user) => format!("User={}\n", escaped_percent(user)),
             None => String::new(),
         };
-        // systemd does not set HOME for a system service without `User=`, but the manager finds its plugins in root's home. Jobs get the
-        // home of their user from `su`.
+        // systemd sets no HOME for a system service without `User=`, but the manager finds its plugins in root's home.
+        // Jobs get the home of their user from `su`.
         let home = match (self.scope, self.user) {
             (Scope::System, None) => "Environment=HOME=%h\n",
             _ => "",
@@ -85,15 +79,14 @@ WantedBy={wanted_by}
     }
 }
 
-/// Returns the name of the unit that owns the temporary directory of a service.
 pub(super) fn temporary_unit_name(service: &str) -> String {
     format!("{service}-tmp.service")
 }
 
 /// Returns the unit that owns the temporary directory of a service.
 ///
-/// systemd deletes the private /tmp of a unit when the unit stops, and with it the files of running jobs. A directory that is shared
-/// with an active unit is kept.
+/// When a unit stops, systemd deletes its private /tmp, and with it the files of running jobs. The temporary unit
+/// remains active.
 pub(super) fn temporary_unit(service: &str) -> String {
     format!(
         "[Unit]
@@ -108,7 +101,7 @@ PrivateTmp=yes
     )
 }
 
-/// Returns the lines that restrict the service. Jobs are processes of the service, so the restrictions also apply to them.
+/// Returns the lines that restrict the service, and with it the jobs.
 fn hardening(temporary: &str) -> String {
     format!(
         "
@@ -127,7 +120,7 @@ PrivateTmp=yes
     )
 }
 
-/// Quotes a word for a systemd command line. Variables, specifiers and escapes have no meaning in it.
+/// Quotes a word for a systemd command line. Escapes variables and specifiers.
 fn quoted(word: &str, value: &'static str) -> Result<String, ServiceError> {
     if word.contains(['\n', '\r']) {
         return Err(ServiceError::LineEnd { value });

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::unpack::UnpackArgs;
 
-/// Attempts of an upload, in general and while the coordinator is unavailable. Same as in gitlab-runner.
+/// Attempts of an upload, as in gitlab-runner.
 const UPLOADS: RetryPolicy = RetryPolicy::FixedAttempts {
     attempts: 3,
     unavailable_attempts: 6,
@@ -107,7 +107,6 @@ struct MetadataArgs {
 }
 
 impl MetadataArgs {
-    /// Returns the provenance statement, or `None` if none is requested.
     fn provenance(&self, job_id: i64) -> Result<Option<Provenance>, TransferError> {
         if !self.generate_artifacts_metadata {
             return Ok(None);
@@ -140,7 +139,7 @@ impl MetadataArgs {
     }
 }
 
-/// Runs `artifacts-uploader`. If no files match, logs that and succeeds.
+/// Succeeds if no files match.
 pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.job.url.is_empty() || args.job.token.is_empty() {
@@ -158,7 +157,7 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
             artifact_type: args.artifact_type.clone(),
             artifact_format: args.artifact_format.clone(),
             expire_in: args.expire_in.clone(),
-            // Created below from the flags.
+            // Created from the flags below.
             provenance: None,
         };
         let provenance = args.metadata.provenance(args.job.id)?;
@@ -196,7 +195,6 @@ pub(crate) struct ArtifactsDownloadArgs {
     archiver_staging_dir: Option<PathBuf>,
 }
 
-/// Runs `artifacts-downloader`.
 pub(crate) fn download(args: &ArtifactsDownloadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         let needed =

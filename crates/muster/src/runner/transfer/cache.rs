@@ -17,7 +17,6 @@ use super::context::CommandContext;
 use super::{FileArgs, MeterArgs, RetryArgs, TransferError, compression_level, envfile, go_int, path, run};
 use crate::unpack::UnpackArgs;
 
-/// Default timeout of a transfer in minutes.
 const DEFAULT_MINUTES: u64 = 10;
 
 /// Flags for the store that shares the cache with other machines.
@@ -62,7 +61,7 @@ impl StoreArgs {
     }
 }
 
-/// Rejects a Go Cloud URL before any work is done, because ignoring it would silently lose the cache.
+/// Ignoring a Go Cloud URL would silently lose the cache.
 fn reject_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
     if text.is_empty() {
         return Ok(());
@@ -125,7 +124,7 @@ pub(crate) struct CacheArchiveArgs {
     meter: MeterArgs,
 }
 
-/// Runs `cache-archiver`. If no files match, logs a warning and succeeds.
+/// Logs a warning and succeeds if no files match.
 pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
@@ -170,9 +169,8 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     })
 }
 
-/// Returns whether an unchanged archive must be uploaded anyway.
-///
-/// This is the case if the form of the cache's key has changed, and the store does not have the cache under the new key.
+/// Returns whether an unchanged archive must be uploaded anyway: the form of the cache's key has changed, and the store
+/// has no cache under the new key.
 async fn is_missing_at_store(
     args: &CacheArchiveArgs,
     context: &CommandContext,
@@ -186,7 +184,7 @@ async fn is_missing_at_store(
     Ok(!args.store.remote(&args.retry)?.has(context, &head, stop).await?)
 }
 
-/// Uploads the archive, unless there is no URL or it is too large.
+/// Does nothing without a URL. Skips archives that are too large.
 async fn send(args: &CacheArchiveArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     if args.store.url.is_empty() {
         tracing::info!("{NO_UPLOAD}");
@@ -225,7 +223,7 @@ pub(crate) struct CacheExtractArgs {
     limits: UnpackArgs,
 }
 
-/// Runs `cache-extractor`. If there is no cache, logs a warning and returns exit code 1; the job continues without it.
+/// Without a cache, logs a warning and returns 1. The job continues without the cache.
 pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
@@ -255,7 +253,7 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
 
 /// Downloads the newer of the caches at `--url` and `--alternate-url`, unless `--file` is at least as new.
 ///
-/// If an age is unknown, the cache at `--alternate-url` is downloaded only if `--url` has no cache.
+/// If an age is unknown, downloads `--alternate-url` only if `--url` has no cache.
 async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     let object = |url: (&str, &str), head: (&str, &str)| {
         let head = (!head.1.is_empty()).then(|| parse_url(head.0, head.1)).transpose()?;

@@ -1,5 +1,3 @@
-//! Context of a transfer that a command runs: the working directory, and the log for messages.
-
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +12,7 @@ use muster_steps::stop::StopToken;
 
 use super::{MeterArgs, TransferError, meter};
 
-/// Context of a command, in the working directory.
+/// The project directory is the working directory.
 pub(super) struct CommandContext {
     root: PathBuf,
     staging: PathBuf,
@@ -23,7 +21,7 @@ pub(super) struct CommandContext {
 }
 
 impl CommandContext {
-    /// Creates the context. Temporary archives are written to `staging`, or else to the system's temporary directory.
+    /// Temporary archives are written to `staging`, or else to the system's temporary directory.
     pub(super) fn new(staging: Option<&Path>, meter: &MeterArgs, limits: Limits) -> Result<Self, TransferError> {
         let root = std::env::current_dir().map_err(TransferError::WorkingDirectory)?;
         let staging = staging.filter(|path| !path.as_os_str().is_empty());

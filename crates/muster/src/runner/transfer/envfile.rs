@@ -1,11 +1,11 @@
-//! Variable files that a runner passes to its helper commands, with lines of `NAME=value` or `NAME='value'`.
+//! Variable files that a runner passes to its helper commands. Each line is `NAME=value` or `NAME='value'`.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use super::TransferError;
 
-/// Reads the variables of a file. Returns an empty map if no path is given.
+/// Returns an empty map without a path.
 pub(super) fn read(path: Option<&Path>) -> Result<HashMap<String, String>, TransferError> {
     let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else { return Ok(HashMap::new()) };
     let text =

@@ -1,12 +1,11 @@
-//! Shows the progress of a transfer, on one line of standard output that is overwritten.
+//! Shows the progress of a transfer in one line of standard output, which it overwrites.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-/// Minimum interval between updates.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Progress of one transfer. Shows the final state when dropped.
+/// Progress of one transfer. Dropping shows the final state.
 pub(super) struct TransferProgress {
     label: String,
     total: Option<u64>,
@@ -17,7 +16,7 @@ pub(super) struct TransferProgress {
 }
 
 impl TransferProgress {
-    /// Starts to show the progress, at the given interval but at most once per second.
+    /// Shows the progress at `interval`, but at most once per second.
     pub(super) fn start(label: &str, total: Option<u64>, interval: Duration) -> Self {
         let now = Instant::now();
         let progress = Self {
@@ -32,7 +31,6 @@ impl TransferProgress {
         progress
     }
 
-    /// Adds transferred bytes.
     pub(super) fn add(&mut self, bytes: usize) {
         self.transferred += bytes as u64;
         if self.last_shown_at.elapsed() >= self.interval {
@@ -44,7 +42,6 @@ impl TransferProgress {
     fn show(&self, end: &str) {
         let text = line(&self.label, self.transferred, self.total, self.started_at.elapsed());
         let mut out = std::io::stdout().lock();
-        // Progress that cannot be printed is not important.
         let _ = write!(out, "{text}{end}").and_then(|()| out.flush());
     }
 }
@@ -62,7 +59,6 @@ fn line(label: &str, transferred: u64, total: Option<u64>, elapsed: Duration) ->
     format!("\r{label} {}{total} ({rate}/s)                ", size(transferred, 2))
 }
 
-/// Formats a size with a decimal prefix and the given number of fractional digits.
 fn size(bytes: u64, digits: usize) -> String {
     let mut divisor = 1_u64;
     let mut prefix = "";

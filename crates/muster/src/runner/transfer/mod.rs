@@ -1,7 +1,6 @@
-//! Commands that transfer files for jobs: `artifacts-uploader`, `artifacts-downloader`, `cache-archiver` and `cache-extractor`.
+//! Commands that transfer files for jobs, for scripts and gitlab-runner. Muster's own jobs do not use them.
 //!
-//! Muster's own jobs do not use these commands, but scripts and gitlab-runner may. Each command does the same as a built-in step, with the
-//! working directory as the project directory.
+//! The working directory is the project directory.
 
 mod artifacts;
 mod cache;
@@ -89,7 +88,6 @@ struct MeterArgs {
     transfer_meter_frequency: Duration,
 }
 
-/// Errors of a transfer.
 #[derive(Debug, thiserror::Error)]
 enum TransferError {
     #[error("{0}")]
@@ -107,7 +105,6 @@ enum TransferError {
 }
 
 impl JobArgs {
-    /// Returns the coordinator's endpoint for the job's artifacts.
     fn artifact_endpoint(&self) -> Result<ArtifactEndpoint, TransferError> {
         let url =
             Url::parse(&self.url).map_err(|error| TransferError::Usage(format!("--url {}: {error}", self.url)))?;
@@ -117,20 +114,20 @@ impl JobArgs {
     }
 }
 
-/// Parses a duration. The empty text, as from an empty environment variable, is 0.
+/// The empty text, as from an empty environment variable, is 0.
 fn duration_or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
     if text.is_empty() { Ok(Duration::ZERO) } else { go_duration(text) }
 }
 
-/// Returns the compression level with this name. For an unknown name, logs a warning and returns the default.
+/// Logs a warning and returns the default if the name is unknown.
 fn compression_level(name: &str) -> Level {
-    Level::known(name).unwrap_or_else(|| {
+    Level::parse(name).unwrap_or_else(|| {
         tracing::warn!("compression level {name:?} is invalid, falling back to default");
         Level::Default
     })
 }
 
-/// Runs a command. SIGTERM and SIGINT cancel it cleanly, so that no partial archive remains.
+/// SIGTERM and SIGINT cancel the command cleanly, so that no partial archive remains.
 fn run(work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match run_until_signal(work).await {

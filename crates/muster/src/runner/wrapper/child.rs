@@ -10,25 +10,21 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-/// State of the runner process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RunnerProcessState {
-    /// The process is running.
     Running,
-    /// The process was asked to exit.
     InShutdown,
-    /// The process has exited.
     Stopped {
-        /// Exit code, as a shell reports it.
+        /// As a shell reports it.
         code: u8,
-        /// Whether the process had been asked to exit.
-        requested: bool,
-        /// Description of the failure. Empty if the process succeeded.
+        /// Whether the process was asked to exit.
+        exit_requested: bool,
+        /// Empty if the process succeeded.
         failure: String,
     },
 }
 
-/// Handle of the process. Clones refer to the same process. A background task reaps it.
+/// Clones refer to the same process. A background task reaps it.
 #[derive(Debug, Clone)]
 pub(super) struct Child {
     pid: Pid,
@@ -48,15 +44,15 @@ impl Child {
         let pid = pid.ok_or_else(|| io::Error::other("the process exited immediately"))?;
         let state = watch::Sender::new(RunnerProcessState::Running);
         let sender = state.clone();
-        // The task ends with the process, or with the runtime, after which no caller needs the state.
+        // The task ends with the process or the runtime.
         tokio::spawn(async move {
             let stopped = match process.wait().await {
                 Ok(status) => (code(status), if status.success() { String::new() } else { status.to_string() }),
                 Err(error) => (1, error.to_string()),
             };
             sender.send_modify(|state| {
-                let requested = *state == RunnerProcessState::InShutdown;
-                *state = RunnerProcessState::Stopped { code: stopped.0, requested, failure: stopped.1 };
+                let exit_requested = *state == RunnerProcessState::InShutdown;
+                *state = RunnerProcessState::Stopped { code: stopped.0, exit_requested, failure: stopped.1 };
             });
         });
         Ok(Self { pid, state })
@@ -74,16 +70,16 @@ impl Child {
         self.state.borrow().clone()
     }
 
-    /// Asks the process to exit, with a signal: after SIGQUIT it finishes its jobs first, after SIGTERM it does not.
+    /// Asks the process to exit, unless it has exited. Returns its state.
     ///
-    /// Does nothing if the process has exited. Returns its state.
+    /// After SIGQUIT, the process first finishes its jobs; after SIGTERM, it does not.
     pub(super) fn shut_down(&self, signal: Signal) -> io::Result<RunnerProcessState> {
         let mut sent = Ok(());
         self.state.send_if_modified(|state| {
             if matches!(state, RunnerProcessState::Stopped { .. }) {
                 return false;
             }
-            // A process that has not stopped has not been reaped, so its ID was not reused.
+            // A process that has not stopped was not reaped, so its ID was not reused.
             sent = kill_process(self.pid, signal);
             let changed = sent.is_ok() && *state == RunnerProcessState::Running;
             if changed {
@@ -95,7 +91,7 @@ impl Child {
         Ok(self.state())
     }
 
-    /// Stops the process, by force after a timeout. Returns its exit code, or 1 if the process has not exited even then.
+    /// Stops the process, by force after a timeout. Returns its exit code, or 1 if even that fails.
     pub(super) async fn stop(&self, timeout: Duration) -> u8 {
         let mut states = self.states();
         for (signal, timeout) in [(Signal::TERM, timeout), (Signal::KILL, Duration::from_secs(10))] {
@@ -114,7 +110,7 @@ impl Child {
     }
 }
 
-/// Returns the exit code as a shell reports it: 128 plus the number if a signal ended the process.
+/// As a shell does, returns 128 plus the number of a signal that ended the process.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -1,5 +1,3 @@
-//! Listening address of the wrapper.
-
 use std::fmt;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -15,7 +13,6 @@ use tonic::transport::Server;
 use super::service::Service;
 use super::service::proto::process_wrapper_server::ProcessWrapperServer;
 
-/// Address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Address {
     Tcp(String),
@@ -31,12 +28,10 @@ impl fmt::Display for Address {
     }
 }
 
-/// Error for the value of `--grpc-listen`.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("expected tcp://HOST:PORT or unix:///PATH")]
 pub(super) struct AddressError;
 
-/// Parses `tcp://host:port` or `unix:///path`.
 pub(super) fn address(text: &str) -> Result<Address, AddressError> {
     match text.split_once("://") {
         Some(("tcp", address)) if address.contains(':') => Ok(Address::Tcp(address.to_owned())),
@@ -45,21 +40,19 @@ pub(super) fn address(text: &str) -> Result<Address, AddressError> {
     }
 }
 
-/// A listening socket.
 pub(super) enum Incoming {
     Tcp(TcpListener),
     Unix(UnixListener),
 }
 
-/// Name of the default socket, in the user's runtime directory.
 const SOCKET: &str = "wrapper.sock";
 
-/// Returns the default address: a socket that only this user can access.
+/// Returns the address of a socket that only this user can access.
 pub(super) fn default_address() -> Result<Address, NoRuntimeDirectory> {
     Ok(Address::Unix(runtime_directory(SOCKET.len())?.join(SOCKET)))
 }
 
-/// Listens on an address. Replaces the socket of a process that has exited, but not one on which a process listens.
+/// Replaces the socket of a process that has exited, but not a socket on which a process listens.
 pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
     match address {
         Address::Tcp(address) => Ok(Incoming::Tcp(TcpListener::bind(address).await?)),
@@ -80,7 +73,6 @@ pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
 }
 
 impl Incoming {
-    /// Serves requests until `stop` is canceled.
     pub(super) async fn serve(self, service: Service, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
         let router = Server::builder().add_service(ProcessWrapperServer::new(service));
         match self {
@@ -98,7 +90,7 @@ impl Incoming {
 
 /// Returns whether the connected process belongs to root or to this user.
 ///
-/// The mode of the socket is not sufficient protection, because it may have been changed. Any client can stop the runner.
+/// Any client can stop the runner, and the mode of the socket may have been changed.
 fn is_from_this_user(stream: &UnixStream) -> bool {
     let user = stream.peer_cred().map(|peer| peer.uid());
     match user {

@@ -29,7 +29,6 @@ pub(crate) struct WrapperArgs {
     arguments: Vec<OsString>,
 }
 
-/// Errors of `wrapper`.
 #[derive(Debug, thiserror::Error)]
 enum WrapperError {
     #[error("failed to choose a socket; set --grpc-listen to unix:///PATH")]
@@ -44,7 +43,6 @@ enum WrapperError {
     Serve(#[source] tonic::transport::Error),
 }
 
-/// Runs `wrapper`.
 pub(super) fn run(args: &WrapperArgs) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match wrap(args).await {
@@ -56,7 +54,7 @@ pub(super) fn run(args: &WrapperArgs) -> ExitCode {
 
 /// Runs until the runner exits without a client's request, a signal arrives, or the gRPC server fails.
 ///
-/// If the runner exits because a client requested it, the wrapper keeps answering `stopped` until a signal stops the wrapper.
+/// After a client's request, the wrapper keeps answering `stopped`.
 async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {
     let address = match &args.grpc_listen {
         Some(address) => address.clone(),
@@ -87,7 +85,7 @@ async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {
     tokio::pin!(stop_signal);
     let code = loop {
         let state = states.borrow_and_update().clone();
-        if let RunnerProcessState::Stopped { code, requested: false, .. } = state {
+        if let RunnerProcessState::Stopped { code, exit_requested: false, .. } = state {
             break code;
         }
         tokio::select! {

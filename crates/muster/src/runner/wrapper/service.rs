@@ -12,18 +12,14 @@ use proto::{
     StatusResponse,
 };
 
-/// Generated types.
 #[expect(unreachable_pub, clippy::pedantic, reason = "generated")]
 pub(super) mod proto {
     tonic::include_proto!("gitlab_com.gitlab_runner.runner_wrapper");
 }
 
-/// Timeout of one attempt to send a callback.
 const CALLBACK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of attempts to send a callback.
 const MAX_CALLBACK_ATTEMPTS: u32 = 5;
 
-/// Service that controls one process.
 pub(super) struct Service {
     child: Child,
 }
@@ -60,7 +56,7 @@ impl ProcessWrapper for Service {
         let response = self.shut_down(Signal::QUIT)?;
         if let Some(callback) = callback {
             let mut states = self.child.states();
-            // The task ends when the callback was sent or the last attempt failed. If the wrapper exits earlier, the task ends with it.
+            // The task ends after the callback was sent, after the last attempt, or with the wrapper.
             tokio::spawn(async move {
                 let stopped =
                     states.wait_for(|state| matches!(state, RunnerProcessState::Stopped { .. })).await.is_ok();
@@ -90,13 +86,12 @@ fn status_response(state: &RunnerProcessState) -> StatusResponse {
     StatusResponse { status: status.into(), failure_reason }
 }
 
-/// A callback that is sent when the process has exited.
+/// Sent when the process has exited.
 struct Callback {
     client: reqwest::Client,
     request: reqwest::Request,
 }
 
-/// Errors of a callback's definition.
 #[derive(Debug, thiserror::Error)]
 enum CallbackError {
     #[error("`{0}` is not a valid HTTP method")]
@@ -107,7 +102,7 @@ enum CallbackError {
     Request(#[source] reqwest::Error),
 }
 
-/// Creates the request of a callback immediately, so that errors are reported to the client.
+/// Creates the request immediately, so that the client gets its errors.
 fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackError> {
     let method = if callback.method.is_empty() { "POST" } else { &callback.method };
     let method = method.parse::<reqwest::Method>().map_err(|_| CallbackError::Method(method.to_owned()))?;
@@ -121,7 +116,7 @@ fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackErro
     Ok(Callback { client, request })
 }
 
-/// Sends the callback. Retries with exponential backoff.
+/// Retries with exponential backoff.
 async fn call_back(callback: &Callback) {
     let mut wait = Duration::from_secs(1);
     for attempt in 1..=MAX_CALLBACK_ATTEMPTS {

@@ -2,7 +2,6 @@
 
 use muster_agent_api::development::{Breakpoint, BreakpointError};
 
-/// Text that `help` prints.
 pub(super) const HELP: &str = "\
 continue, c          Continue to the next breakpoint
 next, n              Continue to the start or the end of the next step
@@ -20,10 +19,8 @@ detach               Clear all breakpoints and let the job run to its end; the e
 quit, q              Cancel the job
 ";
 
-/// Command of the prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PromptCommand {
-    /// Empty line.
     Empty,
     Help,
     Continue,
@@ -35,7 +32,6 @@ pub(super) enum PromptCommand {
     Outputs,
     /// Shows the environment, or the variable of this name.
     Env(Option<String>),
-    /// Runs a shell command.
     Execute(String),
     Steps,
     Break(Breakpoint),
@@ -57,7 +53,6 @@ pub(super) enum CommandError {
 }
 
 impl PromptCommand {
-    /// Parses a line.
     pub(super) fn parse(line: &str) -> Result<Self, CommandError> {
         let line = line.trim();
         if let Some(command) = line.strip_prefix('!') {

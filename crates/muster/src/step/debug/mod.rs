@@ -33,7 +33,6 @@ pub(crate) struct DebugArgs {
     results: Option<PathBuf>,
 }
 
-/// Runs `muster step debug`.
 pub(super) fn run(args: DebugArgs) -> ExitCode {
     crate::runtime::block_on(async {
         match Box::pin(debug(args)).await {

@@ -1,4 +1,4 @@
-//! One session of the debugger: the connection to the debugger of a job, and the prompt.
+//! Session of the debugger: its connection and its prompt.
 
 use std::time::Duration;
 
@@ -26,7 +26,6 @@ const PROMPT: &str = "(step) ";
 /// Maximum time to wait for the log of the steps before the prompt is shown.
 const LOG_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Session of one job.
 pub(super) struct Session {
     connection: AgentConnection,
     debugger: DebuggerClient<Channel>,
@@ -55,7 +54,6 @@ impl Session {
         }
     }
 
-    /// Runs a request until its job has ended. Shows the prompt at each pause.
     pub(super) async fn run(mut self, agent: &LocalAgent, request: RunRequest) -> Result<JobResult, LocalError> {
         let (printed, id, connection) = (self.printed.clone(), self.id.clone(), self.connection.clone());
         let print = |bytes: &[u8]| {
@@ -76,7 +74,6 @@ impl Session {
         }
     }
 
-    /// Shows the prompt at each pause, until the job has ended.
     async fn prompt(&mut self) -> Result<(), LocalError> {
         let mut states = loop {
             match self.debugger.attach(AttachRequest { id: self.id.clone() }).await {
@@ -125,7 +122,7 @@ impl Session {
         let _ = tokio::time::timeout(LOG_TIMEOUT, printed.wait_for(|printed| *printed >= length)).await;
     }
 
-    /// Runs the command of a line. Shows the prompt again if the job stays paused.
+    /// Shows the prompt again if the job stays paused.
     async fn on_line(&mut self, line: &str) -> Result<(), LocalError> {
         let result = match PromptCommand::parse(line) {
             Ok(command) => self.execute(command).await,
@@ -212,7 +209,6 @@ impl Session {
         serde_json::from_str(&answer.call).map_err(|error| Status::internal(error.to_string()))
     }
 
-    /// Runs a shell command in the paused step, and prints its output and any exit code other than 0.
     async fn shell(&mut self, command: String) -> Result<(), Status> {
         let command = vec!["sh".to_owned(), "-c".to_owned(), command];
         let request = ExecuteRequest { id: self.id.clone(), pause: self.pause_number(), command };
@@ -228,7 +224,6 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the list of steps. The name of an inner step is indented below the name of its outer step.
     fn steps(&self) -> String {
         let line = |path: &str, state: &str| {
             let depth = path.matches('/').count();

@@ -10,10 +10,8 @@ use serde_saphyr::Spanned;
 
 use super::file::{Case, ExpectedFile, ExpectedStatus, ExpectedStep, pattern};
 
-/// Maximum size of a file whose content is compared.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Difference between a result and an expectation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mismatch {
     /// Line of the expectation in the test file.
@@ -21,7 +19,6 @@ pub(super) struct Mismatch {
     pub(super) message: String,
 }
 
-/// Comparison of a result with its expectations.
 struct Checker<'c> {
     case: &'c Case,
     result: &'c JobResult,
@@ -31,7 +28,6 @@ struct Checker<'c> {
     mismatches: Vec<Mismatch>,
 }
 
-/// Returns the differences between the result of a test and its expectations.
 pub(super) fn check(case: &Case, result: &JobResult, log: &str, work_dir: &Path) -> Vec<Mismatch> {
     // The tree of a step file: job, step file, tested step.
     let node = result.tree.steps.first().and_then(|file| file.steps.first());
@@ -58,7 +54,6 @@ impl Checker<'_> {
         self.mismatches.push(Mismatch { line, message });
     }
 
-    /// Checks the status, the exit code and the error of the step.
     fn check_outcome(&mut self) {
         let expect = &self.case.test.expect;
         let has_failed = self.result.tree.status != StepStatus::Success;
@@ -160,7 +155,7 @@ fn find<'n>(nodes: &'n [StepNode], parent: &str, name: &str) -> Option<&'n StepN
     })
 }
 
-/// Checks a file. Returns the difference.
+/// Returns the difference from the expectation as an error.
 fn check_file(path: &Path, name: &str, expected: &ExpectedFile) -> Result<(), String> {
     let metadata = std::fs::symlink_metadata(path);
     match (metadata, expected.exists) {

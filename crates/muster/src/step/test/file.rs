@@ -14,10 +14,8 @@ use walkdir::{DirEntry, WalkDir};
 
 /// Names of the files that a search finds.
 const FILE_NAMES: [&str; 2] = ["step_test.yml", "func_test.yml"];
-/// Default timeout of a test in seconds.
 const DEFAULT_TIMEOUT_S: u64 = 300;
 
-/// Reason why test files cannot be found or used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TestFileError {
     #[error("failed to read {}", path.display())]
@@ -28,18 +26,15 @@ pub(super) enum TestFileError {
     Invalid { path: PathBuf, line: u64, message: String },
 }
 
-/// Content of a test file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TestFile {
     tests: Vec<Spanned<Test>>,
 }
 
-/// A test.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Test {
-    /// Name of the test.
     pub(super) name: String,
     /// Step to test: a path relative to the test file, or a reference. Defaults to the directory of the test file.
     #[serde(default = "default_step")]
@@ -58,14 +53,12 @@ pub(super) struct Test {
     /// Steps that replace called steps.
     #[serde(default)]
     pub(super) fakes: Vec<FakeStep>,
-    /// Timeout in seconds.
     #[serde(default = "default_timeout")]
     pub(super) timeout_s: u64,
     #[serde(default)]
     pub(super) expect: Expectations,
 }
 
-/// Expected result of a test.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Expectations {
@@ -80,13 +73,11 @@ pub(super) struct Expectations {
     pub(super) log: Vec<Spanned<String>>,
     /// Patterns that must not match the log.
     pub(super) log_excludes: Vec<Spanned<String>>,
-    /// Files in the working directory.
     pub(super) files: IndexMap<String, Spanned<ExpectedFile>>,
-    /// Steps inside the step.
+    /// Inner steps.
     pub(super) steps: Vec<Spanned<ExpectedStep>>,
 }
 
-/// Expected status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ExpectedStatus {
@@ -101,7 +92,6 @@ impl ExpectedStatus {
     }
 }
 
-/// Expected file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExpectedFile {
@@ -110,11 +100,9 @@ pub(super) struct ExpectedFile {
     pub(super) exists: bool,
     /// Exact content.
     pub(super) content: Option<String>,
-    /// Pattern that must match the content.
     pub(super) matches: Option<String>,
 }
 
-/// Expected result of an inner step.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ExpectedStep {
@@ -126,7 +114,6 @@ pub(super) struct ExpectedStep {
     pub(super) inputs: IndexMap<String, Spanned<Value>>,
     #[serde(default)]
     pub(super) outputs: IndexMap<String, Spanned<Value>>,
-    /// Environment variables of the step.
     #[serde(default)]
     pub(super) env: IndexMap<String, Spanned<String>>,
     /// Whether the step must have been called.
@@ -156,7 +143,6 @@ pub(super) struct Case {
 }
 
 impl Case {
-    /// Returns the name of the test, with its file.
     pub(super) fn title(&self) -> String {
         format!("{}: {}", self.path.display(), self.test.name)
     }
@@ -184,7 +170,6 @@ pub(super) fn find(paths: &[PathBuf]) -> Result<Vec<Case>, TestFileError> {
     Ok(cases)
 }
 
-/// Reads the tests of a file.
 fn read(path: &Path) -> Result<Vec<Case>, TestFileError> {
     let text = std::fs::read_to_string(path);
     let text = text.map_err(|source| TestFileError::Read { path: path.to_owned(), source })?;

@@ -37,7 +37,6 @@ pub(crate) struct TestArgs {
     junit: Option<PathBuf>,
 }
 
-/// Error that prevents the tests from running, or their report from being written.
 #[derive(Debug, thiserror::Error)]
 enum TestError {
     #[error(transparent)]
@@ -52,7 +51,7 @@ enum TestError {
     Report { path: PathBuf, source: std::io::Error },
 }
 
-/// Runs `muster step test`. The exit code is 1 if a test fails, and 2 after any other error.
+/// Returns exit code 1 if a test fails, and 2 after any other error.
 pub(super) fn run(args: TestArgs) -> ExitCode {
     crate::runtime::block_on(async {
         match Box::pin(test(args)).await {
@@ -80,10 +79,10 @@ async fn test(args: TestArgs) -> Result<bool, TestError> {
         }
     }
     let jobs = args.jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
-    report::started(cases.len());
+    report::print_start(cases.len());
     let started = std::time::Instant::now();
-    let verdicts = suite::run(cases, jobs, report::verdict).await?;
-    let has_passed = report::finished(&verdicts, started.elapsed());
+    let verdicts = suite::run(cases, jobs, report::print_verdict).await?;
+    let has_passed = report::print_summary(&verdicts, started.elapsed());
     if let Some(path) = args.junit {
         let report = report::junit(&verdicts);
         std::fs::write(&path, report).map_err(|source| TestError::Report { path, source })?;

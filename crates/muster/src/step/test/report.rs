@@ -6,20 +6,18 @@ use super::suite::Verdict;
 use crate::ci::ui;
 use crate::junit::{Case, Outcome, Suite};
 
-/// Prints the start of the tests.
-pub(super) fn started(count: usize) {
+pub(super) fn print_start(count: usize) {
     let noun = if count == 1 { "test" } else { "tests" };
     ui::out(&format!("running {count} {noun}\n"));
 }
 
-/// Prints the result of a test.
-pub(super) fn verdict(verdict: &Verdict) {
+pub(super) fn print_verdict(verdict: &Verdict) {
     let result = if verdict.mismatches.is_empty() { ui::paint(ui::GOOD, "ok") } else { ui::paint(ui::BAD, "FAILED") };
     ui::out(&format!("test {} ... {result}\n", verdict.case.title()));
 }
 
 /// Prints the failures and the summary. Returns whether all tests have passed.
-pub(super) fn finished(verdicts: &[Verdict], time: Duration) -> bool {
+pub(super) fn print_summary(verdicts: &[Verdict], time: Duration) -> bool {
     let failed: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.mismatches.is_empty()).collect();
     if !failed.is_empty() {
         ui::out("\nfailures:\n");
@@ -38,7 +36,6 @@ pub(super) fn finished(verdicts: &[Verdict], time: Duration) -> bool {
     failed == 0
 }
 
-/// Returns the differences of a failed test.
 fn mismatches(verdict: &Verdict) -> String {
     let path = verdict.case.path.display();
     verdict.mismatches.iter().map(|mismatch| format!("{path}:{}: {}\n", mismatch.line, mismatch.message)).collect()

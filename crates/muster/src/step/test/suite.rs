@@ -15,7 +15,6 @@ use super::super::run::CommandError;
 use super::check::{Mismatch, check};
 use super::file::{Case, Test};
 
-/// Result of a test.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) case: Case,
@@ -24,7 +23,8 @@ pub(super) struct Verdict {
     pub(super) duration: Duration,
 }
 
-/// Runs the tests, at most `jobs` at once. Calls `report` with each result. Returns the results in the order of the tests.
+/// Runs the tests, at most `jobs` at once, and calls `report` with each result. The results have the order of the
+/// tests.
 pub(super) async fn run(
     cases: Vec<Case>,
     jobs: usize,
@@ -110,7 +110,7 @@ fn plan(case: &Case, work_dir: &Path) -> Result<JobPlan, super::super::request::
     Ok(plan)
 }
 
-/// Creates the working directory with its files. The error names the path that cannot be created.
+/// The error names the path that cannot be created.
 fn create_files(work_dir: &Path, test: &Test) -> Result<(), (PathBuf, io::Error)> {
     std::fs::create_dir_all(work_dir).map_err(|error| (work_dir.to_owned(), error))?;
     for (name, content) in &test.files {

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::Project;
 
-/// Returns the status of the run and of each job, from the last event.
 fn final_statuses(events: &[Value]) -> (String, Vec<(String, String)>) {
     let last = events.last().unwrap();
     assert_eq!(last["event"], "run_finished");

@@ -9,12 +9,11 @@ use super::{CommandOutput, Project};
 /// Image of the tests: busybox, without git.
 const IMAGE: &str = "muster-test/ci-busybox:1";
 
-/// Runs `muster ci` with this engine as `DOCKER_HOST`.
 fn ci(project: &Project, engine: &str, arguments: &[&str]) -> CommandOutput {
     CommandOutput::from(project.command(arguments).env("DOCKER_HOST", engine).output().unwrap())
 }
 
-/// Returns the URL of an engine that has the image. `None` if the machine has no engine, or the image cannot be created.
+/// Returns the URL of an engine that has the image, if the machine has an engine.
 fn engine() -> Option<String> {
     let engine = DockerEngine::shared()?;
     engine.create_image(IMAGE, &[]).then(|| engine.url())
@@ -37,7 +36,7 @@ fn job_with_an_image_runs_in_a_container_and_all_others_on_this_machine() {
 }
 
 #[test]
-fn services_are_steps_of_the_result_before_the_steps_of_the_job() {
+fn result_tree_lists_services_before_the_steps_of_the_job() {
     let Some(engine) = engine() else { return };
     let service = |command: &str| {
         format!(
@@ -132,7 +131,7 @@ fn sources_are_fetched_from_this_machine() {
     output.prints("Fetching changes").prints("not committed yet");
 }
 
-/// Adds this machine's git, with the libraries that it needs, to the image of the tests. `None` means that the tests have no engine.
+/// Returns an image with this machine's git, if the machine has an engine.
 fn image_with_git() -> Option<&'static str> {
     const NAME: &str = "muster-test/ci-git";
     engine()?;

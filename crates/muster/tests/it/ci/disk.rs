@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use super::{CommandOutput, Project};
 
-/// Maximum run time of a command whose disk is full, on a busy machine.
 const MAX_RUN_TIME: Duration = Duration::from_secs(40);
 
-/// Runs `muster ci` with a state directory on a separate small disk. `None` if this machine does not permit such a disk.
+/// Runs `muster ci` with its state on a separate small disk, if this machine permits mounts.
 fn on_small_disk(project: &Project, size: &str) -> Option<CommandOutput> {
     if !muster_test_prerequisites::mounts() {
         return None;
@@ -38,7 +37,6 @@ fn full_disk_ends_the_run_with_a_remedy() {
             scope.spawn(move || {
                 let project = Project::new("a: {script: ['seq 1 300000']}\n");
                 let Some(output) = on_small_disk(&project, size) else { return };
-                // The result is the same whether the coordinator, the manager or the agent notices the full disk first.
                 let output = output.code(2);
                 output.warns("/small` is full").warns("MUSTER_STATE_DIR");
                 assert!(!output.err.contains("panicked") && !output.err.contains("defect"), "{size}: {output:#?}");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Project;
 
-/// A runner process that gets SIGTERM when the test ends. Its agent then has no job, and exits.
+/// A runner process that gets SIGTERM at the end of the test.
 struct Runner(Child);
 
 impl Drop for Runner {
@@ -17,7 +17,6 @@ impl Drop for Runner {
     }
 }
 
-/// Creates the command `muster runner <arguments>` with the project's home directory.
 fn runner(project: &Project, arguments: &[&str]) -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
     command.arg("runner").args(arguments).current_dir(project.home()).env_clear().env("HOME", project.home());
@@ -45,7 +44,7 @@ fn full_disk_of_an_external_runner_fails_only_the_job() {
     let register = ["register", "-n", "--config", &config, "--executor", "shell", "--shell", "bash", "--url", &url];
     let registered = runner(&project, &[&register[..], &["--registration-token", &token]].concat()).status().unwrap();
     assert!(registered.success());
-    // A limit for all logs simulates a full disk. A job that exceeds the limit fails as it would on a full disk.
+    // A limit for all logs simulates a full disk.
     let mut run = runner(&project, &["run", "--config", &config]);
     let _runner = Runner(run.env("MUSTER_SPOOL_LIMIT", "1").spawn().unwrap());
     let job_events: Vec<Value> = events.filter(|event| event["event"] == "job").collect();

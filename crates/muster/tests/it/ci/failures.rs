@@ -117,7 +117,6 @@ fn unwritable_output_fails_the_command() {
         assert_eq!(output.err.matches("output is incomplete").count(), 1, "{arguments:?}: {output:#?}");
     }
     project.write(".gitlab-ci.yml", "a: {script: ['false']}\n");
-    // The exit status of a failed run does not change.
     run_with_full_output(&["run"]).code(1).warns("output is incomplete");
 }
 
@@ -153,7 +152,6 @@ fn unpack_limits_are_set_in_ci_toml() {
     // The coordinator rejects an archive that a job uploads.
     let few = output("max_entries = 1").code(1);
     assert!(few.out.contains("the archive has more than 1 entries"), "{few:#?}");
-    // `show` applies the same limits.
     output("max_bytes = 10").code(0);
     std::fs::write(config.join("ci.toml"), "[unpack]\nmax_bytes = 9\n").unwrap();
     let target = project.home().join("extracted").display().to_string();

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use super::Project;
 
-/// Reads a request, and returns its path.
 fn read_request_path(stream: &TcpStream) -> String {
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
     let first = lines.next().unwrap_or_default();
@@ -25,7 +24,7 @@ fn respond(mut stream: TcpStream, status: &str, body: &str) {
     let _ = stream.write_all(head.as_bytes());
 }
 
-/// Serves files by their paths on a free port, and returns the URL of the server.
+/// Serves files by their paths. Returns the URL of the server.
 fn serve(files: &'static [(&'static str, &'static str)]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -72,7 +71,6 @@ fn c240_silent_servers_are_named_and_share_one_timeout() {
     project.ci(&["list"]).code(2).warns("line 2: `remote.timeout` is 0; expected a number of seconds above 0");
 }
 
-/// A configuration with every kind of remote include.
 const ALL_INCLUDE_KINDS: &str = "
 include:
   - {project: group/lib, ref: main, file: ci/a.yml}
@@ -89,7 +87,7 @@ const SERVED_FILES: &[(&str, &str)] = &[
     ("/templates/Jobs/T.gitlab-ci.yml", "of-template: {script: ['true']}\n"),
 ];
 
-/// A server of repositories. The user's git is configured to find them in a directory instead of at `https://git.example.org`.
+/// Repositories at `https://git.example.org`, which the user's git is configured to find in a directory.
 struct Forge {
     project: Project,
     lib: Project,
@@ -118,7 +116,6 @@ impl Forge {
         forge
     }
 
-    /// Makes the server of repositories reachable or not.
     fn set_reachable(&self, reachable: bool) {
         let project = if reachable { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
         let directory = project.parent().unwrap().display().to_string();
@@ -142,7 +139,6 @@ fn c242_vendored_pipeline_needs_no_network() {
     output.prints("project group/lib@main:ci/a.yml ").prints(&first[..8]).prints("1.2.0 (").prints("/r.yml");
     output.prints("project group/lib:ci/child.yml").prints("/tagged.yml");
 
-    // The projects change, and then the server becomes unreachable.
     lib.write("ci/a.yml", "changed: {script: ['true']}\n");
     lib.commit("Changed");
     forge.set_reachable(false);

@@ -54,7 +54,6 @@ impl Project {
         self
     }
 
-    /// Writes the user's `ci.toml`.
     pub(crate) fn configure(&self, text: &str) {
         let directory = self.home().join("config/muster");
         std::fs::create_dir_all(&directory).unwrap();
@@ -86,12 +85,10 @@ impl Project {
         String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
     }
 
-    /// Creates the command `muster ci <arguments>` in the repository.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         self.muster(&[&["ci"], arguments].concat())
     }
 
-    /// Creates the command `muster <arguments>` in the repository.
     pub(crate) fn muster(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("muster"));
         command.current_dir(self.path()).args(arguments).env_clear();
@@ -101,7 +98,6 @@ impl Project {
         command
     }
 
-    /// Runs `muster ci <arguments>`.
     pub(crate) fn ci(&self, arguments: &[&str]) -> CommandOutput {
         CommandOutput::from(self.command(arguments).output().unwrap())
     }
@@ -124,7 +120,6 @@ fn collect(directory: &Path, found: &mut BTreeMap<PathBuf, Vec<u8>>) {
     }
 }
 
-/// Output and exit status of a command.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: Option<i32>,
@@ -143,7 +138,6 @@ impl From<Output> for CommandOutput {
 }
 
 impl CommandOutput {
-    /// Checks the exit status.
     #[track_caller]
     pub(crate) fn code(self, expected: i32) -> Self {
         assert_eq!(self.code, Some(expected), "{self:#?}");
@@ -171,12 +165,11 @@ impl CommandOutput {
         self
     }
 
-    /// Returns the events of `--output json`.
     pub(crate) fn events(&self) -> Vec<serde_json::Value> {
         self.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Returns the names of the jobs that started, in order, from `--output json`.
+    /// Returns the started jobs in order, from `--output json`.
     pub(crate) fn started(&self) -> Vec<String> {
         let started = self.events().into_iter().filter(|event| event["event"] == "job" && event["status"] == "running");
         started.map(|event| event["name"].as_str().unwrap().to_owned()).collect()

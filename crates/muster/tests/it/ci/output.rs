@@ -5,7 +5,6 @@ use std::io::{BufRead as _, Read as _};
 use super::run::{interrupt, start_and_wait_for};
 use super::{CommandOutput, Project};
 
-/// Compares the exit status and both outputs of a run with a snapshot.
 fn check(name: &str, project: &Project, output: &CommandOutput) {
     let CommandOutput { code, out, err } = output;
     let text = format!("exit status: {}\n---- stdout\n{out}---- stderr\n{err}", code.unwrap());

@@ -8,12 +8,11 @@ use serde_json::Value;
 
 use super::{CommandOutput, Project};
 
-/// Image of the tests: busybox.
 const IMAGE: &str = "muster-test/ci-podman:1";
-/// Same image, but its processes run as another user.
+/// [`IMAGE`] with another user than root.
 const USER_IMAGE: &str = "muster-test/ci-podman-user:1";
 
-/// Runs `muster ci` as the user of a Podman service. No variable names the engine: `muster ci` must find the socket at its usual path.
+/// Runs `muster ci` as the user of a Podman service, without a variable that names the engine.
 fn ci(project: &Project, podman: &DockerEngine, user: PodmanUser, arguments: &[&str]) -> CommandOutput {
     let plain = project.command(arguments);
     let mut command = podman.podman_user_command(user, &project.path(), &executable(podman));
@@ -32,7 +31,7 @@ fn executable(podman: &DockerEngine) -> PathBuf {
     reachable
 }
 
-/// Returns the IDs of the containers, and the names of the networks and volumes, that jobs left at the engine.
+/// Returns the containers, networks and volumes that jobs left at the engine.
 ///
 /// Omits the engine's own networks and the volume with the agent.
 fn objects(podman: &DockerEngine) -> Vec<String> {

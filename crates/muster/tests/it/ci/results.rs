@@ -19,8 +19,8 @@ scripted:
   script: [echo scripted]
 ";
 
-/// Runs the pipeline, and returns its project and the tree of the job `build`, which is also in the file `tree.json`.
-fn finished() -> (Project, Value) {
+/// Runs the pipeline. Returns the project, and the tree of the job `build`, which is also in `tree.json`.
+fn run_build() -> (Project, Value) {
     let project = Project::empty();
     project.write("pack/step.yml", PACK);
     project.write(".gitlab-ci.yml", JOB);
@@ -32,7 +32,6 @@ fn finished() -> (Project, Value) {
     (project, tree)
 }
 
-/// Returns the step with this name anywhere below a node.
 fn find<'t>(node: &'t Value, name: &str) -> Option<&'t Value> {
     let steps = node["steps"].as_array()?;
     steps.iter().find_map(|step| if step["name"] == name { Some(step) } else { find(step, name) })
@@ -40,7 +39,7 @@ fn find<'t>(node: &'t Value, name: &str) -> Option<&'t Value> {
 
 #[test]
 fn result_tree_of_a_failed_job_is_complete() {
-    let (project, tree) = finished();
+    let (project, tree) = run_build();
     let step = |name: &str| find(&tree, name).unwrap_or_else(|| panic!("no {name} in {tree:#}"));
     let pack = &step("pack")["call"];
     assert_eq!((&pack["step"], &pack["inputs"]), (&json!("./pack"), &json!({ "text": "v build" })));
@@ -58,7 +57,7 @@ fn result_tree_of_a_failed_job_is_complete() {
 
 #[test]
 fn finished_job_is_repeated_from_its_results() {
-    let (project, _) = finished();
+    let (project, _) = run_build();
     let run = |arguments: &[&str]| {
         super::CommandOutput::from(project.muster(&[&["step"], arguments].concat()).output().unwrap())
     };
@@ -79,7 +78,7 @@ fn finished_job_is_repeated_from_its_results() {
 
 #[test]
 fn results_need_a_job_that_ran() {
-    let (project, _) = finished();
+    let (project, _) = run_build();
     project.ci(&["show", "last", "--results"]).code(2).warns("`--results` and `--extract` require a job");
     project.ci(&["show", "scripted", "--results"]).code(0).prints("builtin:script").prints("echo scripted");
     project.write(".gitlab-ci.yml", "a: {script: exit 1}\nb: {stage: deploy, script: 'true'}\n");

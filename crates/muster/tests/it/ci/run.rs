@@ -35,7 +35,6 @@ fn stages_run_in_order_and_pass_artifacts() {
     assert_eq!(last["critical_path"], serde_json::json!(["build", "unit", "deploy"]));
 }
 
-/// Checks order, result and `concurrent` of 48 jobs in 8 stages. Benchmarks measure their cost.
 #[test]
 fn c200_many_jobs_run_stage_by_stage() {
     use std::fmt::Write as _;
@@ -167,7 +166,7 @@ pub(super) fn start_and_wait_for(
     panic!("the run ended ({status}) before {line:?}: {text}");
 }
 
-/// Returns each process's command line that contains this text.
+/// Returns the process command lines that contain this text.
 pub(super) fn processes(text: &str) -> Vec<String> {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
@@ -266,7 +265,6 @@ fn usage_of_each_step_is_shown_on_request() {
     let script = line_of(&["show", "last", "work", "--usage"], "step_script");
     let (_, used) = script.split_once("  used ").unwrap_or_else(|| panic!("{script}"));
     assert!(used.contains(" of CPU, ") && used.contains(" MB of memory"), "{script}");
-    // The line of the whole job shows the usage of the job.
     assert!(!line_of(&["show", "last", "work", "--usage"], "job").contains("used"));
     let output = project.ci(&["show", "last", "--usage"]).code(2);
     output.warns("`--usage`").warns("require a job, as in `muster ci show 1 JOB`");
@@ -380,7 +378,6 @@ fn shell_opens_in_the_workspace_with_variables() {
     in_shell(&project, &["shell", "a"], "kill -KILL $$\n", 137);
 }
 
-/// Runs `muster ci shell` with this input, and checks its exit code.
 fn in_shell(project: &Project, arguments: &[&str], line: &str, code: i32) -> CommandOutput {
     let mut command = project.command(arguments);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

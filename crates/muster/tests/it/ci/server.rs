@@ -2,8 +2,7 @@
 
 use super::Project;
 
-/// Creates a repository with a remote, and a checkout of a component's project that `ci.toml` refers to.
-fn with_component() -> Project {
+fn project_with_component() -> Project {
     let project = Project::new(
         "include: [{component: $CI_SERVER_FQDN/group/kit/greet@1, inputs: {name: ada}}]\n\
          vars: {script: ['echo \"[$CI_SERVER_HOST $CI_SERVER_PORT $CI_SERVER_FQDN $CI_SERVER_URL $CI_API_V4_URL]\"']}\n",
@@ -22,7 +21,7 @@ fn with_component() -> Project {
 
 #[test]
 fn c224_server_variables_refer_to_the_remote() {
-    let project = with_component();
+    let project = project_with_component();
     project.ci(&["list"]).code(0).prints("greet");
     let output = project.ci(&["--log", "all"]).code(0);
     output.prints("hello ada");

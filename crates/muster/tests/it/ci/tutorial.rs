@@ -4,17 +4,14 @@ use std::process::Command;
 
 use super::Project;
 
-/// Line between the outputs of two commands.
 const OUTPUT_SEPARATOR: &str = "@@@ next command";
 
-/// A command of the tutorial.
 pub(crate) struct Step {
     pub(crate) command: String,
-    /// Lines of output that the tutorial shows below the command. Empty if it shows no output.
+    /// Lines that the tutorial shows below the command.
     pub(crate) output: Vec<String>,
 }
 
-/// Returns the commands of a page, in order.
 pub(crate) fn steps(page: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     for block in page.split("```console\n").skip(1) {
@@ -71,7 +68,7 @@ fn tutorial_output_is_current() {
         let write = if step.command.starts_with("git add") { "cp ../ci.yml .gitlab-ci.yml\n" } else { "" };
         script.push_str(&format!("{write}{} </dev/null\necho '{OUTPUT_SEPARATOR}'\n", step.command));
     }
-    // The project provides the home directory and the environment of the reader. The tutorial creates its own repository next to it.
+    // The project provides only the reader's home directory and environment.
     let project = Project::empty();
     let directory = project.path().parent().unwrap().to_owned();
     std::fs::write(directory.join("ci.yml"), configuration).unwrap();

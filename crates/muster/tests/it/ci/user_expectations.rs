@@ -76,10 +76,8 @@ fn c218_manual_jobs_run_only_when_named() {
 }
 
 /// `.gitlab-ci-local.yml` is never read, because it would silently change a pipeline.
-///
-/// gitlab-ci-local's variable files are read as gitlab-ci-local reads them, and a note names them.
 #[test]
-fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
+fn c219_gitlab_ci_local_files_supply_variables_but_no_jobs() {
     let project = Project::new("a: {script: ['echo \"[$V]\"']}\n");
     project.write(".gitlab-ci-local.yml", "extra: {script: ['true']}\n");
     project.ci(&["list"]).code(0).lacks("extra");
@@ -90,8 +88,6 @@ fn c219_variables_but_no_jobs_of_gitlab_ci_local_files_are_read() {
     project.ci(&["--var-file", "v.env", "--var", "V=flag"]).code(0).prints("[flag]");
 }
 
-/// Decision: untracked files that are not ignored are included.
-///
 /// Users expect a run to test the files they see (gitlab-ci-local issues 271 and 1351).
 #[test]
 fn c220_dirty_and_untracked_files_are_seen() {
@@ -121,7 +117,7 @@ fn c222_exit_status_is_0_unless_a_required_job_failed() {
         ("a: {script: ['exit 4'], allow_failure: {exit_codes: [3]}}\n", 1),
         ("c: {trigger: {include: child.yml, strategy: depend}}\n", 1),
         ("c: {trigger: {include: child.yml, strategy: depend}, allow_failure: true}\n", 0),
-        // On GitLab the parent pipeline passes, and the child pipeline shows its own result. A local run has one result, so any failure counts.
+        // Unlike on GitLab, a local run has one result, so any failure of a child counts.
         ("c: {trigger: {include: child.yml}}\n", 1),
     ] {
         let project = Project::new(configuration);

@@ -7,7 +7,7 @@ use muster_agent_api::plan::{Call, Step, When};
 use muster_agent_api::result::Outcome;
 use muster_job::TerminationCause;
 
-use super::harness::{Host, failed, job, script};
+use super::harness::{Host, failure_of, job, script};
 
 /// Script that runs until it is ended.
 const ENDLESS: &str = "echo ready; sleep 600";
@@ -27,7 +27,7 @@ async fn cancel_ends_the_script_and_runs_after_script_in_the_container() {
         host.log_until("ready\n").await;
         host.cancel().await;
         let (log, result) = host.finish().await;
-        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
         assert!(log.contains("\nafterwards it was canceled\n"), "{log}");
         assert_eq!(host.objects("cancel"), "", "no object of the job must be left");
     }
@@ -39,13 +39,13 @@ async fn timeout_of_the_job_removes_the_container() {
         let timeout = Duration::from_secs(8);
         host.start_job_with(&job("timeout"), vec![script(&[ENDLESS])], timeout).await;
         let (log, result) = host.finish().await;
-        assert_eq!(failed(&result).0, "job_execution_timeout", "{log}");
+        assert_eq!(failure_of(&result).0, "job_execution_timeout", "{log}");
         assert_eq!(host.objects("timeout"), "", "no object of the job must be left");
     }
 }
 
 #[tokio::test]
-async fn cancel_while_an_entrypoint_runs_ends_the_job() {
+async fn job_is_canceled_while_its_entrypoint_runs() {
     for host in Host::start_on_each_engine().await {
         let mut job = job("slow");
         job.build.entrypoint = Some(["/bin/sh", "-c", "echo slow; sleep 600"].map(str::to_owned).to_vec());
@@ -53,7 +53,7 @@ async fn cancel_while_an_entrypoint_runs_ends_the_job() {
         host.log_until("slow\n").await;
         host.cancel().await;
         let (log, result) = host.finish().await;
-        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
         assert_eq!(host.objects("slow"), "", "no object of the job must be left");
     }
 }
@@ -65,7 +65,7 @@ async fn killed_container_fails_the_job() {
         host.log_until("ready\n").await;
         assert_eq!(host.docker.call("POST", "/containers/killed-build/kill", &[]).0, 204);
         let (log, result) = host.finish().await;
-        assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+        assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
         assert!(result.message.contains("the job's container exited with code 137"), "{result:?}");
         assert_eq!(host.objects("killed"), "", "no object of the job must be left");
     }

@@ -19,16 +19,11 @@ use tokio::net::UnixStream;
 
 use crate::process::until;
 
-/// Image of the tests: busybox.
 pub(crate) const IMAGE: &str = "muster-test/busybox:1";
-/// Title of the step that creates the container.
 const TITLE: &str = "Preparing the \"docker\" executor";
-/// ID of the job of a test.
 const ID: &str = "1-1";
-/// Timeout that no job of these tests reaches, even on a busy machine.
 const JOB_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// An agent that runs as a separate process, and the engine for its jobs.
 pub(crate) struct Host {
     pub(crate) docker: &'static TestEngine,
     /// Settings with which the agent finds the engine.
@@ -49,30 +44,30 @@ impl Drop for Host {
 }
 
 impl Host {
-    /// Starts an agent that uses a Docker Engine. `None` means that the machine has no engine, or that the image cannot be created.
+    /// Starts an agent that uses a Docker Engine, if the machine has one.
     pub(crate) async fn start() -> Option<Self> {
         static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
-        Self::beside(TestEngine::shared()?, &IMAGE_EXISTS).await
+        Self::start_with(TestEngine::shared()?, &IMAGE_EXISTS).await
     }
 
-    /// Starts an agent for each kind of engine that the machine has: Docker Engine, Podman as root, and Podman as a user without privileges.
+    /// Starts an agent for each kind of engine on this machine.
     pub(crate) async fn start_on_each_engine() -> Vec<Self> {
         static IMAGE_EXISTS: [OnceLock<bool>; 2] = [OnceLock::new(), OnceLock::new()];
         let mut hosts: Vec<_> = Self::start().await.into_iter().collect();
         for (user, image_exists) in [PodmanUser::Root, PodmanUser::Unprivileged].into_iter().zip(&IMAGE_EXISTS) {
             let Some(podman) = TestEngine::shared_podman(user) else { continue };
-            hosts.extend(Self::beside(podman, image_exists).await);
+            hosts.extend(Self::start_with(podman, image_exists).await);
         }
         hosts
     }
 
-    /// Starts an engine that no other test uses, and an agent for it. The test can crash the engine. `None` means that no engine can run here.
+    /// Starts an agent with an engine that the test may crash. `None` means that no engine can run here.
     pub(crate) async fn start_on_isolated_engine() -> Option<Self> {
         // The engine ends with the process of the tests.
-        Self::beside(Box::leak(Box::new(TestEngine::isolated()?)), &OnceLock::new()).await
+        Self::start_with(Box::leak(Box::new(TestEngine::isolated()?)), &OnceLock::new()).await
     }
 
-    async fn beside(docker: &'static TestEngine, image_exists: &OnceLock<bool>) -> Option<Self> {
+    async fn start_with(docker: &'static TestEngine, image_exists: &OnceLock<bool>) -> Option<Self> {
         if !image_exists.get_or_init(|| docker.create_image(IMAGE, &[])) {
             return None;
         }
@@ -80,19 +75,17 @@ impl Host {
         Some(Self::serve(docker, engine, tempfile::tempdir().unwrap()).await)
     }
 
-    /// Starts an agent that finds the engine with these settings. Programs in `dir` precede others with the same name in `PATH`.
+    /// Starts an agent. Programs in `dir` precede others with the same name in `PATH`.
     pub(super) async fn serve(docker: &'static TestEngine, engine: DockerEngine, dir: TempDir) -> Self {
         let host = Self { docker, engine, process: Mutex::new(spawn(&dir)), dir };
         until(async || host.reach().await.map_err(|error| error.to_string())).await;
         host
     }
 
-    /// Returns the directory of this test on the machine of the agent.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Returns what the agents of this test have logged.
     pub(crate) fn agent_log(&self) -> String {
         std::fs::read_to_string(self.dir.path().join("agent.log")).unwrap_or_default()
     }
@@ -101,39 +94,35 @@ impl Host {
         self.dir.path().join("agent.sock")
     }
 
-    /// Runs steps in the container to their end. Returns the log and the result.
     pub(crate) async fn run(&self, job: &DockerContainer, steps: Vec<Step>) -> (String, JobResult) {
         self.start_job(job, steps).await;
         self.finish().await
     }
 
-    /// Runs steps in the container to their end, with the steps `beside` the container. There are at most two attempts to create
-    /// the containers. Returns the log and the result.
-    pub(crate) async fn run_beside(
+    /// Runs `services` beside the container, and `steps` in the container. Tries at most twice to create the
+    /// containers.
+    pub(crate) async fn run_with_services(
         &self,
         job: &DockerContainer,
-        beside: Vec<Step>,
+        services: Vec<Step>,
         steps: Vec<Step>,
     ) -> (String, JobResult) {
-        let environment = Call::delegate(&self.with_engine(job), beside, steps);
+        let environment = Call::delegate(&self.with_engine(job), services, steps);
         let mut step = Step::new("prepare_executor", TITLE, environment);
         step.policy.attempts = 2;
         self.start_step(step, Duration::ZERO).await;
         self.finish().await
     }
 
-    /// Starts a job whose steps run in the container.
     pub(crate) async fn start_job(&self, job: &DockerContainer, steps: Vec<Step>) {
         self.start_job_with(job, steps, Duration::ZERO).await;
     }
 
-    /// Starts a job with this timeout, whose steps run in the container.
     pub(crate) async fn start_job_with(&self, job: &DockerContainer, steps: Vec<Step>, timeout: Duration) {
         let environment = Call::delegate(&self.with_engine(job), Vec::new(), steps);
         self.start_step(Step::new("prepare_executor", TITLE, environment), timeout).await;
     }
 
-    /// Returns the job with the engine of this test.
     fn with_engine(&self, job: &DockerContainer) -> DockerContainer {
         DockerContainer { engine: self.engine.clone(), ..job.clone() }
     }
@@ -157,7 +146,6 @@ impl Host {
         self.reach().await.unwrap().run(request).await.unwrap();
     }
 
-    /// Waits for the end of the job. Returns the log and the result.
     pub(crate) async fn finish(&self) -> (String, JobResult) {
         let mut log = Vec::new();
         let following =
@@ -166,7 +154,6 @@ impl Host {
         (String::from_utf8(log).unwrap(), result)
     }
 
-    /// Reads the log until it contains this text.
     pub(crate) async fn log_until(&self, text: &str) {
         let mut log = String::new();
         let reading = async {
@@ -179,12 +166,11 @@ impl Host {
         assert!(tokio::time::timeout(JOB_TIMEOUT, reading).await.is_ok(), "{text:?} is not in {log}");
     }
 
-    /// Cancels the job.
     pub(crate) async fn cancel(&self) {
         self.reach().await.unwrap().cancel(ID).await.unwrap();
     }
 
-    /// Deletes the job, so that another one can run.
+    /// Deletes the job, so that another job can run.
     pub(crate) async fn close(&self) {
         self.reach().await.unwrap().close(ID).await.unwrap();
     }
@@ -198,7 +184,6 @@ impl Host {
         until(async || self.reach().await.map_err(|error| error.to_string())).await;
     }
 
-    /// Ends the agent with SIGTERM, and waits until it has exited.
     pub(crate) async fn terminate(&mut self) {
         let process = self.process.get_mut();
         let pid = rustix::process::Pid::from_raw(i32::try_from(process.id()).unwrap()).unwrap();
@@ -206,7 +191,6 @@ impl Host {
         until(async || process.try_wait().unwrap().ok_or("the agent still runs".to_owned())).await;
     }
 
-    /// Waits until no object of the engine has a name that begins with this text.
     pub(crate) async fn until_no_objects(&self, name: &str) {
         until(async || {
             Some(self.objects(name)).filter(String::is_empty).ok_or("objects of the job are left".to_owned())
@@ -214,7 +198,7 @@ impl Host {
         .await;
     }
 
-    /// Returns the names of the containers, volumes and networks whose names begin with this text.
+    /// Returns the names of containers, volumes and networks that begin with this text.
     pub(crate) fn objects(&self, name: &str) -> String {
         let lists =
             ["/containers/json?all=1", "/volumes", "/networks"].map(|path| self.docker.call("GET", path, &[]).1);
@@ -270,14 +254,12 @@ pub(crate) fn job(name: &str) -> DockerContainer {
     }
 }
 
-/// Returns a step with these commands.
 pub(crate) fn script(commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
     Step::new("step_script", "", Call::builtin(&Script { commands, ..Script::default() }))
 }
 
-/// Returns the reason and the exit code of a failed job.
-pub(crate) fn failed(result: &JobResult) -> (String, Option<i32>) {
+pub(crate) fn failure_of(result: &JobResult) -> (String, Option<i32>) {
     match &result.outcome {
         Outcome::Success => panic!("the job passed"),
         Outcome::Failed { reason, exit_code, .. } => (reason.to_string(), *exit_code),

@@ -4,10 +4,9 @@ use muster_agent_api::builtin::{DockerContainer, ImageSpec};
 use muster_agent_api::result::Outcome;
 use serde_json::{Value, json};
 
-use super::harness::{Host, failed, job, script};
+use super::harness::{Host, failure_of, job, script};
 
-/// Returns a job with an image that is created with these instructions of a Dockerfile.
-fn with_image(host: &Host, name: &str, instructions: &[&str]) -> DockerContainer {
+fn job_with_image(host: &Host, name: &str, instructions: &[&str]) -> DockerContainer {
     let image = format!("muster-test/{name}:1");
     assert!(host.docker.create_image(&image, instructions));
     let mut job = job(name);
@@ -32,7 +31,7 @@ async fn missing_image_fails_the_job() {
 async fn output_and_exports_of_an_entrypoint_that_runs_its_arguments_reach_the_job() {
     for host in Host::start_on_each_engine().await {
         let entrypoint = r#"ENTRYPOINT ["/bin/sh","-c","echo from the entrypoint; echo its error >&2; export B=exported; exec \"$@\"","sh"]"#;
-        let job = with_image(&host, "entrypoint", &[entrypoint]);
+        let job = job_with_image(&host, "entrypoint", &[entrypoint]);
         let (log, result) = host.run(&job, vec![script(&["echo $B"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("from the entrypoint\n") && log.contains("its error\n"), "{log}");
@@ -43,7 +42,7 @@ async fn output_and_exports_of_an_entrypoint_that_runs_its_arguments_reach_the_j
 #[tokio::test]
 async fn entrypoint_that_is_a_shell_starts_the_agent() {
     for host in Host::start_on_each_engine().await {
-        let job = with_image(&host, "shell", &[r#"ENTRYPOINT ["/bin/sh","-c"]"#]);
+        let job = job_with_image(&host, "shell", &[r#"ENTRYPOINT ["/bin/sh","-c"]"#]);
         let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("\nruns\n") || log.starts_with("runs\n"), "{log}");
@@ -53,9 +52,9 @@ async fn entrypoint_that_is_a_shell_starts_the_agent() {
 #[tokio::test]
 async fn entrypoint_that_ignores_its_arguments_fails_with_advice_and_can_be_replaced() {
     for host in Host::start_on_each_engine().await {
-        let mut job = with_image(&host, "stubborn", &[r#"ENTRYPOINT ["/bin/echo","usage: tool FILE"]"#]);
+        let mut job = job_with_image(&host, "stubborn", &[r#"ENTRYPOINT ["/bin/echo","usage: tool FILE"]"#]);
         let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
-        assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+        assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
         assert!(log.contains("usage: tool FILE /.muster/muster-agent agent container\n"), "{log}");
         assert!(log.contains("exited with code 0; set `image: entrypoint: [\"\"]` in the job"), "{log}");
         assert_eq!(host.objects("stubborn"), "", "no object of the job must be left");
@@ -69,7 +68,7 @@ async fn entrypoint_that_ignores_its_arguments_fails_with_advice_and_can_be_repl
 #[tokio::test]
 async fn image_with_another_user_and_a_read_only_root_directory_runs_steps() {
     for host in Host::start_on_each_engine().await {
-        let mut job = with_image(&host, "user", &["USER user"]);
+        let mut job = job_with_image(&host, "user", &["USER user"]);
         job.build.host_config.insert("ReadonlyRootfs".to_owned(), json!(true));
         job.build.host_config.insert("Tmpfs".to_owned(), json!({"/tmp": ""}));
         job.directories = vec!["/builds".to_owned()];
@@ -86,7 +85,7 @@ async fn image_with_another_user_and_a_read_only_root_directory_runs_steps() {
 #[tokio::test]
 async fn user_of_the_job_replaces_the_user_of_the_image() {
     for host in Host::start_on_each_engine().await {
-        let mut job = with_image(&host, "replaced", &["USER user"]);
+        let mut job = job_with_image(&host, "replaced", &["USER user"]);
         job.build.user = "4321:99".to_owned();
         let (log, result) = host.run(&job, vec![script(&["echo $(id -u):$(id -g)"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -104,7 +103,7 @@ async fn rejected_setting_of_a_container_is_a_configuration_error() {
         let mut job = job(name);
         job.build.host_config.insert(setting.to_owned(), value);
         let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
-        assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+        assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
         host.close().await;
     }
 }

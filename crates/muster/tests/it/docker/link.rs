@@ -1,4 +1,4 @@
-//! A connection that a test can cut. It leads to a machine with an engine.
+//! A connection to an engine's machine, which a test can cut.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,16 +9,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Number of refused connections that show that the other side has noticed the cut.
+/// Number of refused connections after which the other side has noticed the cut.
 const ATTEMPTS: usize = 3;
 
 /// Port on this machine that leads to an address in the network of an engine.
 pub(super) struct Link {
     pub(super) address: SocketAddr,
     is_cut: watch::Sender<bool>,
-    /// Number of connections that were refused.
     refused: Arc<AtomicUsize>,
-    /// Task that accepts connections.
     _accepting: JoinSet<()>,
 }
 
@@ -32,7 +30,7 @@ impl Link {
         Self { address, is_cut, refused, _accepting: accepting }
     }
 
-    /// Ends all connections. Until the link is restored, new connections are closed immediately. Returns when several of them were closed.
+    /// Ends all connections, and refuses new ones until [`Self::restore`]. Returns after [`ATTEMPTS`] refusals.
     pub(super) async fn cut(&self) {
         self.refused.store(0, Ordering::Relaxed);
         self.is_cut.send_replace(true);
@@ -43,7 +41,6 @@ impl Link {
         .await;
     }
 
-    /// Accepts connections again.
     pub(super) fn restore(&self) {
         self.is_cut.send_replace(false);
     }

@@ -13,7 +13,7 @@ use muster_agent_api::builtin::DockerVolume;
 use muster_agent_api::container::MIRROR_DIR;
 use muster_agent_api::result::Outcome;
 
-use harness::{Host, failed, job, script};
+use harness::{Host, failure_of, job, script};
 
 #[tokio::test]
 async fn steps_run_in_a_container_that_is_removed_afterwards() {
@@ -37,7 +37,7 @@ async fn exit_code_of_a_script_in_a_container_is_the_exit_code_of_the_job() {
         let (log, result) = host
             .run(&job("exits"), vec![script(&["i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done", "exit 7"])])
             .await;
-        assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)), "{log}");
+        assert_eq!(failure_of(&result), ("script_failure".to_owned(), Some(7)), "{log}");
         let used = result.used.unwrap();
         assert!(
             used.cpu_ms.unwrap() >= 10 && used.memory_bytes.unwrap() > 0,

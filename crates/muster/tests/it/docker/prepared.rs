@@ -3,13 +3,12 @@
 use muster_agent_api::builtin::{DockerContainer, DockerVolume, PreparedPolicy};
 use muster_agent_api::result::Outcome;
 
-use super::harness::{Host, failed, job, script};
+use super::harness::{Host, failure_of, job, script};
 use crate::process::until;
 
-/// Line in the log of a job that took a prepared container.
 const TAKEN: &str = "Using prepared container for image muster-test/";
 
-/// Returns a job whose container can be prepared. All its objects have names that begin with `name`.
+/// Returns a job whose container can be prepared.
 fn preparable(name: &str) -> DockerContainer {
     let policy = PreparedPolicy { max_containers: 1, min_uses: 1, window_ms: 3_600_000, max_idle_ms: 600_000 };
     let mut job = job(name);
@@ -21,17 +20,17 @@ fn preparable(name: &str) -> DockerContainer {
 }
 
 impl Host {
-    /// Returns the beginning of the names of the agent's prepared containers. `None` means that it has prepared none yet.
-    fn prefix(&self) -> Option<String> {
+    /// Returns the name prefix of the prepared containers, if there are any.
+    fn prepared_prefix(&self) -> Option<String> {
         let record = std::fs::read(self.dir().join("spool/.prepared-containers")).ok()?;
         let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
         Some(format!("muster-prepared-{}-", record["owner"].as_str().unwrap()))
     }
 
-    /// Waits until a prepared container waits for a job. Returns its name.
+    /// Waits for a prepared container. Returns its name.
     async fn until_prepared(&self) -> String {
         let waiting = async || {
-            let prefix = self.prefix().ok_or("no container was prepared")?;
+            let prefix = self.prepared_prefix().ok_or("no container was prepared")?;
             let objects = self.objects(&prefix);
             let name = objects.split(' ').next().unwrap_or_default().trim_start_matches('/').to_owned();
             let log = self.agent_log();
@@ -41,7 +40,7 @@ impl Host {
         until(waiting).await
     }
 
-    /// Runs a job to its end, and returns its log. The job must pass.
+    /// Runs a job, which must pass, and returns its log.
     async fn pass(&self, job: &DockerContainer, command: &str) -> String {
         let (log, result) = self.run(job, vec![script(&[command])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -49,7 +48,7 @@ impl Host {
         log
     }
 
-    /// Returns the names of the volumes of a container, apart from the volume with the agent's executable.
+    /// Returns the container's volumes, except the volume with the agent's executable.
     fn volumes_of(&self, container: &str) -> Vec<String> {
         let (_, found) = self.docker.call("GET", &format!("/containers/{container}/json"), &[]);
         let found: serde_json::Value = serde_json::from_str(&found).unwrap();
@@ -58,7 +57,6 @@ impl Host {
         names.filter(|name| !name.starts_with("muster-agent-")).map(str::to_owned).collect()
     }
 
-    /// Fails if one of the volumes exists.
     fn assert_no_volumes(&self, names: &[String]) {
         for name in names {
             assert_eq!(
@@ -71,7 +69,7 @@ impl Host {
 }
 
 #[tokio::test]
-async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
+async fn next_job_takes_the_prepared_container_and_leaves_nothing_in_it() {
     for mut host in Host::start_on_each_engine().await {
         let log = host.pass(&preparable("ahead-a"), "touch /mark /builds/mark /cache/mark").await;
         assert!(!log.contains(TAKEN), "{log}");
@@ -89,7 +87,7 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
         }
         assert_eq!(host.objects("ahead"), "", "no object of the jobs must be left");
         host.until_prepared().await;
-        let prefix = host.prefix().unwrap();
+        let prefix = host.prepared_prefix().unwrap();
         host.terminate().await;
         // A busy engine may carry out the removal after the agent has ended.
         host.until_no_objects(&prefix).await;
@@ -97,7 +95,7 @@ async fn next_job_takes_the_container_that_waits_and_leaves_nothing_in_it() {
 }
 
 #[tokio::test]
-async fn job_that_would_create_another_container_does_not_take_it() {
+async fn job_does_not_take_a_prepared_container_with_other_settings() {
     for host in Host::start_on_each_engine().await {
         host.pass(&preparable("other-a"), "true").await;
         host.until_prepared().await;
@@ -124,7 +122,7 @@ async fn job_that_would_create_another_container_does_not_take_it() {
 }
 
 #[tokio::test]
-async fn container_that_was_killed_paused_or_removed_while_it_waited_fails_no_job() {
+async fn broken_prepared_container_fails_no_job() {
     for host in Host::start_on_each_engine().await {
         host.pass(&preparable("broken-a"), "true").await;
         let calls = [("POST", "/kill"), ("POST", "/pause"), ("DELETE", "?force=1&v=1")];
@@ -164,7 +162,7 @@ async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
     for mut host in Host::start_on_each_engine().await {
         host.pass(&preparable("dead-a"), "true").await;
         let volumes = host.volumes_of(&host.until_prepared().await);
-        let prefix = host.prefix().unwrap();
+        let prefix = host.prepared_prefix().unwrap();
         host.restart().await;
         host.until_no_objects(&prefix).await;
         host.assert_no_volumes(&volumes);
@@ -176,7 +174,7 @@ async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
         host.log_until("ready\n").await;
         host.restart().await;
         let (log, result) = host.finish().await;
-        assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+        assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
         host.until_no_objects("dead").await;
         host.until_no_objects(&prefix).await;
         host.assert_no_volumes(&volumes);
@@ -184,19 +182,19 @@ async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
 }
 
 #[tokio::test]
-async fn container_that_no_job_needs_is_removed_after_its_time() {
+async fn unused_prepared_container_is_removed_after_its_maximum_idle_time() {
     for host in Host::start_on_each_engine().await {
         let mut job = preparable("idle-a");
         job.prepared = Some(PreparedPolicy { max_idle_ms: 4_000, ..job.prepared.unwrap() });
         host.pass(&job, "true").await;
         host.until_prepared().await;
-        host.until_no_objects(&host.prefix().unwrap()).await;
+        host.until_no_objects(&host.prepared_prefix().unwrap()).await;
         assert_eq!(host.objects("idle"), "", "no object of the job must be left");
     }
 }
 
 #[tokio::test]
-async fn cancel_while_a_container_is_taken_leaves_nothing() {
+async fn job_canceled_while_it_takes_a_container_leaves_nothing() {
     for host in Host::start_on_each_engine().await {
         host.pass(&preparable("stop-a"), "true").await;
         for _ in 0..3 {
@@ -204,7 +202,7 @@ async fn cancel_while_a_container_is_taken_leaves_nothing() {
             host.start_job(&preparable("stop-b"), vec![script(&["sleep 600"])]).await;
             host.cancel().await;
             let (log, result) = host.finish().await;
-            assert_eq!(failed(&result).0, "job_canceled", "{log}");
+            assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
             assert_eq!(host.objects("stop-"), "", "no object of the job must be left");
             host.close().await;
         }
@@ -212,7 +210,7 @@ async fn cancel_while_a_container_is_taken_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn restart_of_the_engine_while_a_container_waits_fails_no_job_and_leaves_nothing() {
+async fn engine_restart_with_a_prepared_container_fails_no_job_and_leaves_nothing() {
     let Some(mut host) = Host::start_on_isolated_engine().await else { return };
     host.pass(&preparable("engine-a"), "true").await;
     host.until_prepared().await;
@@ -222,7 +220,7 @@ async fn restart_of_the_engine_while_a_container_waits_fails_no_job_and_leaves_n
     let log = host.pass(&preparable("engine-b"), "echo runs").await;
     assert!(log.contains("\nruns\n"), "{log}");
     assert_eq!(host.objects("engine"), "", "no object of the jobs must be left");
-    let prefix = host.prefix().unwrap();
+    let prefix = host.prepared_prefix().unwrap();
     host.terminate().await;
     host.until_no_objects(&prefix).await;
 }

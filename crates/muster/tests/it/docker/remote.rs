@@ -7,9 +7,9 @@ use muster_agent_api::result::Outcome;
 use muster_job::TerminationCause;
 use muster_test_prerequisites::RemoteEngine;
 
-use super::harness::{Host, IMAGE, failed, job, script};
+use super::harness::{Host, IMAGE, failure_of, job, script};
 use super::link::Link;
-use super::services::{SERVER, run, with_service};
+use super::services::{SERVER, job_and_service, run};
 
 /// Commands that wait until [`Remote::release`].
 const WAIT: &str = "while [ ! -e /tmp/go ]; do sleep 0.05; done";
@@ -17,14 +17,13 @@ const WAIT: &str = "while [ ! -e /tmp/go ]; do sleep 0.05; done";
 /// An agent on this machine, whose engine is on another one.
 struct Remote {
     host: Host,
-    /// The only way to the engine.
+    /// The agent's only connection to the engine.
     link: Link,
-    /// Name of the transport, which is a part of the names of jobs.
     transport: &'static str,
 }
 
 impl Remote {
-    /// Starts an agent for each transport. The list is empty if no engine can run here.
+    /// Starts an agent for each transport, if an engine can run here.
     async fn start_each() -> Vec<Self> {
         static ENGINE: OnceLock<Option<RemoteEngine>> = OnceLock::new();
         static IMAGE_EXISTS: OnceLock<bool> = OnceLock::new();
@@ -45,7 +44,6 @@ impl Remote {
         vec![tls, ssh]
     }
 
-    /// Returns a job. The names of its objects contain `name` and the transport.
     fn job(&self, name: &str) -> DockerContainer {
         job(&self.name(name))
     }
@@ -54,7 +52,7 @@ impl Remote {
         format!("remote-{name}-{}", self.transport)
     }
 
-    /// Ends [`WAIT`] in the build container of a job. The test does not use the link for this.
+    /// Ends [`WAIT`] in the build container of a job, without the link.
     fn release(&self, name: &str) {
         let call = |path: &str, body: &str| self.host.docker.call("POST", path, body.as_bytes());
         let exec = format!("/containers/{}-build/exec", self.name(name));
@@ -63,7 +61,6 @@ impl Remote {
         assert_eq!(call(&format!("/exec/{id}/start"), r#"{"Detach": true}"#).0, 200);
     }
 
-    /// Checks that nothing of a job is left at the engine.
     fn check_objects(&self, name: &str) {
         assert_eq!(self.host.objects(&self.name(name)), "", "no object of the job must be left");
     }
@@ -72,7 +69,7 @@ impl Remote {
 #[tokio::test]
 async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine() {
     for remote in Remote::start_each().await {
-        let (mut job, service) = with_service(&remote.host, &remote.name("job"), SERVER);
+        let (mut job, service) = job_and_service(&remote.host, &remote.name("job"), SERVER);
         job.volumes.push(DockerVolume {
             source: remote.host.dir().display().to_string(),
             destination: "/agent".to_owned(),
@@ -85,7 +82,7 @@ async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine(
             "exit 7",
         ];
         let (log, result) = run(&remote.host, &(job, service), &commands).await;
-        assert_eq!(failed(&result), ("script_failure".to_owned(), Some(7)), "{log}");
+        assert_eq!(failure_of(&result), ("script_failure".to_owned(), Some(7)), "{log}");
         let greeting =
             format!("handed on on {}-host in /builds/group/project, 0 files of the agent\n", remote.name("job"));
         assert!(log.contains(&greeting) && log.contains("\nserved\n"), "{log}");
@@ -101,7 +98,7 @@ async fn job_at_an_engine_on_another_machine_is_canceled() {
         remote.host.log_until("ready\n").await;
         remote.host.cancel().await;
         let (log, result) = remote.host.finish().await;
-        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
         remote.check_objects("cancel");
     }
 }
@@ -152,7 +149,7 @@ async fn job_that_is_canceled_without_a_connection_leaves_nothing_at_the_engine(
         remote.host.cancel().await;
         remote.link.restore();
         let (log, result) = remote.host.finish().await;
-        assert_eq!(failed(&result).0, "job_canceled", "{log}");
+        assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
         remote.check_objects("unreachable");
     }
 }

@@ -4,16 +4,15 @@ use muster_agent_api::builtin::{ContainerSpec, DockerContainer, DockerNetwork, I
 use muster_agent_api::plan::{Call, Step};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 
-use super::harness::{Host, IMAGE, failed, job, script};
+use super::harness::{Host, IMAGE, failure_of, job, script};
 
 /// Commands that serve a file on port 8080.
 pub(super) const SERVER: &str =
     "mkdir /www; echo served > /www/index.html; echo serving; exec httpd -f -p 8080 -h /www";
-/// Image of the services. It exposes the ports 8080/tcp and 53/udp.
 const SERVICE_IMAGE: &str = "muster-test/service:1";
 
 /// Returns a job, and a service that runs `command`. [`run`] adds the service to the job.
-pub(super) fn with_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
+pub(super) fn job_and_service(host: &Host, name: &str, command: &str) -> (DockerContainer, ServiceContainer) {
     assert!(host.docker.create_image(SERVICE_IMAGE, &["EXPOSE 8080/tcp", "EXPOSE 53/udp"]));
     let image =
         ImageSpec { name: SERVICE_IMAGE.to_owned(), pull_policies: vec!["never".to_owned()], ..ImageSpec::default() };
@@ -32,14 +31,13 @@ fn step(service: &ServiceContainer) -> Step {
     Step::new(&format!("service {}", service.title), "", Call::builtin(service))
 }
 
-/// Runs a script in a job with a service.
 pub(super) async fn run(
     host: &Host,
     (job, service): &(DockerContainer, ServiceContainer),
     commands: &[&str],
 ) -> (String, JobResult) {
     let job = DockerContainer { services: vec![service.container.name.clone()], ..job.clone() };
-    host.run_beside(&job, vec![step(service)], vec![script(commands)]).await
+    host.run_with_services(&job, vec![step(service)], vec![script(commands)]).await
 }
 
 #[tokio::test]
@@ -48,14 +46,14 @@ async fn name_of_a_service_cannot_address_another_container() {
     let body = format!(r#"{{"Image":"{IMAGE}","Cmd":["/bin/true"]}}"#);
     let created = host.docker.call("POST", "/containers/create?name=bystander", body.as_bytes());
     assert_eq!(created.0, 201, "{}", created.1);
-    let (job, mut service) = with_service(&host, "hostile", SERVER);
+    let (job, mut service) = job_and_service(&host, "hostile", SERVER);
     service.container.name = r"hostile\..\bystander?-0".to_owned();
     let (log, result) = run(&host, &(job.clone(), service.clone()), &["echo never"]).await;
-    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
     host.close().await;
     // This job does not list the service, so its cleanup would not remove the service's container.
-    let (log, result) = host.run_beside(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
-    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    let (log, result) = host.run_with_services(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
+    assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
     assert!(log.contains("is not listed in `services` of builtin://docker/container"), "{log}");
     assert_eq!(
         host.docker.call("DELETE", "/containers/bystander", &[]).0,
@@ -67,13 +65,13 @@ async fn name_of_a_service_cannot_address_another_container() {
 #[tokio::test]
 async fn service_is_a_step_with_its_own_policy_and_result() {
     let Some(host) = Host::start().await else { return };
-    let (mut job, web) = with_service(&host, "policies", SERVER);
+    let (mut job, web) = job_and_service(&host, "policies", SERVER);
     let mut missing = ServiceContainer { title: "missing:1".to_owned(), ..web.clone() };
     (missing.container.name, missing.container.image.name) = ("policies-missing".to_owned(), "missing:1".to_owned());
     job.services = vec![missing.container.name.clone(), web.container.name.clone()];
     let mut optional = step(&missing);
     optional.policy.allow_failure = true;
-    let (log, result) = host.run_beside(&job, vec![optional, step(&web)], vec![script(&[FETCH])]).await;
+    let (log, result) = host.run_with_services(&job, vec![optional, step(&web)], vec![script(&[FETCH])]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("WARNING: service missing:1 failed, but the job continues: failed to pull image"), "{log}");
     assert!(log.contains("served\nserved\n"), "{log}");
@@ -85,8 +83,8 @@ async fn service_is_a_step_with_its_own_policy_and_result() {
     assert_eq!(states(&result), names.clone().into_iter().zip(expected).collect::<Vec<_>>());
     host.close().await;
     let required = vec![step(&missing), step(&web)];
-    let (log, result) = host.run_beside(&job, required, vec![script(&["echo never"])]).await;
-    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    let (log, result) = host.run_with_services(&job, required, vec![script(&["echo never"])]).await;
+    assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
     assert!(!log.contains("Starting service muster-test/service:1"), "{log}");
     let expected = [StepStatus::Failure, StepStatus::Skipped];
     assert_eq!(states(&result), names.into_iter().zip(expected).collect::<Vec<_>>());
@@ -96,11 +94,11 @@ async fn service_is_a_step_with_its_own_policy_and_result() {
 #[tokio::test]
 async fn containers_are_created_again_if_a_service_cannot_start() {
     let Some(host) = Host::start().await else { return };
-    let mut job = with_service(&host, "broken", SERVER);
+    let mut job = job_and_service(&host, "broken", SERVER);
     let device = serde_json::json!({ "PathOnHost": "/dev/does-not-exist", "PathInContainer": "/dev/x" });
     job.1.container.host_config.insert("Devices".to_owned(), serde_json::json!([device]));
     let (log, result) = run(&host, &job, &["echo never"]).await;
-    assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+    assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
     let failures = log.matches("failed to start the service muster-test/service:1").count();
     assert_eq!((log.matches("Preparation failed: ").count(), failures), (1, 2), "{log}");
     assert_eq!(log.matches("Starting service muster-test/service:1...").count(), 2, "{log}");
@@ -112,9 +110,9 @@ async fn containers_are_created_again_if_a_service_cannot_start() {
 #[tokio::test]
 async fn service_starts_only_while_containers_are_created() {
     let Some(host) = Host::start().await else { return };
-    let (job, service) = with_service(&host, "late", SERVER);
+    let (job, service) = job_and_service(&host, "late", SERVER);
     let (log, result) = host.run(&job, vec![step(&service)]).await;
-    assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+    assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
     assert!(log.contains("can only start beside the step builtin://docker/container"), "{log}");
 }
 
@@ -127,7 +125,7 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
     let shared = br#"{"Name": "shared"}"#;
     assert_eq!(host.docker.call("POST", "/networks/create", shared).0, 201);
     for network in [DockerNetwork::Bridge, per_job, DockerNetwork::Mode("shared".to_owned())] {
-        let mut job = with_service(&host, "net", SERVER);
+        let mut job = job_and_service(&host, "net", SERVER);
         job.0.network = network;
         let (log, result) = run(&host, &job, &[FETCH]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -146,14 +144,14 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
 async fn network_traffic_counts_for_its_step_unless_the_network_is_shared() {
     let Some(host) = Host::start().await else { return };
     let server = "mkdir /www; head -c 1000000 /dev/zero > /www/big; echo serving; exec httpd -f -p 8080 -h /www";
-    let (mut job, service) = with_service(&host, "traffic", server);
+    let (mut job, service) = job_and_service(&host, "traffic", server);
     job.services = vec![service.container.name.clone()];
     let steps = || {
         let mut steps = [script(&["wget -q -O /dev/null http://web:8080/big"]), script(&["true"])];
         steps[0].name = "step_download".to_owned();
         steps.to_vec()
     };
-    let (log, result) = host.run_beside(&job, vec![step(&service)], steps()).await;
+    let (log, result) = host.run_with_services(&job, vec![step(&service)], steps()).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let nodes = &result.tree.steps[0].steps;
     let used = |name: &str| nodes.iter().find(|node| node.name == name).and_then(|node| node.used).unwrap();
@@ -177,7 +175,7 @@ async fn network_traffic_counts_for_its_step_unless_the_network_is_shared() {
 #[tokio::test]
 async fn service_that_exits_is_a_warning_with_its_output() {
     for host in Host::start_on_each_engine().await {
-        let job = with_service(&host, "exiting", "echo no database here; exit 3");
+        let job = job_and_service(&host, "exiting", "echo no database here; exit 3");
         let (log, result) = run(&host, &job, &["echo runs"]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(
@@ -199,7 +197,7 @@ async fn warning_has_the_end_of_a_long_output_and_a_note_about_the_rest() {
     for host in Host::start_on_each_engine().await {
         let print = "i=0; while [ $i -lt 3000 ]; do echo \"line $i of a service that prints much before it fails\"; i=$((i + 1)); done; \
                      echo the reason; exit 3";
-        let (log, result) = run(&host, &with_service(&host, "talkative", print), &["echo runs"]).await;
+        let (log, result) = run(&host, &job_and_service(&host, "talkative", print), &["echo runs"]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("prints much before it fails\nthe reason\n\n\u{1b}[0;33m*********"), "{log}");
         let notice = "Service container logs:\n[earlier output is left out: only the last 64 KiB or 1000 lines are shown]\nline ";
@@ -216,7 +214,7 @@ const SHOW_BLOCK: &str = "set +e; grep -q '070200C0.*0205' /proc/net/route && ec
 #[tokio::test]
 async fn blocked_addresses_are_unreachable_on_every_engine() {
     for host in Host::start_on_each_engine().await {
-        let (mut job, mut service) = with_service(&host, "blocked", SHOW_BLOCK);
+        let (mut job, mut service) = job_and_service(&host, "blocked", SHOW_BLOCK);
         job.log_services = true;
         job.blocked_addresses = ["192.0.2.7", "2001:db8::7"].map(|address| address.parse().unwrap()).to_vec();
         let drop_raw_packets = serde_json::json!(["NET_RAW"]);
@@ -239,7 +237,7 @@ async fn blocked_name_server_is_an_error_with_the_remedy() {
     job.blocked_addresses = vec!["192.0.2.7".parse().unwrap()];
     job.build.host_config.insert("Dns".to_owned(), serde_json::json!(["192.0.2.7"]));
     let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
-    assert_eq!(failed(&result).0, "runner_system_failure", "{log}");
+    assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
     let reason = "192.0.2.7 is the only name server of the container; set `dns` of [runners.docker] to other servers";
     assert!(log.contains(reason), "{log}");
     host.close().await;
@@ -253,7 +251,7 @@ async fn blocked_name_server_is_an_error_with_the_remedy() {
 #[tokio::test]
 async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
     let Some(host) = Host::start().await else { return };
-    let mut job = with_service(&host, "silent", "sleep 600");
+    let mut job = job_and_service(&host, "silent", "sleep 600");
     job.0.service_timeout_ms = 500;
     let (log, result) = run(&host, &job, &["echo runs"]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -265,7 +263,7 @@ async fn service_that_does_not_listen_is_a_warning_after_the_timeout() {
 #[tokio::test]
 async fn output_of_services_is_in_the_log_with_log_services() {
     let Some(host) = Host::start().await else { return };
-    let mut job = with_service(&host, "debugged", SERVER);
+    let mut job = job_and_service(&host, "debugged", SERVER);
     job.0.log_services = true;
     let (log, result) = run(&host, &job, &[FETCH]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");

@@ -6,9 +6,8 @@ use muster_agent_api::result::Outcome;
 use muster_test_prerequisites::{bash_root, shellless_root};
 use serde_json::json;
 
-use super::harness::{Host, failed, job, script};
+use super::harness::{Host, failure_of, job, script};
 
-/// Image without a shell.
 const NO_SHELL: &str = "muster-test/shellless:1";
 
 /// Command that writes a step that prints the ID of its user.
@@ -18,8 +17,7 @@ const WRITE_MAKE: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\
 /// Command that writes a step that creates a file.
 const WRITE_TOUCH: &str = r#"printf 'spec: {inputs: {file: {type: string}}}\n---\nexec: {command: [touch, "${{ inputs.file }}"]}\n' > make/touch/step.yml"#;
 
-/// Returns a job with an image that is created from a root file system.
-fn with_root(host: &Host, name: &str, image: &str, root: &[u8]) -> DockerContainer {
+fn job_with_root(host: &Host, name: &str, image: &str, root: &[u8]) -> DockerContainer {
     host.docker.import_image(image, root, &[]);
     let mut job = job(name);
     job.build.image =
@@ -32,7 +30,7 @@ async fn script_runs_in_bash_if_the_image_has_it_and_otherwise_in_sh() {
     let Some(root) = bash_root() else { return };
     for host in Host::start_on_each_engine().await {
         let which = "if [ -n \"$BASH_VERSION\" ]; then echo \"in bash of $(command -v bash)\"; else echo in sh; fi";
-        let job = with_root(&host, "bash", "muster-test/bash:1", &root);
+        let job = job_with_root(&host, "bash", "muster-test/bash:1", &root);
         let (log, result) = host.run(&job, vec![script(&[which])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("\nin bash of /bin/bash\n"), "{log}");
@@ -47,9 +45,9 @@ async fn script_runs_in_bash_if_the_image_has_it_and_otherwise_in_sh() {
 async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy() {
     let Some(root) = shellless_root() else { return };
     for host in Host::start_on_each_engine().await {
-        let job = with_root(&host, "no-shell", NO_SHELL, &root);
+        let job = job_with_root(&host, "no-shell", NO_SHELL, &root);
         let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
-        assert_eq!(failed(&result).0, "runner_configuration_error", "{log}");
+        assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
         for part in [
             "shell not found: the image muster-test/shellless:1 has no `bash` or `sh` in ",
             "/usr/bin, ",
@@ -60,7 +58,7 @@ async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy(
         host.close().await;
         let list = Call::Run(json!([{ "name": "shell", "script": "echo never" }]));
         let (log, result) = host.run(&job, vec![Step::new("step_run", "", list)]).await;
-        assert_eq!(failed(&result).0, "script_failure", "{log}");
+        assert_eq!(failure_of(&result).0, "script_failure", "{log}");
         let message = &result.message;
         assert!(message.contains("the image muster-test/shellless:1 has no `bash` or `sh` in "), "{message}");
         assert_eq!(host.objects("no-shell"), "", "no object of the job must be left");
@@ -88,7 +86,7 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
             let (log, result) = host.run(&with_shell, vec![script(&commands)]).await;
             assert_eq!(result.outcome, Outcome::Success, "{log}");
             host.close().await;
-            let mut job = with_root(&host, "exec", NO_SHELL, &root);
+            let mut job = job_with_root(&host, "exec", NO_SHELL, &root);
             job.volumes[0].temporary = false;
             user.clone_into(&mut job.build.user);
             job.build.host_config.insert("ReadonlyRootfs".to_owned(), json!(is_read_only));
@@ -99,7 +97,7 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
             match denied {
                 None => assert_eq!(result.outcome, Outcome::Success, "{log}"),
                 Some(reason) => {
-                    assert_eq!(failed(&result), ("script_failure".to_owned(), Some(1)), "{log}");
+                    assert_eq!(failure_of(&result), ("script_failure".to_owned(), Some(1)), "{log}");
                     assert!(log.contains(&format!("/etc/made: {reason}")), "only the last step must fail: {log}");
                 }
             }

@@ -1,5 +1,5 @@
-//! `kill -9` of the manager in the middle of a job, at points that a seed selects. The job must end with the right result, each byte of its
-//! log must arrive once, and its script must start once.
+//! `kill -9` of the manager at random points of a job. The job must end with the right result, each byte of its log
+//! must arrive once, and its script must start once.
 
 use muster_job::{JobId, JobStatus};
 use rand::rngs::StdRng;
@@ -9,15 +9,14 @@ use serde_json::json;
 use super::support::{self, Harness, ManagerProcess};
 use crate::process::until;
 
-/// Number of lines that the script prints.
 const LINES: usize = 60;
 
-/// Script that writes a marker to a file when it starts, and then prints lines of different lengths for about a second.
+/// Script that records its start, and then prints lines for about a second.
 const SCRIPT: &str = r#"echo started >> "$HOME_OF_TEST/started"
 i=0; while [ $i -lt 60 ]; do i=$((i + 1)); printf 'line %d %0*d\n' $i $((i * 7 % 90 + 1)) 0; sleep 0.015; done
 exit 7"#;
 
-/// Returns the seed of `MUSTER_TEST_SEED`, or a new one. Prints it, so that a failure can be repeated.
+/// Returns the seed of `MUSTER_TEST_SEED`, or a random one. Prints the seed, so that a failure can be repeated.
 fn seed() -> u64 {
     let seed = std::env::var("MUSTER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(rand::random);
     println!("MUSTER_TEST_SEED={seed}");
@@ -35,7 +34,7 @@ async fn killed_manager_loses_no_job_and_no_byte() {
         let events = rng.random_range(0..8);
         println!("after {events} events at the coordinator");
         tokio::select! {
-            () = harness.coordinator.events(events) => {}
+            () = harness.coordinator.wait_for_events(events) => {}
             _ = harness.coordinator.wait_for_end(JobId(1)) => {}
         }
         manager = kill_and_restart(&harness, manager).await;

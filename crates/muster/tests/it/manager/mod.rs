@@ -44,7 +44,7 @@ async fn failing_script_reports_its_exit_code() {
 async fn powershell_reads_the_script_from_stdin() {
     let harness = Harness::start().await;
     // PowerShell is not installed everywhere, so a fake one prints its input.
-    harness.program("pwsh", "#!/bin/sh\nprintf 'argument %s\\n' \"$@\"\nsed 's/^/read /'\nexit 6\n");
+    harness.create_program("pwsh", "#!/bin/sh\nprintf 'argument %s\\n' \"$@\"\nsed 's/^/read /'\nexit 6\n");
     harness.push(1, &["Write-Output $env:GREETING"], json!({ "GREETING": "it's $$me" }));
     let _manager = harness.manager(&["--shell", "pwsh"]);
     let job = harness.coordinator.wait_for_end(JobId(1)).await;

@@ -46,7 +46,6 @@ pub(crate) fn push_with(harness: &Harness, id: i64, script: &str, features: &Val
     harness.coordinator.enqueue(serde_json::from_value(payload).unwrap());
 }
 
-/// Waits until the log contains a text, and returns the whole log.
 pub(crate) async fn wait_for_log(log: &Path, expected: &str) -> String {
     until(async || {
         let text = std::fs::read_to_string(log).unwrap();
@@ -55,8 +54,7 @@ pub(crate) async fn wait_for_log(log: &Path, expected: &str) -> String {
     .await
 }
 
-/// Returns the address of the metrics server, from the log.
-pub(crate) async fn address(log: &Path) -> String {
+pub(crate) async fn metrics_address(log: &Path) -> String {
     let text = wait_for_log(log, "Metrics server listening").await;
     let line = text.lines().find(|line| line.contains("Metrics server listening")).unwrap();
     let address = line.split_once("address=").unwrap().1;
@@ -74,7 +72,6 @@ async fn get(address: &str, path: &str) -> String {
     body.to_owned()
 }
 
-/// Scrapes until a line begins with `series` and ends with `value`.
 pub(crate) async fn scrape_until(address: &str, series: &str, value: &str) -> String {
     until(async || {
         let text = get(address, "/metrics").await;
@@ -96,7 +93,7 @@ fn value(text: &str, series: &str) -> f64 {
 async fn metrics_count_running_and_finished_jobs() {
     let harness = Harness::start().await;
     let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0", "--concurrent", "3"], &[]);
-    let address = address(&log).await;
+    let address = metrics_address(&log).await;
     // The operator decides which metrics are exported. A job's variable must not change that.
     let variables = json!([
         { "key": "FF_EXPORT_HIGH_CARDINALITY_METRICS", "value": "true" },
@@ -240,7 +237,7 @@ async fn recovered_job_is_counted_with_its_whole_duration() {
     let started_at = std::time::Instant::now();
     manager.kill().await;
     let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0"], &[]);
-    let address = address(&log).await;
+    let address = metrics_address(&log).await;
     let text = scrape_until(&address, "muster_recovered_jobs_total{", "1").await;
     assert_eq!(
         value(&text, "muster_job_dispatch_seconds_count{"),

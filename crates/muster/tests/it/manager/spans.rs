@@ -16,10 +16,9 @@ use serde_json::json;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
-use super::observe::{WAITING_SCRIPT, address, push, push_with, scrape_until, wait_for_log};
+use super::observe::{WAITING_SCRIPT, metrics_address, push, push_with, scrape_until, wait_for_log};
 use super::support::Harness;
 
-/// A collector on the loopback interface.
 struct Collector {
     url: String,
     requests: UnboundedReceiver<ExportTraceServiceRequest>,
@@ -40,7 +39,6 @@ impl Collector {
         Self { url, requests, _serving: serving }
     }
 
-    /// Waits for the spans of one request, and returns them with the name of the service.
     async fn spans(&mut self) -> (Vec<Span>, String) {
         let request = tokio::time::timeout(Duration::from_secs(20), self.requests.recv())
             .await
@@ -68,7 +66,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Checks that each span except the first has a parent in `spans`, and starts and ends within it.
+/// Checks that each span except the first lies within its parent, which must be in `spans`.
 fn check_tree(spans: &[Span]) {
     for span in &spans[1..] {
         let parent = spans.iter().find(|other| other.span_id == span.parent_span_id).expect("a span has no parent");
@@ -131,7 +129,7 @@ async fn job_is_one_trace_that_its_script_can_join() {
     assert!(!format!("{spans:?}").contains("secret"), "{spans:?}");
 }
 
-/// Requirement R200: pre-checks, retrieval, cache, environment, run, health, report, cleanup.
+/// Requirement R200.
 #[tokio::test(flavor = "multi_thread")]
 async fn each_job_stage_has_a_span_and_a_duration() {
     let stages =
@@ -140,7 +138,7 @@ async fn each_job_stage_has_a_span_and_a_duration() {
     let mut collector = Collector::start().await;
     let variables = [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str())];
     let (_manager, log) = harness.manager_logged(&["--listen-address", "127.0.0.1:0"], &variables);
-    let address = address(&log).await;
+    let address = metrics_address(&log).await;
     let cache =
         json!([{ "key": "k", "untracked": false, "policy": "pull-push", "paths": ["kept"], "when": "on_success" }]);
     push_with(&harness, 7, "mkdir -p kept; date > kept/file", &json!({}), &json!({ "cache": cache }));

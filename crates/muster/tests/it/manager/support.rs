@@ -11,7 +11,7 @@ use tokio::process::{Child, Command};
 
 use crate::process::until;
 
-/// Environment of one test. Its agent and managers are stopped when it is dropped.
+/// Environment of one test. Dropping it stops the agent and the managers.
 pub(crate) struct Harness {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     served: Served,
@@ -58,7 +58,7 @@ impl Harness {
     }
 
     /// Creates a program that the manager's agent finds first on its PATH.
-    pub(crate) fn program(&self, name: &str, text: &str) {
+    pub(crate) fn create_program(&self, name: &str, text: &str) {
         use std::os::unix::fs::PermissionsExt;
         std::fs::create_dir_all(self.path("bin")).unwrap();
         let file = self.path("bin").join(name);
@@ -66,12 +66,10 @@ impl Harness {
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Starts a manager.
     pub(crate) fn manager(&self, arguments: &[&str]) -> ManagerProcess {
         self.manager_with(arguments, |_| {})
     }
 
-    /// Starts a manager that writes its log to a file. Returns the path of the file, too.
     pub(crate) fn manager_logged(&self, arguments: &[&str], variables: &[(&str, &str)]) -> (ManagerProcess, PathBuf) {
         let path = self.path(&format!("manager-{}.log", rand::random::<u32>()));
         let log = std::fs::File::create(&path).unwrap();
@@ -102,7 +100,6 @@ impl Harness {
         ManagerProcess(command.spawn().unwrap())
     }
 
-    /// Returns everything that is stored in the spool.
     pub(crate) fn spool_text(&self) -> String {
         fn read(path: &Path, text: &mut String) {
             for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
@@ -118,7 +115,6 @@ impl Harness {
         text
     }
 
-    /// Waits until the agent's spool contains no job, because each job was closed.
     pub(crate) async fn wait_for_empty_spool(&self) {
         let jobs = self.path("state").join("spool");
         until(async || if has_jobs(&jobs) { Err(format!("jobs are left in {}", jobs.display())) } else { Ok(()) })
@@ -143,17 +139,14 @@ impl Drop for Harness {
     }
 }
 
-/// A manager process. It is killed when dropped.
 pub(crate) struct ManagerProcess(Child);
 
 impl ManagerProcess {
-    /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.0.id().unwrap()).unwrap()).unwrap();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
 
-    /// Sends SIGKILL, and waits for the exit.
     pub(crate) async fn kill(mut self) {
         self.0.kill().await.unwrap();
     }
@@ -163,7 +156,7 @@ impl ManagerProcess {
     }
 }
 
-/// Checks invariant J3 of ARCHITECTURE.md: size and checksum in the last update match the bytes that arrived.
+/// Checks invariant J3 of ARCHITECTURE.md.
 pub(crate) fn check_report(job: &Job) {
     let output = &job.updates.last().unwrap().output;
     assert_eq!(output.bytesize, Some(job.trace.len() as u64), "{}", job.text());

@@ -38,7 +38,7 @@ fn new_shell_and_python_projects_pass() {
     }
 }
 
-/// Builds the project without network: with the crates that this program was built with, in the versions of its lock file.
+/// Uses the crates and the lock file of this program, so that no network is needed.
 #[test]
 fn new_rust_project_builds_and_passes() {
     let cargo = env!("CARGO");

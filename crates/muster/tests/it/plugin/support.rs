@@ -24,7 +24,6 @@ impl Home {
         self.directory.path().join(name)
     }
 
-    /// Creates the command with a program name and arguments, and without the developer's settings.
     pub(crate) fn command(&self, command_line: &[&str]) -> Command {
         let mut command = Command::new(self.path(command_line[0]));
         command
@@ -36,12 +35,10 @@ impl Home {
         command
     }
 
-    /// Runs a command to completion.
     pub(crate) fn run(&self, command_line: &[&str]) -> CommandResult {
         CommandResult::of_report(self.command(command_line).output().unwrap())
     }
 
-    /// Runs a command to completion with this standard input.
     pub(crate) fn run_with(&self, command_line: &[&str], input: &str) -> CommandResult {
         let mut command = self.command(command_line);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -51,7 +48,7 @@ impl Home {
     }
 }
 
-/// Returns an executable that Cargo builds next to this one. `None`, with a message, if only this crate was built.
+/// Returns a program that Cargo builds next to this one, if the whole workspace was built.
 #[track_caller]
 pub(crate) fn sibling(name: &str) -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_BIN_EXE_muster")).with_file_name(name);

@@ -29,7 +29,7 @@ fn correct_plugin_passes_with_reports_in_three_formats() {
         result.stdout
     );
 
-    // The plugin on the command line overrides the plugin of the file. An interpreter needs arguments, which hosts do not pass.
+    // The plugin on the command line overrides the plugin of the file.
     let run = format!("exec {}", toy.display());
     let arguments = ["muster", "plugin", "test", "--json", "--config", "plugin.toml", "sh", "-c", &run];
     let report: Value = serde_json::from_str(&home.run(&arguments).check(0, &[]).stdout).unwrap();
@@ -67,7 +67,6 @@ fn failed_test_exits_with_1_and_untestable_plugin_with_2() {
     }
 }
 
-/// Returns the tests that did not pass, except the tests that were expected to be skipped.
 fn unexpected_outcomes(report: &str, skipped: &[&str]) -> Vec<Value> {
     let report: Value = serde_json::from_str(report).unwrap();
     let cases = report["cases"].as_array().unwrap().clone();

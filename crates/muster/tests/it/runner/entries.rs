@@ -34,7 +34,6 @@ fn without_first_runner(text: &str) -> String {
     head.to_owned() + &rest[rest.find("\n# from").unwrap()..]
 }
 
-/// Checks that the command fails with this message if the file cannot be saved, for one runner and for all.
 fn check_unwritable_file(harness: &Harness, command: &str, message: &str) {
     // The file name is short enough for the lock file next to it, but too long for the temporary file.
     let path = harness.home.path("c".repeat(249));
@@ -48,7 +47,6 @@ fn check_unwritable_file(harness: &Harness, command: &str, message: &str) {
     }
 }
 
-/// Starts a coordinator with two runners, and configures both.
 async fn harness_with_two_runners() -> Harness {
     let harness = Harness::start().await;
     harness.configure(TWO_RUNNERS);

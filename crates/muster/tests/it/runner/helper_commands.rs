@@ -26,7 +26,6 @@ fn health_check_waits_for_all_ports_of_flags_or_any_port_of_variables() {
     CommandResult::of(with_variables.output().unwrap()).check(0, &[]);
 }
 
-/// Uses a short idle timeout. The agent's own tests cover what keeps an agent running.
 #[test]
 fn unused_agent_exits_after_its_idle_timeout() {
     let home = Home::new();

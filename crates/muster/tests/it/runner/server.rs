@@ -8,7 +8,6 @@ use muster_runner_api::test_support::{MemoryCoordinator, Served, serve};
 use super::support::Home;
 use crate::process::CommandResult;
 
-/// Environment of a test that uses a coordinator.
 pub(crate) struct Harness {
     pub(crate) coordinator: Arc<MemoryCoordinator>,
     pub(crate) home: Home,
@@ -31,12 +30,11 @@ impl Harness {
         std::fs::write(self.home.path("config.toml"), text.replace("URL", &self.url())).unwrap();
     }
 
-    /// Returns the content of `config.toml`, with the coordinator's URL replaced by `URL`.
     pub(crate) fn config(&self) -> String {
         std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
     }
 
-    /// Runs a command with this `config.toml`. `URL` in the arguments is replaced by the coordinator's URL.
+    /// `URL` in the arguments is replaced by the coordinator's URL.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> CommandResult {
         self.home.run(&self.arguments(command, arguments))
     }
@@ -52,7 +50,6 @@ impl Harness {
     }
 }
 
-/// Replaces the dates in a text with `DATE`, because they differ between runs.
 pub(crate) fn without_dates(text: &str) -> String {
     let without_dates = |line: &str| match line.split_once("_at = ") {
         Some((key, _)) => format!("{key}_at = DATE"),

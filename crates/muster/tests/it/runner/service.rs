@@ -7,7 +7,7 @@ use std::process::Command;
 use super::support::Home;
 use crate::process::CommandResult;
 
-/// Creates a home with a fake `systemctl`. The program appends its arguments to the file `calls`, and runs the shell commands `behavior`.
+/// Creates a home with a `systemctl` that records its arguments in the file `calls`, and runs `behavior`.
 fn home_with_systemctl(behavior: &str) -> Home {
     let home = Home::new();
     let directory = home.path("bin");
@@ -30,7 +30,6 @@ fn calls(home: &Home) -> String {
     std::fs::read_to_string(home.path("calls")).unwrap_or_default()
 }
 
-/// Returns the path of the executable, as in the unit.
 fn program() -> String {
     std::fs::canonicalize(env!("CARGO_BIN_EXE_muster")).unwrap().display().to_string()
 }

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use crate::process::CommandResult;
 
-/// A temporary directory with a link `gitlab-runner` to the executable.
 pub(crate) struct Home {
     directory: tempfile::TempDir,
 }
@@ -21,7 +20,7 @@ impl Home {
         self.directory.path().join(name)
     }
 
-    /// Creates the command `gitlab-runner` with these arguments. The environment has only `HOME` and `PATH`.
+    /// The environment has only `HOME` and `PATH`.
     pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
         // If the tests run in the background of a shell, SIGINT and SIGQUIT are ignored in all children. Reset these signals.
         let mut command = Command::new("/usr/bin/env");
@@ -32,7 +31,6 @@ impl Home {
         command
     }
 
-    /// Runs a command to completion.
     pub(crate) fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> CommandResult {
         CommandResult::of(self.command(arguments).output().unwrap())
     }

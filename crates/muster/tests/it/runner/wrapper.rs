@@ -57,7 +57,7 @@ impl Drop for Wrapped {
     }
 }
 
-/// Starts a wrapper, and waits until the wrapped process has started. Standard error is written to the file `stderr`.
+/// Waits until the wrapped process has started. Standard error goes to the file `stderr`.
 fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     let log = home.path("log");
     std::fs::write(&log, "ready\n").unwrap();
@@ -104,8 +104,7 @@ impl Wrapped {
         self.call("CheckStatus", ShutdownRequest::default()).await.unwrap()
     }
 
-    /// Polls until the wrapped process has stopped.
-    async fn stopped(&self) -> StatusResponse {
+    async fn wait_until_stopped(&self) -> StatusResponse {
         until(async || {
             let response = self.status().await;
             if response.status == STOPPED { Ok(response) } else { Err(format!("{response:?}")) }
@@ -145,7 +144,7 @@ async fn graceful_shutdown_sends_the_callback() {
     let response = wrapped.call("InitGracefulShutdown", callback(url)).await.unwrap();
     assert_eq!(response.status, IN_SHUTDOWN);
     assert_eq!(callbacks.recv().await.unwrap(), "PUT /stopped me");
-    assert!(wrapped.stopped().await.failure.contains("SIGQUIT"), "{:?}", wrapped.status().await);
+    assert!(wrapped.wait_until_stopped().await.failure.contains("SIGQUIT"), "{:?}", wrapped.status().await);
     wrapped.signal(rustix::process::Signal::TERM);
     wrapped.process.wait().unwrap();
 }
@@ -154,7 +153,7 @@ async fn graceful_shutdown_sends_the_callback() {
 async fn forceful_shutdown_stops_the_runner_immediately() {
     let wrapped = Wrapped::start().await;
     assert_eq!(wrapped.call("InitForcefulShutdown", ShutdownRequest::default()).await.unwrap().status, IN_SHUTDOWN);
-    assert!(wrapped.stopped().await.failure.contains("SIGTERM"));
+    assert!(wrapped.wait_until_stopped().await.failure.contains("SIGTERM"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,7 +170,7 @@ async fn wrapper_and_runner_exit_together() {
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));
 }
 
-/// Creates a directory with a path that is short enough for sockets.
+/// The path is short enough for sockets.
 fn directory(mode: u32) -> tempfile::TempDir {
     let directory = tempfile::Builder::new().prefix("m").tempdir_in("/tmp").unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();

@@ -94,7 +94,7 @@ impl Project {
         command
     }
 
-    /// Returns a shell that runs a line. Standard error is redirected to standard output.
+    /// Standard error is redirected to standard output.
     fn shell(&self, line: &str) -> Command {
         let mut command = self.program("sh");
         command.args(["-c", &format!("exec 2>&1\n{line}")]);
@@ -113,7 +113,6 @@ impl Project {
         CommandResult::of_report(self.command(arguments).output().unwrap())
     }
 
-    /// Runs a command with these lines as its input.
     fn step_with_input(&self, arguments: &[&str], lines: &[&str]) -> CommandResult {
         let mut command = self.command(arguments);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -66,7 +66,7 @@ fn tree_without_recorded_steps_is_reported() {
 }
 
 #[test]
-fn masked_value_must_be_given_again() {
+fn masked_value_must_be_set_for_a_repetition() {
     let project = Project::new();
     let run = ["run", "greet", "--input", "token=s3cret-value", "--results", "r.json"];
     project.step(&run).check(0, &[]);

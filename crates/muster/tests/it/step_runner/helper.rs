@@ -17,8 +17,8 @@ impl Project {
     }
 }
 
-/// Returns the exit code of a server, its standard output, and the rest of its standard error.
-fn end(mut server: Server) -> (Option<i32>, String, String) {
+/// Returns the exit code, standard output, and the rest of standard error.
+fn wait_for_exit(mut server: Server) -> (Option<i32>, String, String) {
     let (mut stdout, mut stderr) = (String::new(), String::new());
     server.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
     server.stderr.read_to_string(&mut stderr).unwrap();
@@ -26,7 +26,7 @@ fn end(mut server: Server) -> (Option<i32>, String, String) {
 }
 
 #[test]
-fn c116_command_gets_standard_input_and_its_exit_code_is_that_of_the_server() {
+fn c116_server_passes_on_standard_input_and_exits_with_the_code_of_the_command() {
     let project = Project::new();
     let socket = project.tmp().join("s.sock");
     let script = "cat; echo $STEP_RUNNER_SOCKET; exit 7";
@@ -38,7 +38,7 @@ fn c116_command_gets_standard_input_and_its_exit_code_is_that_of_the_server() {
     drop(stdin);
     // The socket is announced once, and nothing else is printed.
     let expected = format!("some input\n{}\n", socket.display());
-    assert_eq!(end(server), (Some(7), expected, String::new()));
+    assert_eq!(wait_for_exit(server), (Some(7), expected, String::new()));
     assert!(!socket.exists());
 }
 
@@ -47,7 +47,7 @@ fn c116_command_does_not_run_without_input() {
     let project = Project::new();
     let mut server = Server::start(&mut project.helper(&["steps", "serve", "sh", "-c", "echo ran"]));
     drop(server.child.stdin.take());
-    assert_eq!(end(server), (Some(0), String::new(), String::new()));
+    assert_eq!(wait_for_exit(server), (Some(0), String::new(), String::new()));
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn c116_command_that_cannot_start_is_reported() {
     let project = Project::new();
     let mut server = Server::start(&mut project.helper(&["steps", "serve", "no-such-program"]));
     server.child.stdin.take().unwrap().write_all(b"x").unwrap();
-    let (code, _, stderr) = end(server);
+    let (code, _, stderr) = wait_for_exit(server);
     assert_eq!(code, Some(1));
     assert!(stderr.contains("Error: failed to run no-such-program: No such file"), "{stderr}");
 }
@@ -97,5 +97,5 @@ fn c123_arguments_that_an_entrypoint_dropped_are_recovered() {
     let mut command = project.helper(&[]);
     let mut server = Server::start(command.env("_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", encode(script)));
     server.child.stdin.take().unwrap().write_all(b"x").unwrap();
-    assert_eq!(end(server).1, "[]\n");
+    assert_eq!(wait_for_exit(server).1, "[]\n");
 }

@@ -53,7 +53,6 @@ impl Project {
         self.dir.path().join("work")
     }
 
-    /// Adds a file of the job.
     fn file(&self, path: &str, text: &str) {
         let path = self.work().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -64,7 +63,6 @@ impl Project {
         std::fs::read_to_string(self.work().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
-    /// Returns a command of step-runner in the directory of the job.
     fn command(&self, arguments: &[&str]) -> Command {
         self.program(&self.dir.path().join("bin/step-runner"), arguments)
     }

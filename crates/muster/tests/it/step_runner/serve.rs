@@ -11,7 +11,6 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 
-/// Text before the path of the socket.
 const MARKER: &str = "step-runner is listening on socket ";
 
 /// A running server. Dropping this value kills the server.
@@ -22,12 +21,11 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts a server, and waits until it announces its socket.
     pub(super) fn start(command: &mut Command) -> Self {
         Self::start_with_lines(command).0
     }
 
-    /// Starts a server. Also returns the lines on standard error before the socket.
+    /// Also returns the lines on standard error before the socket.
     pub(super) fn start_with_lines(command: &mut Command) -> (Self, Vec<String>) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -65,7 +63,6 @@ pub(super) async fn proxy_client(proxy: &mut Command) -> (StepRunnerClient<Chann
     (StepRunnerClient::new(channel), child)
 }
 
-/// Runs a list in the directory of the job. Returns its log, its state and its message.
 pub(super) async fn run(
     client: &mut StepRunnerClient<Channel>,
     project: &Project,

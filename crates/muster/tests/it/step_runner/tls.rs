@@ -19,12 +19,9 @@ use super::serve::{Server, proxy_client, run};
 use super::*;
 use crate::process::until;
 
-/// Text before the TCP address in the server's output.
 pub(super) const MARKER: &str = "step-runner is listening on TCP address ";
-/// Year until which certificates are valid.
-const VALID: i32 = 4000;
+const VALID_UNTIL: i32 = 4000;
 
-/// Certificate authority with its files.
 pub(super) struct Authority<'a> {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: &'a Path,
@@ -57,22 +54,20 @@ impl<'a> Authority<'a> {
     }
 
     pub(super) fn server(&self) -> TlsFiles {
-        self.sign("server", ExtendedKeyUsagePurpose::ServerAuth, VALID)
+        self.sign("server", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL)
     }
 
     pub(super) fn client(&self) -> TlsFiles {
-        self.sign("client", ExtendedKeyUsagePurpose::ClientAuth, VALID)
+        self.sign("client", ExtendedKeyUsagePurpose::ClientAuth, VALID_UNTIL)
     }
 }
 
-/// Returns the arguments to listen on an address with these files.
 pub(super) fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
     let path = |path: &'a Path| path.to_str().unwrap();
     let (certificate, key, authority) = (path(&files.certificate), path(&files.key), path(&files.authority));
     ["--listen", address, "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", authority]
 }
 
-/// Returns the command of a proxy that connects to an address with these files.
 pub(super) fn proxy(project: &Project, address: &str, files: &TlsFiles) -> Command {
     let mut command = project.command(&["proxy", "--connect", address]);
     command.arg("--tls-cert").arg(&files.certificate).arg("--tls-key").arg(&files.key);
@@ -80,7 +75,6 @@ pub(super) fn proxy(project: &Project, address: &str, files: &TlsFiles) -> Comma
     command
 }
 
-/// An agent that listens on a TCP address.
 struct TcpAgent {
     server: Server,
     address: SocketAddr,
@@ -95,12 +89,10 @@ impl TcpAgent {
         Self { server, address: address.trim().parse().unwrap() }
     }
 
-    /// Opens a connection with these files.
     async fn connect(&self, files: &TlsFiles) -> Result<AgentConnection, Unreachable> {
         self.connect_over(tokio::net::TcpStream::connect(self.address).await.unwrap(), files).await
     }
 
-    /// Opens a connection with these files over a stream to the agent.
     async fn connect_over(
         &self,
         stream: tokio::net::TcpStream,
@@ -112,7 +104,6 @@ impl TcpAgent {
         AgentConnection::from_stream("the agent".to_owned(), stream).await
     }
 
-    /// Waits until the agent has logged that it refused a connection.
     fn wait_for_refusal(&mut self, reason: &str) {
         let mut line = String::new();
         while !line.contains("connection refused") {
@@ -123,7 +114,6 @@ impl TcpAgent {
     }
 }
 
-/// Returns the command of an agent.
 fn agent(project: &Project) -> Command {
     let (socket, spool) = (project.tmp().join("agent.sock"), project.tmp().join("spool"));
     let mut command = project.program(Path::new(env!("CARGO_BIN_EXE_muster")), &["agent", "serve", "--no-cgroups"]);
@@ -188,9 +178,9 @@ async fn clients_without_a_valid_certificate_are_refused_and_logged() {
     let mut agent = TcpAgent::start(&project, &authority.server(), &[]);
     let client = ExtendedKeyUsagePurpose::ClientAuth;
     let unknown =
-        TlsFiles { authority: authority.file.clone(), ..stranger.sign("stranger_client", client.clone(), VALID) };
+        TlsFiles { authority: authority.file.clone(), ..stranger.sign("stranger_client", client.clone(), VALID_UNTIL) };
     let expired = authority.sign("expired", client, 2020);
-    let other_usage = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID);
+    let other_usage = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL);
     for (files, reason) in [(unknown, "UnknownIssuer"), (expired, "certificate expired"), (other_usage, "key usage")] {
         let error = agent.connect(&files).await.unwrap_err();
         agent.wait_for_refusal(reason);
@@ -244,7 +234,7 @@ fn proxy_reports_why_it_cannot_connect() {
     fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name", "; connect to a name"]);
     let other_client = TlsFiles {
         authority: authority.file.clone(),
-        ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, VALID)
+        ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, VALID_UNTIL)
     };
     fails(&address, &other_client, &["the server ended the connection", "--tls-client-ca"]);
     fails("127.0.0.1", &files, &["the address has no port; name the address as HOST:PORT"]);
@@ -282,7 +272,7 @@ async fn clients_that_send_nothing_block_no_other_client() {
 }
 
 #[tokio::test]
-async fn many_handshakes_of_one_address_end_no_handshake_of_another_address() {
+async fn flood_of_handshakes_does_not_displace_other_addresses() {
     let project = Project::new();
     let authority = Authority::new(project.dir.path(), "authority");
     let agent = TcpAgent::start(&project, &authority.server(), &[]);
@@ -329,7 +319,7 @@ fn agent_does_not_start_with_invalid_tls_options() {
     let empty = TlsFiles { certificate: project.tmp().join("empty.crt"), ..files.clone() };
     std::fs::write(&empty.certificate, "").unwrap();
     start("127.0.0.1:0", &empty).check(1, &["empty.crt for TLS: it contains no certificate"]);
-    let other = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID);
+    let other = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL);
     start("127.0.0.1:0", &TlsFiles { key: other.key, ..files.clone() }).check(1, &["server.crt for TLS"]);
     let missing = TlsFiles { authority: project.tmp().join("missing.crt"), ..files.clone() };
     start("127.0.0.1:0", &missing).check(1, &["missing.crt for TLS"]);

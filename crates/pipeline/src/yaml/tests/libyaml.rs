@@ -11,7 +11,6 @@ use serde_json::Value as Json;
 use super::{errors, parsed, resolve_plain, shown};
 use crate::node::{Map, Node};
 
-/// Number of texts to generate.
 const TEXTS: usize = 6000;
 
 /// Errors of this parser for texts that libyaml accepts.
@@ -39,7 +38,6 @@ const REJECTED_BY_LIBYAML: &[&str] = &[
     "mapping values are not allowed in this context",
 ];
 
-/// Fragments of generated texts.
 const PIECES: &[&str] = &[
     "a",
     "b c",
@@ -93,7 +91,7 @@ const PIECES: &[&str] = &[
     "k: [\n\"a\",\n]\n",
 ];
 
-/// Valid files. Some of the generated texts are changed copies of them.
+/// Some generated texts are changed copies of these files.
 const FILES: &[&str] = &[
     "a:\n  script: [\n    \"echo 1\"\n  ]\n",
     "job:\n  script:\n  - \"a\n  b\"\n",
@@ -104,7 +102,6 @@ const FILES: &[&str] = &[
     "- a\n- b:\n  - c\n  -  d\n",
 ];
 
-/// Generates a text: a sequence of pieces, or a file with a few changes.
 fn text(rng: &mut ChaCha8Rng) -> String {
     let piece = |rng: &mut ChaCha8Rng| *PIECES.choose(rng).unwrap();
     if rng.random_bool(0.6) {
@@ -124,7 +121,6 @@ fn text(rng: &mut ChaCha8Rng) -> String {
     text.into_iter().collect()
 }
 
-/// Returns libyaml's node in the notation of [`shown`].
 fn shown_by_libyaml(node: &Json) -> String {
     let scalar = |text: &Json| text.as_str().unwrap().to_owned();
     if let Some(text) = node.get("plain") {
@@ -153,7 +149,6 @@ fn shown_by_libyaml(node: &Json) -> String {
     format!("{{{}}}", entries.join(" "))
 }
 
-/// Parses each text with libyaml.
 fn libyaml(python: &std::path::Path, texts: &[String]) -> Vec<Json> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/yaml/tests/libyaml.py");
     let mut child = Command::new(python)

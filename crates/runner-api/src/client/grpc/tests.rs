@@ -1,4 +1,4 @@
-//! Tests job requests over gRPC with the real routes: the same results as over HTTP, and no lost jobs.
+//! Job requests over gRPC with the real routes: the results of HTTP, and no lost jobs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,6 @@ mod tls;
 const JOB: JobId = JobId(7);
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A coordinator behind a relay, and a client of it.
 struct Setup {
     coordinator: Arc<MemoryCoordinator>,
     relay: Relay,
@@ -27,7 +26,6 @@ struct Setup {
 }
 
 impl Setup {
-    /// Returns a client that has not sent a request, so that the first request uses HTTP.
     async fn over_http(long_poll: Duration) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(long_poll));
         let served = serve(coordinator.clone()).await.unwrap();
@@ -36,7 +34,6 @@ impl Setup {
         Self { coordinator, relay, client, _served: served }
     }
 
-    /// Returns a client that has received a response over HTTP. The response announces gRPC, so the next request uses it.
     async fn over_grpc(long_poll: Duration) -> Self {
         let setup = Self::over_http(long_poll).await;
         setup.coordinator.enqueue(payload(1));
@@ -49,7 +46,6 @@ impl Setup {
         request(&self.client, key, &Progress::default()).await
     }
 
-    /// Starts a request, and waits until the coordinator holds it.
     async fn held_request(&self, key: &str) -> (JoinHandle<Result<JobOffer, ClientError>>, Progress) {
         let progress = Progress::default();
         let task = tokio::spawn({
@@ -75,10 +71,10 @@ fn payload(id: i64) -> JobPayload {
     serde_json::from_value(job).unwrap()
 }
 
-/// Checks the contract of [`Client::request_job`]. Returns the relay's number of HTTP/2 connections.
+/// Checks [`Client::request_job`]. Returns the relay's number of HTTP/2 connections.
 async fn check_contract(setup: Setup) -> usize {
     let Setup { coordinator, client, .. } = &setup;
-    // The coordinator immediately answers a request without `last_update`.
+    // Without `last_update`, the response is immediate.
     let empty = setup.request("a").await.unwrap();
     assert!(empty.job.is_none() && empty.text.is_empty() && empty.honors_idempotency_key);
     assert_eq!(empty.last_update.as_deref(), Some("1"));

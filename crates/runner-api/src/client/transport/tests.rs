@@ -1,4 +1,4 @@
-//! Tests connection age, certificates and cancellation with local servers.
+//! Connection age, certificates and cancellation, with local servers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -21,7 +21,6 @@ use super::super::{Client, Progress};
 use super::*;
 use crate::wire::JobRequest;
 
-/// Returns the number of connections that three job requests open.
 async fn connections(age: ConnectionAge) -> usize {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let recorder = Arc::clone(&seen);
@@ -49,7 +48,7 @@ async fn connections_are_reused_up_to_their_max_age() {
     assert_eq!(connections(ConnectionAge::NoReuse).await, 3);
 }
 
-/// Starts a server whose certificate is signed by its own authority. Returns the authority as PEM.
+/// Starts a server with a certificate of a new authority, which is returned as PEM.
 async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -70,7 +69,6 @@ fn acceptor(certificate: CertificateDer<'static>, key: &KeyPair) -> TlsAcceptor 
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Starts a server that always sends 204, with this certificate.
 async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, tokio::task::JoinHandle<()>) {
     let acceptor = acceptor(certificate, key);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +76,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     let server = tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            // A client that does not trust the certificate ends the handshake.
+            // A client without trust ends the handshake.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;
@@ -89,7 +87,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     (url, server)
 }
 
-/// Creates a self-signed certificate as `openssl req -x509` does. `change` changes its parameters.
+/// Creates a certificate like `openssl req -x509`, with changed parameters.
 fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Certificate, KeyPair) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
@@ -98,7 +96,7 @@ fn self_signed_certificate(change: impl FnOnce(&mut CertificateParams)) -> (Cert
     (params.self_signed(&key).unwrap(), key)
 }
 
-/// Sends a job request to a server with `certificate`. `tls-ca-file` contains `trusted`.
+/// Requests a job from a server with `certificate`. `tls-ca-file` contains `trusted`.
 async fn request_job_with_ca(certificate: &Certificate, key: &KeyPair, trusted: &Certificate) -> Result<(), String> {
     let (url, server) = server(certificate.der().clone(), key).await;
     let directory = tempfile::tempdir().unwrap();
@@ -168,8 +166,6 @@ async fn deferred_tls_client_waits_for_its_certificates() {
     server.abort();
 }
 
-/// Only a regular file of moderate size is read.
-///
 /// A job can write to the directory of its certificates.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
@@ -190,7 +186,7 @@ async fn certificates_are_read_from_regular_files_only() {
             TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
         ] {
             let url = url.clone();
-            // In a separate thread, so that the test fails if the call hangs.
+            // A separate thread, because the call may hang.
             let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
             let created = tokio::time::timeout(Duration::from_secs(60), created)
                 .await
@@ -233,7 +229,6 @@ async fn request_that_waits_for_connection_can_be_canceled() {
     }
 }
 
-/// Replaces a file atomically, as a renewal of certificates does.
 fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();

@@ -1,4 +1,4 @@
-//! Tests the gRPC service with a plain client, which sends what gitlab-runner sends.
+//! The gRPC service with requests of gitlab-runner.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,6 @@ impl Server {
         Self { coordinator, client: JobRouterClient::new(channel), served }
     }
 
-    /// Requests a job with this JSON, and with the token in the metadata.
     async fn get_job(&self, json: &str) -> Result<tonic::Response<crate::job_router::GetJobResponse>, tonic::Status> {
         let mut request = Request::new(GetJobRequest { job_request: json.to_owned().into() });
         let metadata = request.metadata_mut();
@@ -37,7 +36,6 @@ impl Server {
         self.client.clone().get_job(request).await
     }
 
-    /// Returns status and body of the discovery with these headers.
     async fn discover(&self, headers: &[(&str, &str)]) -> (u16, String) {
         let client = crate::client::http_client(&crate::client::TlsFiles::default()).unwrap().no_proxy();
         let url = format!("{}api/v4/runners/router/discovery", self.served.url);
@@ -99,7 +97,7 @@ async fn discovery_returns_the_address_that_the_caller_used() {
     assert_eq!(server.discover(&[]).await, (200, format!(r#"{{"server_url":"grpc://127.0.0.1:{port}"}}"#)));
     let behind_proxy = [("host", "ci.example"), ("x-forwarded-proto", "https")];
     assert_eq!(server.discover(&behind_proxy).await, (200, r#"{"server_url":"grpcs://ci.example"}"#.to_owned()));
-    // A coordinator that loses the job with a lost response does not offer gRPC.
+    // A lost response would lose the job, so there is no gRPC.
     let gitlab = Server::start(coordinator().as_gitlab(Duration::ZERO)).await;
     assert_eq!(gitlab.discover(&[]).await.0, 501);
 }

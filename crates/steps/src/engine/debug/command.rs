@@ -16,7 +16,6 @@ use crate::log::{Log, Stream};
 use crate::process::{Command, ProcessEnd, Processes};
 use crate::stop::StopToken;
 
-/// Maximum output of a command in bytes. Further output is dropped, so that it does not fill the agent's memory.
 const MAX_OUTPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Event of a command.
@@ -33,15 +32,14 @@ pub enum CommandEvent {
 /// Events of a command. Dropping the receiver ends the command.
 pub type CommandOutput = mpsc::UnboundedReceiver<CommandEvent>;
 
-/// Command that a client has requested.
 #[derive(Debug)]
-pub(in crate::engine) struct PausedCommand {
+pub(in crate::engine) struct DebugCommand {
     command: Vec<String>,
     events: mpsc::UnboundedSender<CommandEvent>,
     log: Arc<OutputLog>,
 }
 
-impl PausedCommand {
+impl DebugCommand {
     pub(super) fn new(command: Vec<String>, secrets: &Secrets) -> (Self, CommandOutput) {
         // Bounded by `MAX_OUTPUT_BYTES`.
         let (events, output) = mpsc::unbounded_channel();
@@ -51,7 +49,6 @@ impl PausedCommand {
     }
 }
 
-/// Environment of a paused step.
 pub(in crate::engine) struct CommandContext<'a> {
     pub(in crate::engine) processes: &'a Processes,
     pub(in crate::engine) env: Vec<(OsString, OsString)>,
@@ -59,18 +56,16 @@ pub(in crate::engine) struct CommandContext<'a> {
     pub(in crate::engine) grace: Duration,
 }
 
-/// Runs a command to its end, or until its client disconnects or `stop` is stopped.
-///
-/// The processes of the command end with the command. The processes of the job are not affected.
+/// Runs a command until it ends, its client disconnects, or `stop` is stopped. Then ends all processes of the command.
 ///
 /// `sensitive` masks the sensitive values of the steps.
 pub(in crate::engine) async fn run_command(
-    command: PausedCommand,
+    command: DebugCommand,
     context: CommandContext<'_>,
     sensitive: Option<&MaskedLog>,
     stop: &StopToken,
 ) {
-    let PausedCommand { command, events, log } = command;
+    let DebugCommand { command, events, log } = command;
     let inner: Arc<dyn Log> = Arc::<OutputLog>::clone(&log);
     let masked: Arc<dyn Log> = match sensitive {
         Some(sensitive) => Arc::new(sensitive.with_same_values(inner)),
@@ -127,12 +122,11 @@ struct OutputLog {
 #[derive(Debug)]
 struct OutputState {
     masker: Masker,
-    /// Number of bytes that were sent.
     bytes: usize,
 }
 
 impl OutputLog {
-    /// Sends the output that was held back because it could be the start of a secret.
+    /// Sends the output that the masker held back as a possible start of a secret.
     fn finish(&self) {
         let mut state = self.state.lock();
         let mut out = Vec::new();

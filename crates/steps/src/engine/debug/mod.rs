@@ -5,9 +5,9 @@
 //!        <--------states---------          --commands, resume--->
 //! ```
 //!
-//! The task of the job itself waits at a breakpoint and runs the commands, so a cancel or a timeout ends both in the same way as a step.
-//! The time of a pause does not count toward the timeouts of the step and of the job. A pause ends if no debugger is attached for
-//! [`DebugOptions::attach_timeout_ms`](muster_agent_api::development::DebugOptions::attach_timeout_ms): the job then continues.
+//! The task of the job waits at a breakpoint and runs the commands, so a cancel or a timeout ends the pause and the
+//! command. The time of a pause does not count toward timeouts. A pause ends if no debugger is attached for
+//! [`DebugOptions::attach_timeout_ms`](muster_agent_api::development::DebugOptions::attach_timeout_ms).
 
 mod command;
 mod pause;

@@ -7,36 +7,29 @@ use muster_agent_api::result::CallRecord;
 use muster_job::TerminationCause;
 use tokio::sync::{OwnedMutexGuard, mpsc};
 
-use super::command::PausedCommand;
+use super::command::DebugCommand;
 use super::state::{Debugger, Pause, PauseInfo, Resume};
 use crate::stop::StopToken;
 
-/// Request of a client to the paused job.
 #[derive(Debug)]
 pub(super) enum Request {
-    Execute(PausedCommand),
+    Execute(DebugCommand),
     Resume(Resume),
 }
 
-/// Event of a pause.
 #[derive(Debug)]
 pub(in crate::engine) enum PauseEvent {
     /// The engine runs this command, and then waits for the next event.
-    Execute(PausedCommand),
-    /// The pause ends.
+    Execute(DebugCommand),
     End(Verdict),
 }
 
-/// What happens to the step after a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum Verdict {
-    /// The step runs, or keeps its result.
     Continue,
     /// The step does not run, or its failure is ignored.
     Skip,
-    /// The step fails.
     Fail,
-    /// The job was stopped during the pause.
     Stopped(TerminationCause),
 }
 
@@ -44,15 +37,15 @@ pub(in crate::engine) enum Verdict {
 pub(in crate::engine) struct PausePoint {
     debugger: Arc<Debugger>,
     requests: mpsc::Receiver<Request>,
-    /// Steps that run at the same time are paused one after the other.
+    /// Steps that run at the same time are paused one by one.
     _turn: OwnedMutexGuard<()>,
 }
 
 impl PausePoint {
     /// Pauses if there is a breakpoint for the step.
     ///
-    /// `failure` is `None` before the step. After the step, it is the message of its failure, or empty if the step succeeded. `call`
-    /// returns the details of the step, without sensitive values.
+    /// `failure` is `None` before the step. After the step, `failure` is the error message, or empty after success.
+    /// `call` returns the details of the step, without sensitive values.
     pub(in crate::engine) async fn enter(
         debugger: &Arc<Debugger>,
         path: &str,
@@ -80,7 +73,6 @@ impl PausePoint {
         Some(Self { debugger: Arc::clone(debugger), requests, _turn: turn })
     }
 
-    /// Waits until a client sends a request, the job ends, or no client has been attached for too long.
     pub(in crate::engine) async fn next(&mut self, stop: &StopToken) -> PauseEvent {
         let request = tokio::select! {
             biased;
@@ -99,7 +91,7 @@ impl PausePoint {
             }
             Some(Request::Resume(Resume::Skip)) => Verdict::Skip,
             Some(Request::Resume(Resume::Fail)) => Verdict::Fail,
-            // The sender is part of the pause, which lives as long as this point.
+            // `None` cannot occur: the pause keeps the sender until this point is dropped.
             Some(Request::Resume(Resume::Continue)) | None => Verdict::Continue,
         })
     }
@@ -115,7 +107,6 @@ impl Drop for PausePoint {
     }
 }
 
-/// Waits until no client has been attached for [`Debugger::attach_timeout`].
 async fn wait_until_abandoned(debugger: &Debugger) {
     let mut changes = debugger.changes.subscribe();
     let is_attached = || debugger.state.lock().attached > 0;

@@ -1,4 +1,4 @@
-//! State of a debugger: the steps, the breakpoints and the current pause. The engine and the clients share it.
+//! State of a debugger, which the engine and the clients share.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,17 @@ use muster_job::mask::Secrets;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use super::command::{CommandOutput, PausedCommand};
+use super::command::{CommandOutput, DebugCommand};
 use super::pause::Request;
 
-/// Default time for which a paused job waits while no debugger is attached.
+/// Default time that a paused job waits without a debugger.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Debugger of one job.
 #[derive(Debug)]
 pub struct Debugger {
     pub(super) state: Mutex<State>,
-    /// Notifies of each change of the state.
     pub(super) changes: watch::Sender<()>,
-    /// Values that a client must not see.
     pub(super) secrets: Secrets,
     pub(super) attach_timeout: Duration,
     /// Locked during a pause.
@@ -36,16 +34,13 @@ pub(super) struct State {
     breakpoints: Vec<Breakpoint>,
     /// Whether the job pauses before or after the next step, without a breakpoint.
     pub(super) pauses_next: bool,
-    /// Number of attached clients.
     pub(super) attached: usize,
     pub(super) pause: Option<Pause>,
-    /// Number of the last pause.
     pub(super) last_pause: u64,
-    /// Total time of the pauses that have ended.
+    /// Without the current pause.
     pub(super) paused_time: Duration,
 }
 
-/// Current pause.
 #[derive(Debug)]
 pub(super) struct Pause {
     pub(super) info: PauseInfo,
@@ -54,7 +49,6 @@ pub(super) struct Pause {
     pub(super) requests: mpsc::Sender<Request>,
 }
 
-/// State of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum StepState {
     Waiting,
@@ -65,7 +59,6 @@ pub(in crate::engine) enum StepState {
 }
 
 impl StepState {
-    /// Returns the state of a step that has ended.
     pub(in crate::engine) fn from_end(is_success: bool) -> Self {
         if is_success { Self::Success } else { Self::Failure }
     }
@@ -110,7 +103,7 @@ pub struct Snapshot {
 pub enum Resume {
     /// Continues. After a step, its result is unchanged.
     Continue,
-    /// Continues, and pauses before or after the next step, whichever comes first.
+    /// Continues, and pauses before or after the next step.
     Next,
     /// Before a step: the step counts as successful, without running. After a failure: the failure is ignored.
     Skip,
@@ -142,15 +135,15 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Returns the state of the job. [`Self::changed`] then waits for a later one.
+    /// Returns the state of the job. [`Self::changed`] then waits for a later state.
     pub fn snapshot(&mut self) -> Snapshot {
         self.changes.mark_unchanged();
         self.debugger.snapshot()
     }
 
-    /// Waits until the state has changed since the last [`Self::snapshot`]. Cancel-safe.
+    /// Waits until the state changes after the last [`Self::snapshot`]. Cancel-safe.
     pub async fn changed(&mut self) {
-        // The sender is a field of the debugger.
+        // An error cannot occur, because the debugger owns the sender.
         let _ = self.changes.changed().await;
     }
 }
@@ -162,7 +155,7 @@ impl Drop for Attached {
 }
 
 impl Debugger {
-    /// Returns the debugger of a job. No client sees `secrets`.
+    /// Returns the debugger of a job. Clients do not see `secrets`.
     #[must_use]
     pub fn new(options: &DebugOptions, secrets: Secrets) -> Self {
         let attach_timeout = match options.attach_timeout_ms {
@@ -220,9 +213,9 @@ impl Debugger {
     /// Runs a command in the environment of the paused step. Dropping the output ends the command.
     ///
     /// # Errors
-    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request already waits for the end of a command.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request waits.
     pub fn execute(&self, number: u64, command: Vec<String>) -> Result<CommandOutput, DebugError> {
-        let (command, output) = PausedCommand::new(command, &self.secrets);
+        let (command, output) = DebugCommand::new(command, &self.secrets);
         self.in_pause(number, |pause| pause.request(Request::Execute(command)))?;
         Ok(output)
     }
@@ -230,7 +223,7 @@ impl Debugger {
     /// Continues a paused job.
     ///
     /// # Errors
-    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request already waits for the end of a command.
+    /// [`DebugError::NotPaused`], or [`DebugError::Busy`] if another request waits.
     pub fn resume(&self, number: u64, action: Resume) -> Result<(), DebugError> {
         self.in_pause(number, |pause| pause.request(Request::Resume(action)))
     }
@@ -250,14 +243,13 @@ impl Debugger {
         }
     }
 
-    /// Changes the state, and notifies the clients and the pause.
     pub(super) fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let result = change(&mut self.state.lock());
         self.changes.send_replace(());
         result
     }
 
-    /// Adds steps that wait to be run, inside the step `parent` or at the end.
+    /// Adds waiting steps after the step `parent`, or at the end if `parent` is not a step.
     pub(in crate::engine) fn add_steps(&self, parent: &str, paths: impl IntoIterator<Item = String>) {
         self.update(|state| {
             let mut index = state.steps.get_index_of(parent).map_or(state.steps.len(), |index| index + 1);
@@ -280,7 +272,7 @@ impl Debugger {
         });
     }
 
-    /// Returns whether the job pauses at this point. Clears a request to pause at the next step, because this point fulfills it.
+    /// Returns whether the job pauses at this point. Clears a request to pause at the next step.
     pub(super) fn is_hit(&self, path: &str, is_after: bool, has_failed: bool) -> bool {
         let mut state = self.state.lock();
         let is_hit = |breakpoint: &Breakpoint| {
@@ -294,13 +286,12 @@ impl Debugger {
         std::mem::take(&mut state.pauses_next) || state.breakpoints.iter().any(is_hit)
     }
 
-    /// Returns the time for which the job was paused so far.
     fn paused_time(&self) -> Duration {
         let state = self.state.lock();
         state.paused_time + state.pause.as_ref().map_or(Duration::ZERO, |pause| pause.since.elapsed())
     }
 
-    /// Returns `deadline`, postponed by the time for which the job was paused so far.
+    /// Returns `deadline`, postponed by all pauses so far.
     pub(in crate::engine) fn postponed(&self, deadline: Instant) -> Instant {
         deadline.checked_add(self.paused_time()).unwrap_or(deadline)
     }

@@ -1,13 +1,12 @@
-//! Tests of parallel and nested steps: each step has its own set of processes, and each policy rule that limits a step has a cgroup.
+//! Tests of parallel and nested steps, which have their own sets of processes, and cgroups for policy rules.
 
 use muster_job::StepLimits;
 
 use super::*;
 
-/// Leaves a daemon behind, which prints its ID.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' & exit 0";
 
-/// Runs two scripts in one new process set: [`DAEMON`], and then `script`. Returns the end of `script` and the process ID of the daemon.
+/// Runs [`DAEMON`] and then `script` in one new set. Returns how `script` ended, and the process ID of the daemon.
 async fn run_step(processes: &Processes, stop: &StopToken, script: &str, log: &Arc<dyn Log>) -> (ProcessEnd, i32) {
     let work = async {
         let (daemon_output, daemon_log) = recorded_log();
@@ -34,7 +33,7 @@ async fn stop_of_one_step_does_not_terminate_the_processes_of_others() {
             let ended =
                 run_step(&processes, &stop, "trap '' TERM; echo ready; while :; do sleep 1; done", &stopped_log).await;
             let sibling = sibling_output.text();
-            // Opening the FIFO in this way does not wait for its reader. It stays open until the sibling has ended.
+            // This way to open the FIFO does not wait for its reader.
             let mut fifo = std::fs::File::options().read(true).write(true).open(&fifo).unwrap();
             std::io::Write::write_all(&mut fifo, b"\n").unwrap();
             (ended, sibling, fifo)
@@ -89,8 +88,8 @@ async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
     let memory_limit = StepLimits { memory_bytes: Some(64 << 20), ..StepLimits::default() };
     let stop = StopToken::new();
     let run = processes.run(shell("grep ^0:: /proc/self/cgroup"), &log, &stop, GRACE);
-    let called = processes.limited_by_rule(1, &memory_limit, run);
-    match processes.limited_by_rule(0, &cpu, called).await {
+    let called = processes.run_limited_by_rule(1, &memory_limit, run);
+    match processes.run_limited_by_rule(0, &cpu, called).await {
         Ok(Ok(ended)) => assert!(matches!(ended, Ok(ProcessEnd::Exited(_)))),
         Ok(Err(error)) | Err(error) => return muster_test_prerequisites::missing(error),
     }

@@ -8,7 +8,7 @@ use crate::types::{SlotRequest, TaskKey};
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
 
-/// Returns the machine states whose value is not 0, after checking that all six states have a value.
+/// Panics unless all six states have a value.
 fn nonzero_states(scaler: &Scaler) -> Vec<(String, f64)> {
     let families = scaler.metrics().families();
     let states = families
@@ -21,7 +21,7 @@ fn nonzero_states(scaler: &Scaler) -> Vec<(String, f64)> {
     states.filter(|(_, value)| *value != 0.0).collect()
 }
 
-/// Returns the number of observed durations, their sum in seconds, and the finite upper bounds of the buckets.
+/// Returns the number of durations, their sum in seconds, and the buckets' upper bounds.
 fn creations(scaler: &Scaler) -> (u64, f64, Vec<f64>) {
     let families = scaler.metrics().families();
     let creation = families
@@ -37,7 +37,6 @@ fn state(name: &str, value: f64) -> Vec<(String, f64)> {
     vec![(name.to_owned(), value)]
 }
 
-/// Starts a scaler whose only instance is deleted after one job.
 async fn single_use_scaler(cloud: &Arc<Cloud>) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 1));
     config.max_uses = NonZeroU32::new(1);
@@ -71,7 +70,7 @@ async fn machine_state_follows_its_instance() {
     drop(lease);
     sleep_seconds(1).await;
     assert_eq!(nonzero_states(&scaler), state("removing", 1.0));
-    // Ten delete calls without effect, one per minute.
+    // Ten delete calls, one per minute, have no effect.
     sleep_seconds(600).await;
     assert_eq!(nonzero_states(&scaler), state("stuck-on-removing", 1.0));
     cloud.machines.lock().unwrap().clear();

@@ -1,4 +1,4 @@
-//! Conformance cases of the provisioner that concern the driver. `engine/tests/provisioner.rs` has the others.
+//! Conformance cases of the provisioner that need a driver. `engine/tests/provisioner.rs` has the others.
 
 use std::num::NonZeroU32;
 
@@ -20,7 +20,7 @@ async fn v01_max_instances_above_plugin_limit_is_rejected() {
     assert!(error.ends_with("; lower max_instances, or raise the plugin's limit"), "{error}");
 }
 
-/// Starts a scaler whose only instance is being deleted after its job. The deletion has no effect.
+/// Returns a scaler whose only instance is being deleted. The deletion has no effect.
 async fn scaler_with_deleting_instance(cloud: &Arc<Cloud>) -> Scaler {
     cloud.ignores_deletions.store(true, Ordering::Relaxed);
     let mut config = Config::new(GroupConfig::new("main", 1));

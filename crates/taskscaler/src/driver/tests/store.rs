@@ -68,7 +68,7 @@ async fn check_scaler_with_disk_state(failure: DiskState, message: &str) {
     assert!(refusal.contains(message), "no job must be requested: {refusal}");
 
     cloud.machines.lock().unwrap().remove(lost.instance());
-    lost.connection_lost();
+    lost.report_connection_lost();
     let loss =
         timeout(Duration::from_secs(5), lost.lost()).await.expect("the lease must report that its instance is lost");
     assert_eq!(loss, LossReason::Missing);

@@ -8,11 +8,9 @@ use tokio::time::timeout;
 use super::*;
 use crate::types::{SlotRequest, TaskKey};
 
-/// A duration that is longer than any test takes.
+/// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Starts a scaler with at most `max_instances` instances of one slot each and an idle time of `LONG`.
-///
 /// A `max_use_count` of 0 means no limit.
 async fn scaler_with_limits(cloud: &Arc<Cloud>, max_instances: u32, idle_count: u32, max_use_count: u32) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", max_instances));
@@ -24,7 +22,7 @@ async fn scaler_with_limits(cloud: &Arc<Cloud>, max_instances: u32, idle_count: 
     Scaler::start(config, vec![plugin], Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
 }
 
-/// A queued acquisition can be canceled (requirement R014 in docs/requirements.md, which names Go's contexts).
+/// Requirement R014 (docs/requirements.md).
 #[tokio::test(start_paused = true)]
 async fn canceled_request_releases_its_reservation() {
     let cloud = Cloud::new();
@@ -49,7 +47,7 @@ async fn canceled_request_releases_its_reservation() {
     assert_eq!(keys().await.count(), 0);
 }
 
-/// Requirement R037: runs jobs one after another and returns how many ran on each instance, in the order of the instances.
+/// Returns the number of jobs on each instance, in order of first use (requirement R037).
 async fn run_jobs(max_use_count: u32, jobs: usize) -> Vec<usize> {
     let cloud = Cloud::new();
     let scaler = scaler_with_limits(&cloud, 1, 0, max_use_count).await;
@@ -72,7 +70,7 @@ async fn instance_runs_exactly_max_use_count_jobs() {
     assert_eq!(run_jobs(0, 12).await, [12], "without a limit");
 }
 
-/// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.
+/// Requirement R039 (docs/requirements.md).
 #[tokio::test(start_paused = true)]
 async fn acquire_only_queues_demand_while_no_instance_exists() {
     let cloud = Cloud::new();
@@ -88,7 +86,7 @@ async fn acquire_only_queues_demand_while_no_instance_exists() {
     assert_eq!(cloud.created.load(Ordering::Relaxed), 1, "the job must get one instance, without an idle one");
 }
 
-/// Requirement R039 (docs/requirements.md): idle creation must not be a side effect of acquiring.
+/// Requirement R039 (docs/requirements.md).
 #[tokio::test(start_paused = true)]
 async fn idle_instances_are_created_without_a_request() {
     let cloud = Cloud::new();

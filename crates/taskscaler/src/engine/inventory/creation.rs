@@ -1,4 +1,4 @@
-//! Requests for instances: how many each group can create now, and what the provider answers.
+//! Requests for instances, and the provider's answers.
 
 use super::{Inventory, UNBOUNDED};
 use crate::config::Config;
@@ -13,24 +13,27 @@ use crate::types::GroupId;
 /// Limits on creations that apply to all groups together.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::engine) struct ScaleUpLimits {
-    /// Whether the engine is stopping and creates no more instances.
     pub(in crate::engine) is_stopping: bool,
     pub(in crate::engine) max_cost_per_hour: Option<f64>,
 }
 
 impl Inventory {
-    /// Returns for each group why it cannot create instances now, or `None` if it can. The groups are in the order of their use.
+    /// In selection order. `None` means that the group can create instances.
     pub(in crate::engine) fn scale_up_blocks(
         &mut self,
         now: Now,
         limits: ScaleUpLimits,
     ) -> Vec<(GroupId, Option<ScaleUpBlock>)> {
-        self.groups.in_order().into_iter().map(|group| (group, self.scale_up_block(now, group, limits))).collect()
+        self.groups
+            .ids_in_selection_order()
+            .into_iter()
+            .map(|group| (group, self.scale_up_block(now, group, limits)))
+            .collect()
     }
 
     fn scale_up_block(&mut self, now: Now, id: GroupId, limits: ScaleUpLimits) -> Option<ScaleUpBlock> {
         let (headroom, cost_headroom) = (self.instance_headroom(id), self.cost_headroom(id, limits.max_cost_per_hour));
-        let (starting, deleting) = (self.pool.starting(id), self.pool.deleting(id));
+        let (starting, deleting) = (self.pool.starting_count(id), self.pool.deleting_count(id));
         let stuck = if headroom == 0 { self.stuck_deletions(now, id) } else { StuckDeletions::default() };
         let group = self.groups.get_mut(id)?;
         if limits.is_stopping {
@@ -69,7 +72,6 @@ impl Inventory {
         group.creation.is_throttled(now.at).then_some(ScaleUpBlock::Throttled)
     }
 
-    /// Returns how many of the needed instances can be requested from a group now.
     pub(in crate::engine) fn request_size(
         &mut self,
         now: Now,
@@ -83,7 +85,7 @@ impl Inventory {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// Requests the needed instances from the groups in their order of use. Returns the number that could not be requested.
+    /// Returns the number of instances that could not be requested.
     pub(in crate::engine) fn request_instances(
         &mut self,
         now: Now,
@@ -94,7 +96,7 @@ impl Inventory {
         let (mut remaining, mut skipped) = (missing, Vec::new());
         for (id, block) in self.scale_up_blocks(now, limits) {
             match block {
-                // This block ends soon. Wait for that instead of using the next group, which may cost more.
+                // This block ends soon. The next group may cost more.
                 Some(ScaleUpBlock::Throttled | ScaleUpBlock::NotListedYet { error: None }) => break,
                 Some(block) => {
                     skipped.push((id, block));
@@ -117,7 +119,7 @@ impl Inventory {
         remaining
     }
 
-    /// Records a request that is about to be sent. Returns the ID of the call.
+    /// Returns the ID of the call.
     fn record_request(&mut self, now: Now, id: GroupId, count: u32) -> u64 {
         let call = self.allocate_number();
         if let Some(group) = self.groups.get_mut(id) {
@@ -128,7 +130,7 @@ impl Inventory {
         call
     }
 
-    /// Handles the provider's answer to a request: the number of accepted instances, or an error.
+    /// `result` is the number of accepted instances.
     pub(in crate::engine) fn handle_increase_answer(
         &mut self,
         now: Now,
@@ -164,10 +166,9 @@ impl Inventory {
         }
     }
 
-    /// Writes off requested instances of a group that did not appear in time.
     pub(in crate::engine) fn expire_requests(&mut self, now: Now, config: &Config, id: GroupId) {
         let Some(group) = self.groups.get_mut(id) else { return };
-        let listed = group.list_calls.applied();
+        let listed = group.list_calls.applied_list_start();
         let Some(expired) = group.requests.expire(now.at, listed, config.create_timeout) else { return };
         self.mark_requests_dirty(id, expired.changed);
         if expired.overdue > 0 {
@@ -176,7 +177,6 @@ impl Inventory {
         }
     }
 
-    /// Records a failed creation, after which the group pauses.
     fn creation_failed(&mut self, now: Now, id: GroupId, error: String) {
         let jitter = self.jitter();
         let Some(group) = self.groups.get_mut(id) else { return };
@@ -185,7 +185,6 @@ impl Inventory {
         self.record_decision(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
-    /// Records that an instance of the group did not become ready.
     pub(in crate::engine) fn readiness_failed(&mut self, now: Now, id: GroupId, error: String) {
         let jitter = self.jitter();
         let Some(group) = self.groups.get_mut(id) else { return };
@@ -194,7 +193,7 @@ impl Inventory {
         self.record_decision(now, DecisionKind::CreationFailed { group: id, error, failures, pause });
     }
 
-    /// Returns the number of instances that boot, are expected, or can be requested within all limits.
+    /// Number of instances that boot, are expected, or can be requested now.
     pub(in crate::engine) fn instances_soon(&mut self, now: Now, limits: ScaleUpLimits) -> u64 {
         let (mut booting, mut possible) = (0, 0);
         for (id, block) in self.scale_up_blocks(now, limits) {
@@ -215,9 +214,9 @@ impl Inventory {
             {
                 continue;
             }
-            booting += u64::from(self.pool.starting(id)) + u64::from(group.expected_usable());
-            // A provider that recently failed or accepted too few may do so again. With a cost limit only the first group counts,
-            // because its cost reduces the headroom of the next one.
+            booting += u64::from(self.pool.starting_count(id)) + u64::from(group.expected_usable());
+            // A provider that recently failed may fail again. With a cost limit, only the first group counts, because its
+            // cost reduces the headroom of the others.
             let is_affordable = limits.max_cost_per_hour.is_none() || possible == 0;
             if group.creation.provider_accepts() && is_affordable {
                 possible += additional;
@@ -226,7 +225,7 @@ impl Inventory {
         booting + possible
     }
 
-    /// Returns the number of free slots, now and soon: on existing instances, on requested ones, and on those that could still be requested.
+    /// Number of slots that are free now or soon.
     pub(in crate::engine) fn future_slots(
         &self,
         blocks: &[(GroupId, Option<ScaleUpBlock>)],

@@ -1,4 +1,4 @@
-//! Steps in the life of one instance: found in a list, running, ready, healthy or not.
+//! Steps in the life of one instance.
 
 use std::time::Duration;
 
@@ -15,29 +15,27 @@ use crate::throttle::jittered;
 use crate::time::{Now, Time};
 use crate::types::{GroupId, RemovalReason};
 
-/// Minimum remaining boot timeout of an instance after its plugin is up again. In this time a list can report the instance as
-/// running.
+/// Remaining boot time after the plugin is up again, so that a list can report the instance as running.
 const MIN_BOOT_TIMEOUT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
-/// Minimum time for which an idle instance is kept after a restart, unless its idle time is shorter.
+/// A shorter idle time takes precedence.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
 impl Inventory {
-    /// Adds an instance as booting. `restored` means that no request of this process created it.
     pub(in crate::engine) fn add_instance(
         &mut self,
         now: Now,
         config: &Config,
         (group, id): (GroupId, InstanceId),
-        restored: bool,
+        created_elsewhere: bool,
     ) -> Index {
         let sequence = self.allocate_number();
-        let instance = Instance::new(group, id, sequence, now, restored, config.boot_timeout);
+        let instance = Instance::new(group, id, sequence, now, created_elsewhere, config.boot_timeout);
         let index = self.pool.insert(instance);
         self.mark_dirty(index);
         index
     }
 
-    /// Handles a plugin that is running, with the maximum number of instances that it reports.
+    /// `max_size` is the plugin's maximum number of instances.
     pub(in crate::engine) fn plugin_up(&mut self, now: Now, config: &Config, id: GroupId, max_size: u32) {
         let Some(group) = self.groups.get_mut(id) else { return };
         group.plugin_up(max_size, now.at);
@@ -53,24 +51,24 @@ impl Inventory {
         }
     }
 
-    /// Starts to prepare an instance that the provider reports as running.
     pub(in crate::engine) fn prepare(&mut self, now: Now, config: &Config, index: Index) {
         let Some((id, instance)) = self.identity(index).zip(self.pool.get(index)) else { return };
         let after = now.at.since(instance.requested_at);
-        let (restored, timing_is_valid, was_ready) = (instance.restored, instance.timing_is_valid, instance.was_ready);
+        let (created_elsewhere, timing_is_valid, was_ready) =
+            (instance.created_elsewhere, instance.timing_is_valid, instance.was_ready);
         let due = now.at + config.ready_timeout;
         self.pool.change(index, |instance| instance.enter(InstancePhase::Preparing, now.at, Some(due)));
         let (group, id) = id;
         if let Some(group) = self.groups.get_mut(group).filter(|_| timing_is_valid) {
             group.boot.learn(after);
         }
-        if !restored {
+        if !created_elsewhere {
             self.record_decision(now, DecisionKind::Running { group, id: id.clone(), after });
         }
         self.push_action(Action::Prepare { group, id, was_ready });
     }
 
-    /// Makes an instance ready after its preparation. Returns the reason if it must be deleted immediately.
+    /// Returns the reason if the instance must be deleted immediately.
     pub(in crate::engine) fn become_ready(
         &mut self,
         now: Now,
@@ -83,7 +81,7 @@ impl Inventory {
         let (after, timing_is_valid) = (now.at.since(instance.since), instance.timing_is_valid);
         let is_used_up = instance.assigned_slots == 0 && self.pool.limits().is_used_up(instance.job_count);
         let (uses, was_ready) = (instance.job_count, instance.was_ready);
-        let creation_time = (!was_ready && !instance.restored).then(|| now.at.since(instance.requested_at));
+        let creation_time = (!was_ready && !instance.created_elsewhere).then(|| now.at.since(instance.requested_at));
         let first_check = self.next_health_check(now, config);
         if !was_ready {
             self.mark_dirty(index);
@@ -91,8 +89,7 @@ impl Inventory {
         self.pool.change(index, |instance| {
             instance.was_ready = true;
             instance.become_ready(now.at, first_check);
-            // The idle time before a restart counts, but the instance is kept for at least `MIN_IDLE_AFTER_RESTART` (or its
-            // idle time, if that is shorter), so that jobs can arrive.
+            // After a restart, the instance is kept for a moment, so that jobs can arrive.
             instance.start_idle_time(now, idle_time.saturating_sub(MIN_IDLE_AFTER_RESTART));
         });
         if let Some(group) = self.groups.get_mut(group) {
@@ -105,14 +102,13 @@ impl Inventory {
         is_used_up.then_some(RemovalReason::MaxUsesReached { uses })
     }
 
-    /// Returns the time of the next health check. `None` means that health checks are off.
+    /// `None` means that health checks are off.
     pub(in crate::engine) fn next_health_check(&mut self, now: Now, config: &Config) -> Option<Time> {
         let interval = config.heartbeat_interval?;
         let jitter = self.jitter();
         Some(now.at + jittered(interval, jitter))
     }
 
-    /// Starts a health check of an instance.
     pub(in crate::engine) fn check_health(&mut self, now: Now, config: &Config, index: Index) {
         let due = self.next_health_check(now, config);
         self.pool.change(index, |instance| instance.due = due);
@@ -121,9 +117,7 @@ impl Inventory {
         }
     }
 
-    /// Makes the next health check due soon, because the last one failed because of the plugin.
-    ///
-    /// Such a failure does not count as a failure of the instance.
+    /// Repeats the health check soon. This is no failure of the instance.
     pub(in crate::engine) fn health_unknown(&mut self, now: Now, group: GroupId, id: &InstanceId) {
         let Some(index) = self.pool.find(group, id) else { return };
         self.pool.change(index, |instance| {
@@ -133,10 +127,7 @@ impl Inventory {
         });
     }
 
-    /// Records the result of a health check.
-    ///
-    /// A failed check is repeated soon. After `failure_threshold` consecutive failures, returns the reason to drain or delete the
-    /// instance.
+    /// After `failure_threshold` consecutive failures, returns the reason to remove the instance.
     pub(in crate::engine) fn record_health(
         &mut self,
         now: Now,
@@ -161,15 +152,11 @@ impl Inventory {
         (failures? >= config.failure_threshold.max(1)).then_some(RemovalReason::Unhealthy { error })
     }
 
-    /// Checks an instance immediately because a job has lost its connection to it.
-    ///
-    /// The group is listed, and a ready instance gets a health check.
     pub(in crate::engine) fn connection_lost(&mut self, now: Now, index: Index) {
         let Some(instance) = self.pool.get(index) else { return };
         let (group, is_ready) = (instance.group, instance.phase == InstancePhase::Ready);
         self.list_now(now, group);
         if is_ready {
-            // If the plugin is down, the timer is postponed until it is up.
             self.pool.change(index, |instance| instance.due = Some(now.at));
         }
     }

@@ -1,7 +1,7 @@
-//! The inventory: groups and their instances. Each change of a group or an instance is recorded for the ledger and the history.
+//! Groups and their instances, whose changes are recorded for the ledger and the history.
 //!
-//! The inventory changes one instance or group at a time and knows neither leases nor queued requests. A method that finds that an
-//! instance must be deleted returns the reason, because its job and its suspended environment must end first.
+//! The inventory does not know leases. A method that finds that an instance must be deleted returns the reason, and the
+//! caller first ends the leases.
 
 mod creation;
 mod instances;
@@ -25,10 +25,9 @@ pub(super) use self::creation::ScaleUpLimits;
 
 /// Headroom of a group without a limit.
 pub(super) const UNBOUNDED: u64 = 1_000_000_000;
-/// Minimum time after which a deletion is stuck. If three times the usual duration is longer, that time is used instead.
+/// Minimum time. Three times the usual duration is used if that is longer.
 const STUCK_AFTER: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// Groups and instances, with the changes that the driver has not collected yet.
 #[derive(Debug)]
 pub(super) struct Inventory {
     pub(super) groups: Groups,
@@ -47,19 +46,18 @@ impl Inventory {
         Self { groups, pool, outbox: Outbox::default(), next_number: 1, jitter_seed: config.jitter_seed }
     }
 
-    /// Returns the next number of a call or an instance.
     pub(super) fn allocate_number(&mut self) -> u64 {
         let number = self.next_number;
         self.next_number += 1;
         number
     }
 
-    /// Skips the numbers below `next`, because they were used before a restart.
+    /// Skips the numbers below `next`, which were used before a restart.
     pub(super) fn skip_numbers_to(&mut self, next: u64) {
         self.next_number = self.next_number.max(next);
     }
 
-    /// Returns a number for jitter that differs for each call. Runs with the same seed get the same numbers.
+    /// Reproducible by the seed.
     pub(super) fn jitter(&mut self) -> u64 {
         let number = self.allocate_number();
         splitmix64(self.jitter_seed ^ number)
@@ -73,25 +71,21 @@ impl Inventory {
         self.outbox.record_decision(now, kind);
     }
 
-    /// Returns the group and the ID of an instance.
     pub(super) fn identity(&self, index: Index) -> Option<(GroupId, InstanceId)> {
         self.pool.get(index).map(|instance| (instance.group, instance.id.clone()))
     }
 
-    /// Whether the plugin of an instance's group is down, so that the state of the instance is unknown.
     pub(super) fn is_plugin_down(&self, index: Index) -> bool {
         let group = self.pool.get(index).and_then(|instance| self.groups.get(instance.group));
         group.is_some_and(super::group::GroupState::is_plugin_down)
     }
 
-    /// Makes the next list of a group due now.
     pub(super) fn list_now(&mut self, now: Now, group: GroupId) {
         if let Some(group) = self.groups.get_mut(group) {
             group.list_calls.request_at(now.at);
         }
     }
 
-    /// Removes an instance that no longer exists.
     pub(super) fn remove(&mut self, now: Now, index: Index) {
         let Some(instance) = self.pool.remove(index) else { return };
         let (deletion, lifetime) = (instance.deletion_time(now.at), now.at.since(instance.first_seen));
@@ -104,26 +98,22 @@ impl Inventory {
         self.push_action(Action::ForgetInstance { group, id });
     }
 
-    /// Marks the ledger row of an instance.
     pub(super) fn mark_dirty(&mut self, index: Index) {
         if let Some((group, id)) = self.identity(index) {
             self.mark_id_dirty(group, &id);
         }
     }
 
-    /// Marks the ledger rows of an instance that may have been removed.
     pub(super) fn mark_id_dirty(&mut self, group: GroupId, id: &InstanceId) {
         let id = id.as_str().to_owned();
         self.mark_group_row(group, |group| RowKey::Deleted { group, id: id.clone() });
         self.mark_group_row(group, |group| RowKey::Instance { group, id });
     }
 
-    /// Marks the ledger row of an unmanaged instance.
     pub(super) fn mark_unmanaged_dirty(&mut self, group: GroupId, id: &InstanceId) {
         self.mark_group_row(group, |group| RowKey::Unmanaged { group, id: id.as_str().to_owned() });
     }
 
-    /// Marks the ledger rows of scale-up requests.
     pub(super) fn mark_requests_dirty(&mut self, group: GroupId, calls: impl IntoIterator<Item = u64>) {
         for call in calls {
             self.mark_group_row(group, |group| RowKey::ScaleUp { group, call });
@@ -136,7 +126,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the current value of a row that belongs to a group. `None` if there is no such row, or if it belongs to no group.
+    /// `None` if the row does not exist, or belongs to no group.
     pub(super) fn row(&self, key: &RowKey) -> Option<Row> {
         let id = self.groups.find(key.group()?)?;
         let group = self.groups.get(id)?;
@@ -161,23 +151,21 @@ impl Inventory {
 
     /// Number of instances that boot, are being prepared, or are requested.
     pub(super) fn booting(&self) -> u64 {
-        let starting = self.groups.ids().map(|group| u64::from(self.pool.starting(group)));
+        let starting = self.groups.ids().map(|group| u64::from(self.pool.starting_count(group)));
         self.groups.expected_usable() + starting.sum::<u64>()
     }
 
-    /// Number of a group's instances that exist or may appear.
+    /// Number of instances that exist or may appear.
     fn count(&self, id: GroupId) -> usize {
         self.pool.count(id) + self.groups.get(id).map_or(0, super::group::GroupState::outside_pool)
     }
 
-    /// Number of instances that a group may have in addition to those that exist or may appear.
     pub(super) fn instance_headroom(&self, id: GroupId) -> u64 {
         let Some(group) = self.groups.get(id) else { return 0 };
         let Some(max) = group.max_instances() else { return UNBOUNDED };
         u64::from(max).saturating_sub(self.count(id) as u64)
     }
 
-    /// Number of additional instances of a group that `max_cost_per_hour` allows.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
     pub(super) fn cost_headroom(&self, id: GroupId, max_cost_per_hour: Option<f64>) -> u64 {
         let price = self.groups.price(id);
@@ -187,28 +175,26 @@ impl Inventory {
         }
     }
 
-    /// Cost per hour of all instances that exist or may appear, including unmanaged ones.
+    /// Includes unmanaged instances, and instances that may appear.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn cost_per_hour(&self) -> f64 {
         self.groups.ids().map(|id| self.count(id) as f64 * self.groups.price(id)).sum()
     }
 
-    /// Cost per hour of the instances that are being deleted.
     pub(super) fn deleting_cost_per_hour(&self) -> f64 {
-        self.groups.ids().map(|id| f64::from(self.pool.deleting(id)) * self.groups.price(id)).sum()
+        self.groups.ids().map(|id| f64::from(self.pool.deleting_count(id)) * self.groups.price(id)).sum()
     }
 
-    /// Cost per hour of the suspended instances, and of the cheapest instance that other jobs may get.
+    /// Cost per hour of the suspended instances, of one more in the group `additional`, and of the cheapest other
+    /// instance.
     ///
-    /// One more suspended instance in the group `additional` is included.
-    /// Suspended instances count in full: each may run again at any time, and their price while suspended is unknown.
+    /// Suspended instances cost their full price, because each may run again at any time.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn suspended_cost_per_hour(&self, additional: Option<GroupId>) -> f64 {
-        let suspended = self.groups.ids().map(|id| self.pool.suspended_in(id) as f64 * self.groups.price(id));
+        let suspended = self.groups.ids().map(|id| self.pool.suspended_count(id) as f64 * self.groups.price(id));
         suspended.sum::<f64>() + additional.map_or(0.0, |id| self.groups.price(id)) + self.groups.lowest_price()
     }
 
-    /// Returns the instances whose deletion takes too long. No replacement for them can be expected soon.
     fn stuck_deletions(&self, now: Now, id: GroupId) -> StuckDeletions {
         let Some(group) = self.groups.get(id) else { return StuckDeletions::default() };
         let stuck_after = STUCK_AFTER.max(group.deletion.fastest.unwrap_or_default() * 3);

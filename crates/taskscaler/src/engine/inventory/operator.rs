@@ -1,4 +1,4 @@
-//! Manual operations of an operator that affect neither jobs nor suspended environments: cordons, and drained groups.
+//! Operator actions that affect neither jobs nor suspended environments.
 
 use muster_fleeting::model::InstanceId;
 
@@ -12,7 +12,6 @@ use crate::time::Now;
 use crate::types::{GroupId, RemovalReason};
 
 impl Inventory {
-    /// Cordons an instance: it gets no new jobs and is not deleted.
     pub(in crate::engine) fn cordon_instance(
         &mut self,
         now: Now,
@@ -25,7 +24,7 @@ impl Inventory {
         let jobs = instance.jobs;
         let pending_removal = match &instance.phase {
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => None,
-            // The later operation replaces the earlier one.
+            // The cordon replaces the earlier drain.
             InstancePhase::Draining(RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. }) => None,
             InstancePhase::Draining(reason) => Some(reason.clone()),
             InstancePhase::Cordoned { pending_removal, .. } => pending_removal.clone(),
@@ -40,7 +39,7 @@ impl Inventory {
         Ok(OperatorOutcome::Cordoned { jobs })
     }
 
-    /// Reverts a cordon or a drain. Returns the instance, and the reason if it must be drained for another reason.
+    /// Reverts a cordon or a drain. Returns the instance, and the reason if it must be drained anyway.
     pub(in crate::engine) fn uncordon_instance(
         &mut self,
         now: Now,
@@ -75,7 +74,7 @@ impl Inventory {
         Ok((index, pending_removal))
     }
 
-    /// Treats an instance as new, because the operator may have changed anything on it.
+    /// The operator may have changed anything on the instance.
     fn reset_to_booting(&mut self, now: Now, config: &Config, index: Index) {
         let due = Some(now.at + config.boot_timeout);
         let group = self.pool.change(index, |instance| {
@@ -90,7 +89,6 @@ impl Inventory {
         }
     }
 
-    /// Marks a group as drained, so that it creates no instances.
     pub(in crate::engine) fn drain_group(&mut self, id: GroupId, by: &str) -> Result<(), OperatorError> {
         let group = self.groups.get_mut(id).ok_or(OperatorError::NoGroup)?;
         group.drained = Some(by.to_owned());
@@ -98,7 +96,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Reverts [`Self::drain_group`]. The group's instances that still have jobs are kept.
+    /// The instances that still have jobs are kept.
     pub(in crate::engine) fn undrain_group(
         &mut self,
         now: Now,
@@ -118,12 +116,12 @@ impl Inventory {
         Ok(OperatorOutcome::GroupUndrained)
     }
 
-    /// Returns who drained a group and why, and its instances that are not drained yet. `None` if the group is not drained.
+    /// `None` if the group is not drained.
     pub(in crate::engine) fn undrained_instances(&self, id: GroupId) -> Option<(String, Vec<Index>)> {
         let by = self.groups.get(id)?.drained.clone()?;
         let is_undrained = |phase: &InstancePhase| match phase {
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => true,
-            // A suspended instance that a job is resuming is deleted after that job.
+            // If a job is resuming the instance, the instance is deleted after that job.
             InstancePhase::Suspended(suspension) => suspension.waiter.is_none(),
             InstancePhase::Draining(_) | InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } => false,
         };
@@ -132,7 +130,6 @@ impl Inventory {
         Some((by, undrained))
     }
 
-    /// Removes an instance from the unmanaged ones.
     pub(in crate::engine) fn remove_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {
         let state = self.groups.get_mut(group).ok_or(OperatorError::NoGroup)?;
         if !state.unmanaged.remove(id) {
@@ -146,7 +143,6 @@ impl Inventory {
         self.mark_group_row(id, |group| RowKey::DrainedGroup { group });
     }
 
-    /// Returns the reason why an instance is not in the pool.
     fn not_found(&self, group: GroupId, id: &InstanceId) -> OperatorError {
         match self.groups.get(group) {
             None => OperatorError::NoGroup,

@@ -7,28 +7,23 @@ use muster_fleeting::model::InstanceState;
 use crate::time::Time;
 use crate::types::TaskKey;
 
-/// Maximum time that a job waits for an environment before it gets an error.
+/// A waiting job gets an error afterwards.
 pub(in crate::engine) const RESUME_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum age of a list. For this long after a suspension or a resumption, a list may still report the previous state.
+/// For this long after a suspension or a resumption, a list may report the previous state.
 pub(in crate::engine) const MAX_LIST_AGE: Duration = Duration::from_secs(60);
 
-/// Suspension of an instance for a later job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct Suspension {
     pub(in crate::engine) state: SuspendState,
-    /// State in the last list since the suspension began. `None` means that there was no such list.
+    /// State in the last list since the suspension began. `None` before the first list.
     pub(in crate::engine) last_listed: Option<InstanceState>,
-    /// Whether a suspend call was made that may still take effect.
     pub(in crate::engine) suspend_requested: bool,
-    /// Time before which no call is repeated.
     pub(in crate::engine) retry_at: Time,
-    /// Time at which the environment expires.
+    /// When the environment expires.
     pub(in crate::engine) until: Time,
-    /// Job that waits for the environment.
     pub(in crate::engine) waiter: Option<ResumeWaiter>,
 }
 
-/// Progress of a suspension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::engine) enum SuspendState {
     /// The instance should be suspended.
@@ -42,7 +37,6 @@ pub(in crate::engine) enum SuspendState {
 }
 
 impl SuspendState {
-    /// Returns the state as operators see it.
     pub(in crate::engine) fn name(self) -> &'static str {
         match self {
             Self::Suspending => "suspending",
@@ -52,7 +46,6 @@ impl SuspendState {
     }
 }
 
-/// A job that waits for an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::engine) struct ResumeWaiter {
     pub(in crate::engine) key: TaskKey,
@@ -71,9 +64,7 @@ impl Suspension {
         }
     }
 
-    /// Suspends the instance again, because no job waits for it.
-    ///
-    /// A preparation in progress is not interrupted. Otherwise its result would be mistaken for the result of a later preparation.
+    /// Does not interrupt a preparation, because its result would be mistaken for the result of a later preparation.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {
         if self.state == SuspendState::Resuming {
             // The last list may be from before the resume call.
@@ -85,12 +76,10 @@ impl Suspension {
         }
     }
 
-    /// Whether the next list may report a change.
     pub(in crate::engine) fn expects_change(&self) -> bool {
         matches!(self.state, SuspendState::Suspending | SuspendState::Resuming)
     }
 
-    /// Returns when the suspension must be advanced.
     pub(in crate::engine) fn due(&self) -> Time {
         let end = self.waiter.as_ref().map_or(self.until, |waiter| waiter.since + RESUME_TIMEOUT);
         let awaits_effect = matches!(
@@ -101,11 +90,11 @@ impl Suspension {
         if awaits_effect { end.min(self.retry_at) } else { end }
     }
 
-    /// Returns the state that follows from the last list and from whether a job waits. `since` is when the state began.
+    /// Returns the state that follows from the last list and the waiter. `since` is when the current state began.
     pub(in crate::engine) fn next(&self, now: Time, since: Time) -> SuspendState {
         let has_waiter = self.waiter.is_some();
-        // A list that reports the instance as running or resuming may be outdated: after a suspend call, and for MAX_LIST_AGE after a list
-        // reported the instance as suspended.
+        // After a suspend call, and for [`MAX_LIST_AGE`] after a list reported the suspension, a list with a running
+        // instance may be outdated.
         let trusts_list =
             !self.suspend_requested && (self.state == SuspendState::Suspending || now >= since + MAX_LIST_AGE);
         match (self.state, self.last_listed) {

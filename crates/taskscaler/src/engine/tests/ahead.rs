@@ -1,5 +1,4 @@
-//! Reservations of more slots than are free, which are possible while job requests immediately return jobs (see
-//! `engine::reservations`).
+//! Reservations of more slots than are free, while job requests immediately return jobs.
 
 use super::fixture::{Fixture, assert_differs_from_upstream, config, idle_target, key};
 use crate::config::Config;
@@ -7,7 +6,7 @@ use crate::event::Event;
 use crate::policy::Policies;
 use crate::types::SlotRequest;
 
-/// Returns the configuration of single-use instances, two of them idle.
+/// Instances run one job each, and two of them are idle.
 fn single_use_config(max: u32) -> Config {
     let mut config = config(max, 1);
     config.max_uses = std::num::NonZeroU32::new(1);
@@ -15,12 +14,11 @@ fn single_use_config(max: u32) -> Config {
     config
 }
 
-/// A fleet with its idle instances, and a queue of jobs at the coordinator.
 struct Burst {
     fixture: Fixture,
     queued: u32,
     requested: u32,
-    /// Reservations whose requests are in flight.
+    /// Reservations whose job requests are in flight.
     in_flight: Vec<String>,
 }
 
@@ -31,7 +29,7 @@ impl Burst {
         Self { fixture, queued, requested: 0, in_flight: Vec::new() }
     }
 
-    /// Requests a job for each slot that can be reserved. Returns the number of requests.
+    /// Returns the number of requests.
     fn request(&mut self) -> u32 {
         let before = self.in_flight.len();
         while self.in_flight.len() < 1000 {
@@ -45,7 +43,6 @@ impl Burst {
         u32::try_from(self.in_flight.len() - before).unwrap()
     }
 
-    /// Answers all requests in flight immediately, with the queued jobs.
     fn answer(&mut self) {
         for name in std::mem::take(&mut self.in_flight) {
             let is_immediate_job = self.queued > 0;
@@ -54,7 +51,6 @@ impl Burst {
                 let job = key(&format!("job of {name}"));
                 self.fixture.engine.rename(&key(&name), job.clone());
                 self.fixture.handle(Event::JobRequestAnswered { is_immediate_job });
-                // A job that has arrived is admitted, even if its reservation was revoked in the meantime.
                 self.fixture.engine.admit(job.clone());
                 self.fixture.engine.acquire(self.fixture.now, job, &SlotRequest::default()).unwrap();
                 self.fixture.answer();
@@ -65,7 +61,7 @@ impl Burst {
         }
     }
 
-    /// Runs rounds of requests until the queue is empty or no slot can be reserved. Returns the number of requests of each round.
+    /// Returns the number of requests of each round.
     fn run_rounds(&mut self) -> Vec<u32> {
         let mut rounds = Vec::new();
         while self.queued > 0 {
@@ -92,7 +88,7 @@ fn reservations_ahead_double_with_each_round() {
     assert_eq!(burst.fixture.created, 20, "all are requested before the first has booted, and at most max_instances");
 }
 
-/// Runs rounds of 2, 2 and 4 jobs of a long queue. Returns the fleet, and the number of instances created so far.
+/// Returns the fleet, and the number of instances created so far.
 fn run_three_rounds(config: Config) -> (Burst, u32) {
     let mut burst = Burst::new(config, 100);
     for expected in [2, 2, 4] {
@@ -124,7 +120,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
     assert_eq!(burst.fixture.revoked.len(), 8);
 }
 
-/// If the queue turns out to be empty, only the instances of the jobs and the idle ones of the policy have been created.
+/// The queue has fewer jobs than slots are reserved.
 #[test]
 fn reservations_ahead_create_no_instances() {
     let mut burst = Burst::new(single_use_config(40), 9);

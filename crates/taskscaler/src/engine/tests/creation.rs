@@ -1,5 +1,3 @@
-//! Scale-up: when instances are requested, and what happens if requests fail or take long.
-
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -44,7 +42,7 @@ fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
     for round in 0..10 {
         let job = round.to_string();
         fixture.acquire(&job);
-        // The boot time of 30 s, a fiftieth of it, and the minimum list interval of 50 ms.
+        // Boot time of 30 s, a fiftieth of it, and the minimum list interval of 50 ms.
         fixture.advance(Duration::from_millis(30_650));
         assert_ne!(fixture.slot_of(&job), "none", "round {round}");
     }
@@ -52,7 +50,6 @@ fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
     assert!(lists < 300, "{lists} lists");
 }
 
-/// The boot time does not predict the duration of a deletion.
 #[test]
 fn completed_deletion_is_detected_despite_long_boot_time() {
     let mut config = config(1, 1);
@@ -98,7 +95,7 @@ fn hung_list_does_not_delay_later_lists() {
 }
 
 #[test]
-fn failing_provider_is_retried_with_backoff_and_quoted() {
+fn failing_provider_is_retried_with_backoff_and_its_error_is_shown() {
     let mut fixture = Fixture::new(config(10, 1));
     fixture.behaviors[0] = CloudBehavior::Reject("quota CPUS exceeded in europe-west1");
     fixture.acquire("1");
@@ -160,7 +157,7 @@ fn next_group_creates_rest_of_partially_accepted_request() {
 }
 
 #[test]
-fn refused_reservation_makes_lists_as_frequent_as_a_waiting_job() {
+fn refused_reservation_speeds_up_lists_like_a_waiting_job() {
     let mut config = config(10, 1);
     config.policies = Policies::always(idle_target(2, 60));
     let mut fixture = Fixture::new(config);
@@ -279,7 +276,7 @@ fn instances_of_failed_call_are_used() {
     fixture.acquire("2");
     fixture.handle(Event::Policies(Policies::always(idle_target(0, 30))));
     fixture.behaviors[0] = CloudBehavior::Accept;
-    // Both were created although the answer was an error.
+    // Both instances were created although the answer was an error.
     fixture.create(G);
     fixture.create(G);
     fixture.seconds(100);
@@ -360,7 +357,6 @@ fn max_uses_below_capacity_limits_slots_per_instance() {
     assert_eq!(fixture.created, 4);
 }
 
-/// Earlier creations show when an instance is overdue. It may still appear until `create_timeout`.
 #[test]
 fn overdue_instance_is_replaced_and_still_managed_when_it_appears() {
     let mut config = config(10, 1);
@@ -378,7 +374,7 @@ fn overdue_instance_is_replaced_and_still_managed_when_it_appears() {
     assert_eq!((fixture.increases().len(), fixture.created), (9, 8), "the ninth instance is not overdue yet");
     fixture.seconds(60);
     assert_eq!(fixture.slot_of("late"), "i9/0", "an instance is requested again, and the late job uses it");
-    // The overdue instance appears, too. It is deleted once no job needs it.
+    // The overdue instance appears, too.
     fixture.create(G);
     fixture.seconds(2);
     assert_eq!(fixture.instances(), 10);

@@ -1,4 +1,4 @@
-//! Jobs that share an instance: their slots, starved requests, sticky contexts, and resource usage.
+//! Jobs that share an instance.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::resources::JobUsage;
 use crate::types::ResourceRequest;
 use crate::types::{JobKind, SlotRequest, StickyContextId, TriedInstance};
 
-/// Returns the configuration of instances with `capacity` slots of one CPU and 2 GiB each.
+/// Each slot has one CPU and 2 GiB.
 fn sized_config(max: u32, capacity: u32) -> Config {
     let mut config = config(max, capacity);
     config.density.slot = ResourceRequest { cpu_milli: Some(1000), memory_bytes: Some(2 << 30) };
@@ -33,8 +33,7 @@ fn with_context(context: u64) -> SlotRequest {
     SlotRequest { sticky_context: Some(StickyContextId(context)), ..SlotRequest::default() }
 }
 
-/// Returns the number of slots of a job.
-fn slots(fixture: &Fixture, name: &str) -> u32 {
+fn assigned_slots(fixture: &Fixture, name: &str) -> u32 {
     fixture.assignments.iter().rev().find(|lease| lease.key.as_str() == name).map_or(0, |lease| lease.slots)
 }
 
@@ -45,18 +44,20 @@ fn job_takes_slots_for_its_declared_resources() {
     fixture.acquire("small");
     let memory = ResourceRequest { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
     fixture.acquire_for("wide", &SlotRequest { resources: memory, ..SlotRequest::default() });
-    assert_eq!([slots(&fixture, "big"), slots(&fixture, "small"), slots(&fixture, "wide")], [4, 1, 3]);
+    assert_eq!(
+        [assigned_slots(&fixture, "big"), assigned_slots(&fixture, "small"), assigned_slots(&fixture, "wide")],
+        [4, 1, 3]
+    );
     assert_eq!([fixture.slot_of("big"), fixture.slot_of("small"), fixture.slot_of("wide")], ["a/0", "a/4", "a/5"]);
     assert_eq!(fixture.engine.slot_counts().idle, 0);
     fixture.release("big");
     fixture.acquire_for("next", &milli_cpus(2000));
-    assert_eq!((fixture.slot_of("next").as_str(), slots(&fixture, "next")), ("a/0", 2));
-    // A job that needs more than an instance has gets a whole instance.
+    assert_eq!((fixture.slot_of("next").as_str(), assigned_slots(&fixture, "next")), ("a/0", 2));
     fixture.acquire_for("huge", &milli_cpus(64_000));
     for job in ["small", "wide", "next"] {
         fixture.release(job);
     }
-    assert_eq!(slots(&fixture, "huge"), 8);
+    assert_eq!(assigned_slots(&fixture, "huge"), 8);
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn instance_is_held_for_request_starved_for_one_minute() {
     fixture.acquire("6");
     assert_eq!(fixture.slot_of("6"), "none");
     fixture.release("5");
-    assert_eq!(slots(&fixture, "large"), 4);
+    assert_eq!(assigned_slots(&fixture, "large"), 4);
     fixture.release("large");
     assert_eq!(fixture.slot_of("6"), "a/0");
 }
@@ -119,18 +120,18 @@ fn slots_are_learned_from_usage_of_earlier_runs() {
     for run in 0..5 {
         let name = format!("run {run}");
         fixture.acquire_for(&name, &of_kind(7));
-        assert_eq!(slots(&fixture, &name), 1, "the usage of few runs must be ignored");
+        assert_eq!(assigned_slots(&fixture, &name), 1, "the usage of few runs must be ignored");
         let wall = Duration::from_secs(10);
         let usage = JobUsage { wall, cpu: Some(wall * 3), memory_bytes: Some(1 << 20), ..JobUsage::default() };
         fixture.handle(Event::JobUsage { key: key(&name), usage });
         fixture.release(&name);
     }
     fixture.acquire_for("next", &of_kind(7));
-    assert_eq!(slots(&fixture, "next"), 4, "three CPUs, plus a margin of a fifth");
+    assert_eq!(assigned_slots(&fixture, "next"), 4, "three CPUs, plus a margin of a fifth");
     fixture.acquire_for("other", &of_kind(8));
-    assert_eq!(slots(&fixture, "other"), 1);
+    assert_eq!(assigned_slots(&fixture, "other"), 1);
     fixture.acquire_for("declared", &SlotRequest { job_kind: Some(JobKind(7)), ..milli_cpus(1500) });
-    assert_eq!(slots(&fixture, "declared"), 2, "declared resources take precedence");
+    assert_eq!(assigned_slots(&fixture, "declared"), 2, "declared resources take precedence");
 }
 
 #[test]
@@ -165,7 +166,7 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
     fixture.acquire("3");
     fixture.release("1");
     fixture.release("2");
-    // Without a context, b would be preferred because it has a job.
+    // Without a context, `b` would be preferred because it has a job.
     assert_eq!([fixture.slot_of("1"), fixture.slot_of("3")], ["a/0", "b/0"]);
     fixture.acquire_for("4", &with_context(1));
     assert_eq!(fixture.slot_of("4"), "a/0");

@@ -1,4 +1,4 @@
-//! Estimates and reasons that waiting jobs and refused reservations report.
+//! Estimates and reasons for waiting jobs and refused reservations.
 
 use super::fixture::{CloudBehavior, Fixture, G, MONDAY, config, key};
 use crate::engine::Engine;

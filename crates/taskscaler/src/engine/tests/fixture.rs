@@ -1,4 +1,4 @@
-//! An engine with a simulated cloud. Time advances and the cloud changes only when a test requests it.
+//! An engine with a simulated cloud.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -17,10 +17,8 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 
 /// 2026-03-02 00:00 UTC, a Monday.
 pub(super) const MONDAY: i64 = 1_772_409_600;
-/// The first group. Most tests have no other one.
 pub(super) const G: GroupId = GroupId(0);
 
-/// Returns the configuration of at most `max` instances with `capacity` slots each.
 pub(super) fn config(max: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max));
     config.capacity = NonZeroU32::new(capacity).unwrap();
@@ -29,7 +27,7 @@ pub(super) fn config(max: u32, capacity: u32) -> Config {
     config
 }
 
-/// Returns a target that is preemptive if it has idle slots.
+/// The target is preemptive if it has idle slots.
 pub(super) fn idle_target(idle_count: u32, idle_time_s: u64) -> IdleTarget {
     let idle_time = Duration::from_secs(idle_time_s);
     IdleTarget { idle_count, idle_time, preemptive: idle_count > 0, ..IdleTarget::default() }
@@ -43,22 +41,18 @@ pub(super) fn key(name: &str) -> TaskKey {
     TaskKey::new(name)
 }
 
-/// How the cloud answers a request for instances.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum CloudBehavior {
-    /// Creates all requested instances.
     Accept,
-    /// Fails with this error.
     Reject(&'static str),
     /// Accepts and creates at most this many instances.
     Partial(u32),
-    /// Accepts all, but creates none.
+    /// Accepts all instances, but creates none.
     AcceptOnly,
-    /// Does not answer, and creates none.
+    /// Neither answers nor creates instances.
     NoAnswer,
 }
 
-/// The engine, the cloud, and the engine's output.
 pub(super) struct Fixture {
     pub(super) engine: Engine,
     pub(super) now: Now,
@@ -67,11 +61,8 @@ pub(super) struct Fixture {
     /// Time until a created instance runs.
     pub(super) boot: Duration,
     started: BTreeMap<InstanceId, Time>,
-    /// Number of created instances.
     pub(super) created: u32,
-    /// Result of each preparation.
     pub(super) prepare_result: Result<(), String>,
-    /// Whether delete calls delete instances.
     pub(super) deletions_work: bool,
     pub(super) assignments: Vec<SlotAssignment>,
     pub(super) lost: Vec<TaskKey>,
@@ -79,23 +70,19 @@ pub(super) struct Fixture {
     pub(super) resume_failures: Vec<(TaskKey, ResumeError)>,
     /// Whether suspend and resume calls have an effect.
     pub(super) suspend_has_effect: bool,
-    /// Whether suspend and resume calls fail.
     pub(super) rejects_suspends: bool,
-    /// Whether preparations are answered.
     pub(super) answers_prepare: bool,
     pub(super) operator_replies: Vec<Result<OperatorOutcome, OperatorError>>,
-    /// All actions of the engine.
     pub(super) actions: Vec<Action>,
     pub(super) decisions: Vec<Decision>,
 }
 
 impl Fixture {
-    /// Returns a fixture whose groups are up and have been listed.
+    /// The groups are up and have been listed.
     pub(super) fn new(config: Config) -> Self {
         Self::with_instances(config, BTreeMap::new())
     }
 
-    /// Returns a fixture with instances that already exist.
     pub(super) fn with_instances(config: Config, existing: BTreeMap<InstanceId, InstanceState>) -> Self {
         let now = Now::steady(Time::ZERO, MONDAY);
         let engine = Engine::new(config, now);
@@ -137,7 +124,7 @@ impl Fixture {
         fixture
     }
 
-    /// Returns a fixture with at most `max` single-use instances. The first has had its job, but deleting it has no effect.
+    /// With at most `max` single-use instances. Deleting the first one after its job has no effect.
     pub(super) fn with_stuck_deletion(max: u32) -> Self {
         let mut config = config(max, 1);
         config.max_uses = NonZeroU32::new(1);
@@ -149,13 +136,11 @@ impl Fixture {
         fixture
     }
 
-    /// Handles an event, and answers the actions that follow from it.
     pub(super) fn handle(&mut self, event: Event) {
         self.engine.handle(self.now, event);
         self.answer();
     }
 
-    /// Answers the actions of the engine until there are no more.
     pub(super) fn answer(&mut self) {
         loop {
             self.engine.check().unwrap();
@@ -233,7 +218,6 @@ impl Fixture {
         }
     }
 
-    /// Answers a suspend or resume call. The instances reach the state `target` immediately, if such calls have an effect.
     fn set_state(
         &mut self,
         group: GroupId,
@@ -249,7 +233,6 @@ impl Fixture {
         Ok(ids.to_vec())
     }
 
-    /// Creates an instance at the provider.
     pub(super) fn create(&mut self, group: GroupId) {
         self.created += 1;
         let id = InstanceId::new(format!("i{}", self.created));
@@ -257,12 +240,11 @@ impl Fixture {
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
-    /// Makes the instances that are booting now boot forever.
     pub(super) fn stop_boots(&mut self) {
         self.started.clear();
     }
 
-    /// Lets time pass, with a tick whenever the engine wants to wake or an instance has booted.
+    /// Handles a tick whenever the engine must wake or an instance has booted.
     pub(super) fn advance(&mut self, duration: Duration) {
         let end = self.now.at + duration;
         for _ in 0..100_000 {
@@ -301,19 +283,16 @@ impl Fixture {
         self.engine.reserve(self.now, key(name))
     }
 
-    /// Admits a job and queues its request for a slot.
     pub(super) fn acquire(&mut self, name: &str) {
         self.acquire_for(name, &SlotRequest::default());
     }
 
-    /// Admits a job and queues this request for its slots.
     pub(super) fn acquire_for(&mut self, name: &str, request: &SlotRequest) {
         self.engine.admit(key(name));
         self.engine.acquire(self.now, key(name), request).unwrap();
         self.answer();
     }
 
-    /// Carries out an operator's action on an instance, or on the group if `id` is `None`.
     pub(super) fn apply_operator_action(
         &mut self,
         id: Option<&str>,
@@ -338,7 +317,6 @@ impl Fixture {
         self.engine.status(self.now).instances.len()
     }
 
-    /// Returns the sizes of all requests for instances.
     pub(super) fn increases(&self) -> Vec<u32> {
         self.actions
             .iter()
@@ -350,13 +328,12 @@ impl Fixture {
         self.actions.iter().filter(|action| matches(action)).count()
     }
 
-    /// Whether the history contains a matching decision.
     pub(super) fn decided(&self, matches: impl Fn(&DecisionKind) -> bool) -> bool {
         self.decisions.iter().any(|decision| matches(&decision.kind))
     }
 }
 
-/// Asserts Muster's value where it intentionally differs from gitlab-runner's (docs/spec/fleeting.md).
+/// Checks Muster's value where it intentionally differs from gitlab-runner's (docs/spec/fleeting.md).
 #[track_caller]
 pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     description: &str,
@@ -367,7 +344,7 @@ pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     assert_ne!(upstream, muster, "{description}: the values must differ");
 }
 
-/// Returns a fixture with running instances that the engine adopts.
+/// The instances already run, and the engine adopts them.
 pub(super) fn adopted(mut config: Config, names: &[&str]) -> Fixture {
     config.unmanaged = crate::config::UnmanagedPolicy::Adopt;
     Fixture::with_instances(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())

@@ -1,4 +1,4 @@
-//! Tests of the engine through its public interface, with a simulated cloud.
+//! Tests of the engine with a simulated cloud.
 
 mod ahead;
 mod cost_limit;

@@ -1,4 +1,4 @@
-//! Manual operations of operators.
+//! Operator actions.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -28,8 +28,7 @@ fn decreases(fixture: &Fixture) -> usize {
     fixture.count(|action| matches!(action, Action::Decrease { .. }))
 }
 
-/// Returns the fixture after the manager was killed and restarted with its ledger.
-fn restarted(mut fixture: Fixture, rows: &mut BTreeMap<RowKey, Row>) -> Fixture {
+fn restart(mut fixture: Fixture, rows: &mut BTreeMap<RowKey, Row>) -> Fixture {
     write(&mut fixture, rows);
     let rows = rows.iter().map(|(key, row)| (key.clone(), row.clone())).collect();
     let (mut engine, unknown) = Engine::restore(fixture.engine.config().clone(), rows, fixture.now);
@@ -38,7 +37,6 @@ fn restarted(mut fixture: Fixture, rows: &mut BTreeMap<RowKey, Row>) -> Fixture 
     Fixture::from_engine(engine, fixture.clouds.remove(0))
 }
 
-/// Writes the changed rows to the ledger.
 fn write(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
     for change in fixture.engine.changes() {
         match change.row {
@@ -91,13 +89,12 @@ fn cordon_survives_restart_and_shutdown() {
     fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.handle(Event::Stop);
     assert_eq!(names(&fixture), ["a"], "delete_instances_on_shutdown does not delete cordoned instances");
-    let mut fixture = restarted(fixture, &mut rows);
+    let mut fixture = restart(fixture, &mut rows);
     fixture.seconds(600);
     assert_eq!(state(&fixture, "a"), ("cordoned".to_owned(), Some("ann".to_owned())));
     fixture.acquire("1");
     fixture.seconds(40);
     assert_ne!(fixture.slot_of("1"), "a/0");
-    // The runner is removed from the configuration, so no later manager will use the ledger.
     fixture.release("1");
     fixture.handle(Event::DeleteAllOnStop);
     fixture.handle(Event::Stop);
@@ -193,10 +190,10 @@ fn drained_group_creates_no_instances_and_deletes_its_own() {
     assert!(refusal.contains("group main: it was drained by ann"), "{refusal}");
     fixture.release("1");
     fixture.seconds(120);
-    // The instance that was created without a request is adopted and deleted, too.
+    // The instance that was created without a request is adopted and then deleted.
     assert_eq!(names(&fixture), ["b"], "the cordoned instance is kept");
     let mut rows = BTreeMap::new();
-    let mut fixture = restarted(fixture, &mut rows);
+    let mut fixture = restart(fixture, &mut rows);
     fixture.seconds(120);
     assert_eq!(
         (names(&fixture).len(), fixture.increases().len()),
@@ -230,7 +227,6 @@ fn uncordoned_group_keeps_instances_with_jobs() {
     assert_eq!((fixture.slot_of("2").as_str(), decreases(&fixture)), ("a/1", 0));
 }
 
-/// An instance that was requested before its group was drained does not count as capacity, and is deleted when it appears.
 #[test]
 fn instance_that_appears_in_drained_group_is_deleted() {
     let mut config = config(3, 1);

@@ -9,7 +9,7 @@ use muster_fleeting::model::InstanceState;
 
 const OTHER: GroupId = GroupId(1);
 
-/// Returns a fixture with two groups of at most one instance each.
+/// Each group has at most one instance.
 fn two_groups(selection: GroupSelection) -> Fixture {
     let mut config = config(1, 1);
     config.groups.push(GroupConfig::new("other", 1));

@@ -1,4 +1,4 @@
-//! The provisioner's conformance cases (docs/spec/fleeting.md section 9), by number. V1 and V14 are tests of the driver.
+//! The provisioner's conformance cases (docs/spec/fleeting.md section 9), by number.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -21,14 +21,13 @@ fn lists(fixture: &Fixture) -> usize {
     fixture.count(|action| matches!(action, Action::List { .. }))
 }
 
-/// Returns a fixture with at most `max` instances and `idle` idle slots.
 fn with_idle(max: u32, idle: u32) -> Fixture {
     let mut fixture = Fixture::new(config(max, 1));
     fixture.handle(Event::Policies(Policies::always(idle_target(idle, 3600))));
     fixture
 }
 
-/// Returns a fixture with an instance that is being deleted after its only job. The deletion may have no effect.
+/// The only job of the instance has ended.
 fn with_deleting_instance(deletions_work: bool) -> Fixture {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);
@@ -50,8 +49,7 @@ fn v02_unlimited_group_creates_instances() {
     );
 }
 
-/// A failed first list does not abort the start of the engine. Until a list succeeds, reservations are refused and the error is
-/// the reason.
+/// Unlike gitlab-runner, the engine starts anyway. It refuses reservations until a list succeeds.
 #[test]
 fn v03_failed_first_list_is_retried() {
     for failures in [4, 5, 50] {
@@ -124,7 +122,7 @@ fn v07_backoff_grows_exponentially_after_failures() {
             _ => None,
         })
         .collect();
-    // The pause doubles from one second to a minute, with a jitter of a quarter.
+    // The pauses have a jitter of a quarter.
     for (failures, pause) in pauses.iter().enumerate() {
         let seconds = (1_u64 << failures.min(10)).min(60);
         let (least, most) = (Duration::from_millis(seconds * 750), Duration::from_millis(seconds * 1250));
@@ -184,9 +182,7 @@ fn v10_rejected_deletion_is_repeated_soon() {
     assert!(fixture.clouds[0].is_empty());
 }
 
-/// Number of consecutive lists without an instance until it is lost, in gitlab-runner and in Muster.
-///
-/// In gitlab-runner, these lists take about six minutes; in Muster, one second.
+/// Lists without an instance until it is lost: in gitlab-runner (in about six minutes) and in Muster (in one second).
 const MISSES: (u32, u32) = (6, 2);
 
 #[test]
@@ -220,7 +216,7 @@ fn v11_reappearing_instance_resets_its_miss_count() {
 }
 
 #[test]
-fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
+fn v12_missing_instance_is_lost_and_deleting_instance_is_removed() {
     let mut fixture = Fixture::new(config(3, 1));
     fixture.acquire("1");
     fixture.seconds(40);
@@ -247,8 +243,7 @@ fn v12_missing_instance_is_lost_and_deleted_one_is_removed() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Deleted { deletion: Some(_), .. })));
 }
 
-/// If the stream of a list breaks, the plugin host reports the whole list as failed (`v13_...` in crate `muster-fleeting`). The
-/// engine therefore never sees a part of a list.
+/// The plugin host reports a broken list as failed (`v13_...` in crate `muster-fleeting`).
 #[test]
 fn v13_failed_list_removes_no_instance() {
     let mut fixture = adopted(config(3, 1), &["a", "b"]);
@@ -273,7 +268,6 @@ fn v15_lists_are_rare_until_a_change_is_expected() {
     let before = lists(&fixture);
     fixture.seconds(600);
     assert_eq!(lists(&fixture) - before, 10, "expected one list per minute");
-    // No job waits for the next instance.
     fixture.boot = Duration::from_secs(3600);
     fixture.handle(Event::Policies(Policies::always(idle_target(2, 3600))));
     fixture.seconds(2);

@@ -10,7 +10,6 @@ use crate::policy::Policies;
 use crate::types::{LossReason, RemovalReason, SlotRequest};
 use muster_fleeting::model::InstanceState;
 
-/// Returns a fixture with one idle instance of at most three, and this idle time.
 fn with_idle_instance(idle_s: u64) -> Fixture {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, idle_s));
@@ -49,7 +48,7 @@ fn job_within_idle_time_keeps_instance() {
     assert_eq!((fixture.slot_of("2").as_str(), fixture.clouds[0].len()), ("i1/0", 1));
 }
 
-/// The forecast does not request instances ahead, but retains some: the square root of the four slots in use.
+/// The forecast creates no instances here, but retains the square root of the four slots in use.
 #[test]
 fn forecast_retains_instances_beyond_idle_time() {
     let mut config = config(10, 1);
@@ -126,8 +125,6 @@ fn lost_instance_that_reappears_is_deleted() {
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Delete { reason: RemovalReason::Reappeared, .. })));
 }
 
-/// Regression test for a case that the simulation found: one list omitted the instance, and a later list reported that it was
-/// being deleted.
 #[test]
 fn lost_instance_that_is_deleting_counts_towards_maximum() {
     let mut fixture = adopted(config(1, 1), &["a"]);
@@ -204,7 +201,6 @@ fn reservation_does_not_keep_instance_beyond_idle_time() {
     }
 }
 
-/// The state of instances is unknown while the plugin is not running.
 #[test]
 fn instances_are_not_removed_while_plugin_is_down() {
     let mut config = config(4, 1);
@@ -212,7 +208,7 @@ fn instances_are_not_removed_while_plugin_is_down() {
     config.policies = Policies::always(idle_target(0, 36_000));
     let mut fixture = adopted(config, &["a", "b"]);
     fixture.seconds(60);
-    // One instance still boots when the plugin goes down. Its boot takes longer than the boot timeout.
+    // This boot takes longer than the boot timeout.
     fixture.boot = Duration::from_secs(6000);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);

@@ -5,7 +5,6 @@ use crate::engine::NoCapacity;
 use crate::event::Event;
 use crate::policy::Policies;
 
-/// Runs this number of jobs at once until they end. Returns the fixture.
 fn run_peak(mut fixture: Fixture, jobs: u32) -> Fixture {
     (0..jobs).for_each(|job| fixture.acquire(&format!("job {job}")));
     fixture.seconds(40);
@@ -13,7 +12,7 @@ fn run_peak(mut fixture: Fixture, jobs: u32) -> Fixture {
     fixture
 }
 
-/// Regression test for gitlab-runner#37237, where the fleet stays as large as its last peak.
+/// gitlab-runner#37237: there, the fleet stays as large as its last peak.
 #[test]
 fn reservations_are_revoked_after_policy_idle_time() {
     let mut config = config(20, 1);
@@ -44,7 +43,6 @@ fn reservation_keeps_instance_within_idle_time() {
     let mut fixture = run_peak(Fixture::new(config), 4);
     (0..4).for_each(|n| fixture.reserve(&n.to_string()).unwrap());
     fixture.seconds(200);
-    // Jobs use the instances, so their idle time starts again.
     let mut fixture = run_peak(fixture, 4);
     fixture.seconds(200);
     assert_eq!((fixture.engine.slot_counts().reserved, fixture.revoked.len()), (4, 0));
@@ -72,7 +70,6 @@ fn job_of_revoked_reservation_is_queued() {
     assert_eq!(fixture.slot_of("job"), "i1/0");
 }
 
-/// While the provider does not complete a deletion, the instance counts towards the maximum and cannot be replaced.
 #[test]
 fn replacement_of_stuck_deletion_is_not_reserved() {
     let mut fixture = Fixture::with_stuck_deletion(1);

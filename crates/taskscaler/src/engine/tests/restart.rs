@@ -16,7 +16,6 @@ use crate::policy::Policies;
 use crate::time::{Now, Time};
 use crate::types::{LossReason, ResourceRequest, SlotRequest, StickyContextId};
 
-/// Writes the changed rows to the ledger.
 fn store_changes(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
     for change in fixture.engine.changes() {
         match change.row {
@@ -26,8 +25,7 @@ fn store_changes(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
     }
 }
 
-/// Returns the fixture after the process was killed and started again.
-fn restarted(fixture: Fixture, config: Config) -> Fixture {
+fn restart(fixture: Fixture, config: Config) -> Fixture {
     restarted_at(Now::steady(Time::ZERO, MONDAY), fixture, config)
 }
 
@@ -46,7 +44,7 @@ fn restarted_at(now: Now, mut fixture: Fixture, config: Config) -> Fixture {
 }
 
 #[test]
-fn only_an_instance_that_was_not_found_after_the_restart_is_reported_as_lost_by_it() {
+fn loss_is_attributed_to_restart_only_if_instance_was_not_found_since() {
     for (is_found, expected) in [(false, LossReason::MissingAfterRestart), (true, LossReason::Missing)] {
         let config = config(2, 1);
         let mut fixture = Fixture::new(config.clone());
@@ -55,7 +53,7 @@ fn only_an_instance_that_was_not_found_after_the_restart_is_reported_as_lost_by_
         if !is_found {
             fixture.clouds[0].clear();
         }
-        let mut fixture = restarted(fixture, config);
+        let mut fixture = restart(fixture, config);
         fixture.engine.claim(&key("1")).unwrap();
         fixture.handle(Event::ClaimsComplete);
         fixture.seconds(61);
@@ -73,7 +71,7 @@ fn unclaimed_lease_is_not_reported_as_lost_with_its_instance() {
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
     fixture.seconds(31);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.handle(Event::ClaimsComplete);
     let is_unclaimed = |action: &Action| matches!(action, Action::Lost { key: lost, reason: LossReason::Unclaimed } if *lost == key("1"));
     assert_eq!(fixture.count(is_unclaimed), 1);
@@ -99,7 +97,6 @@ fn renamed_group_keeps_instances_and_leases() {
     let (engine, unknown) = Engine::restore(renamed, stored_rows, Now::steady(Time::ZERO, MONDAY));
     assert_eq!(unknown, []);
     let mut fixture = Fixture::from_engine(engine, std::mem::take(&mut fixture.clouds[0]));
-    // The rows are rewritten with the new name.
     store_changes(&mut fixture, &mut rows);
     assert_eq!(names(&rows), ["renamed".to_owned()].into());
     let lease = fixture.engine.claim(&key("1")).unwrap();
@@ -135,7 +132,7 @@ fn ready_command_is_not_repeated_after_restart() {
     let prepared =
         |expected| move |action: &Action| matches!(action, Action::Prepare { was_ready, .. } if *was_ready == expected);
     assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (1, 0));
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.seconds(31);
     assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (0, 1));
 }
@@ -154,7 +151,7 @@ fn slots_and_sticky_contexts_survive_restart() {
     fixture.acquire_for("sticky", &sticky);
     let slot = fixture.slot_of("sticky");
     fixture.release("sticky");
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     let [large, wide] = ["large", "wide"].map(|name| fixture.engine.claim(&key(name)).unwrap());
     assert_eq!((large.slot, large.slots, wide.slots), (0, 3, 2));
     fixture.handle(Event::ClaimsComplete);
@@ -164,9 +161,7 @@ fn slots_and_sticky_contexts_survive_restart() {
     assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
 
-/// Returns a fixture whose instance was idle for 100 s before the manager was restarted.
-///
-/// During the restart, the wall clock advanced by `clock_step_s`.
+/// The instance was idle for 100 s before the restart, during which the wall clock advances by `clock_step_s`.
 fn idle_and_restarted(idle_time_s: u64, clock_step_s: i64) -> Fixture {
     let mut config = config(2, 1);
     config.policies = Policies::always(idle_target(0, idle_time_s));
@@ -241,7 +236,7 @@ fn unmanaged_instance_is_not_matched_to_restored_request() {
         Fixture::with_instances(config.clone(), BTreeMap::from([(id("unmanaged"), InstanceState::Running)]));
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("1");
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.acquire("1");
     fixture.seconds(300);
     let status = fixture.engine.status(fixture.now);
@@ -259,7 +254,7 @@ fn instances_leases_and_job_counts_survive_restart() {
     fixture.acquire("2");
     fixture.seconds(31);
     fixture.release("1");
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     let lease = fixture.engine.claim(&key("2")).unwrap();
     assert_eq!((lease.instance.as_str(), lease.slot, lease.use_number), ("i1", 1, 2));
     fixture.handle(Event::ClaimsComplete);
@@ -276,7 +271,7 @@ fn unclaimed_lease_ends_and_its_instance_is_deleted() {
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
     fixture.seconds(31);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     assert_eq!(fixture.clouds[0].len(), 1);
     fixture.handle(Event::ClaimsComplete);
     assert_eq!(fixture.lost, [key("1")]);
@@ -291,7 +286,7 @@ fn instance_with_isolated_jobs_outlives_unclaimed_lease() {
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
     fixture.seconds(31);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.handle(Event::ClaimsComplete);
     assert_eq!(fixture.lost, [key("1")]);
     fixture.acquire("2");
@@ -305,7 +300,7 @@ fn request_in_flight_survives_restart() {
     fixture.behaviors[0] = CloudBehavior::NoAnswer;
     fixture.acquire("1");
     fixture.create(super::fixture::G);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.acquire("1");
     fixture.seconds(40);
     assert_eq!(
@@ -325,7 +320,7 @@ fn deletion_continues_after_restart() {
     fixture.seconds(31);
     fixture.deletions_work = false;
     fixture.release("1");
-    let fixture = restarted(fixture, config);
+    let fixture = restart(fixture, config);
     assert!(fixture.clouds[0].is_empty());
 }
 
@@ -339,7 +334,7 @@ fn deleted_instance_in_old_list_is_not_unmanaged() {
     let listed = fixture.clouds[0].clone();
     fixture.release("1");
     fixture.seconds(5);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.clouds[0] = listed;
     fixture.seconds(61);
     assert!(
@@ -362,7 +357,6 @@ fn reads_rows_of_version_1() {
     assert_eq!(status.instances.iter().filter(|instance| instance.state == "cordoned").count(), 1);
 }
 
-/// The ledger has more assigned slots than the instance has now.
 #[test]
 fn lowered_capacity_applies_to_new_jobs_only() {
     let mut large = config(3, 4);
@@ -372,7 +366,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     fixture.seconds(31);
     let mut small = config(3, 2);
     small.max_uses = NonZeroU32::new(3);
-    let mut fixture = restarted(fixture, small);
+    let mut fixture = restart(fixture, small);
     (0..4).for_each(|job| assert!(fixture.engine.claim(&key(&job.to_string())).is_some()));
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(60);
@@ -391,7 +385,6 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert!(!fixture.clouds[0].contains_key(&id("i1")), "the instance has had four jobs of at most three");
 }
 
-/// Returns the rows of a week of demand, and of the idle slot seconds that the forecast caused today.
 fn week_of_demand(idle_today: Option<u64>) -> Vec<(RowKey, Row)> {
     let now = MONDAY.div_euclid(300);
     let loads = (now - 7 * 288..now).map(|bucket| (RowKey::SlotDemand { bucket }, Row::SlotDemand { max_slots: 50 }));
@@ -438,7 +431,6 @@ fn unused_forecast_rows_are_deleted() {
     assert_eq!(deleted(Engine::restore(with_forecast, rows, now).0), 1, "one row is too old");
 }
 
-/// The instance appears hours late and after a restart.
 #[test]
 fn written_off_request_is_matched_after_restart() {
     let config = config(1, 1);
@@ -446,7 +438,7 @@ fn written_off_request_is_matched_after_restart() {
     fixture.behaviors[0] = CloudBehavior::AcceptOnly;
     fixture.acquire("1");
     fixture.seconds(3 * 3600);
-    let mut fixture = restarted(fixture, config);
+    let mut fixture = restart(fixture, config);
     fixture.behaviors[0] = CloudBehavior::Reject("quota");
     fixture.seconds(2 * 3600);
     fixture.create(super::fixture::G);
@@ -454,7 +446,6 @@ fn written_off_request_is_matched_after_restart() {
     assert!(fixture.engine.status(fixture.now).groups[0].unmanaged.is_empty());
 }
 
-/// The instances appear 10 and 23 hours after the request, each after a restart.
 #[test]
 fn written_off_requests_are_matched_for_a_day() {
     let hour = Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! The scaler's conformance cases (docs/spec/fleeting.md section 9), by number. S1-S4 are tests of `formula`, `cron` and `policy`.
+//! The scaler's conformance cases (docs/spec/fleeting.md section 9), by number.
 
 use std::num::NonZeroU32;
 
@@ -83,7 +83,7 @@ fn s10_fullest_instance_is_filled_first() {
     fixture.release("1");
     fixture.release("2");
     fixture.acquire("4");
-    // The next job gets a slot of `b`, so that `a` stays idle and can be deleted.
+    // `a` stays idle and can be deleted.
     assert_differs_from_upstream(
         "slot of the next job: on the oldest or on the fullest instance",
         ("a/0", "b/1"),
@@ -145,7 +145,6 @@ fn s14_unhealthy_idle_instance_is_deleted() {
     for _ in 0..3 {
         fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
     }
-    // No time has passed.
     let remaining = fixture.clouds[0].len();
     assert_differs_from_upstream("unhealthy idle instances before the next scale-down", (1, 0), remaining);
     fixture.acquire("1");
@@ -209,8 +208,8 @@ fn s16_missing_instance_is_detected_by_two_lists() {
 
 #[test]
 fn s17_preexisting_instances_are_ignored() {
-    // gitlab-runner deletes preexisting instances unless state storage is enabled. Muster always has a ledger, so an instance
-    // that is not in it is unmanaged.
+    // gitlab-runner deletes preexisting instances unless state storage is enabled. Muster always has a ledger, so an
+    // instance that the ledger does not contain is unmanaged.
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, 0));
     let existing = || [(id("old"), InstanceState::Running)].into_iter().collect();

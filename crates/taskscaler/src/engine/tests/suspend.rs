@@ -1,4 +1,4 @@
-//! Environments that jobs save for later ones.
+//! Environments that a job saves for a later job.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -24,7 +24,7 @@ fn single_job_config(max: u32) -> Config {
     config
 }
 
-/// Returns a fixture in which job `1` runs on `i1`.
+/// Job `1` runs on `i1`.
 fn with_job(max: u32) -> Fixture {
     let mut fixture = Fixture::new(single_job_config(max));
     fixture.acquire("1");
@@ -33,7 +33,7 @@ fn with_job(max: u32) -> Fixture {
     fixture
 }
 
-/// Returns a fixture in which the environment of job `1` is suspended.
+/// The environment of job `1` is suspended.
 fn suspended(max: u32) -> Fixture {
     let mut fixture = with_job(max);
     suspend(&mut fixture, "1").unwrap();
@@ -42,7 +42,7 @@ fn suspended(max: u32) -> Fixture {
     fixture
 }
 
-/// Returns a fixture in which job `2` has resumed the environment of job `1`.
+/// Job `2` has resumed the environment of job `1`.
 fn resumed() -> Fixture {
     let mut fixture = suspended(3);
     resume(&mut fixture, "2", "1", OWNER).unwrap();
@@ -77,7 +77,6 @@ fn suspends(fixture: &Fixture) -> usize {
 fn saved_environment_is_resumed_on_the_same_instance() {
     let mut fixture = suspended(3);
     assert!(fixture.actions.contains(&Action::EnvironmentSaved { key: key("1") }));
-    // Another job gets another instance.
     fixture.acquire("2");
     fixture.seconds(31);
     assert_eq!(fixture.slot_of("2"), "i2/0");
@@ -86,7 +85,7 @@ fn saved_environment_is_resumed_on_the_same_instance() {
     assert_eq!((fixture.slot_of("3"), state(&fixture, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Running);
     assert_eq!(resume(&mut fixture, "4", "1", OWNER), Err(ResumeError::Unknown));
-    // Each instance runs one job. A job that resumes an environment continues that job, so the instance is deleted after job 3.
+    // Each instance runs one job. A resumed environment continues that job, so the instance is deleted after job 3.
     fixture.release("3");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "deleted");
@@ -147,7 +146,6 @@ fn suspended_instances_leave_one_instance_for_other_jobs() {
     fixture.acquire("1");
     fixture.seconds(31);
     assert_eq!(suspend(&mut fixture, "1"), Err(SuspendError::CostLimit));
-    // If the maximum is lowered later, the suspended instance is deleted.
     let mut fixture = suspended(2);
     fixture.handle(Event::PluginUp { group: G, max_size: 1 });
     fixture.seconds(3);
@@ -248,7 +246,6 @@ fn canceled_resume_leaves_environment_to_next_job() {
     assert_eq!((fixture.slot_of("2"), fixture.slot_of("3")), ("none".to_owned(), "i1/0".to_owned()));
 }
 
-/// The instance still resumes for a canceled job when the next job requests it.
 #[test]
 fn next_job_takes_over_a_canceled_resume() {
     for listed in [InstanceState::Resuming, InstanceState::Suspended] {
@@ -281,7 +278,6 @@ fn instance_is_suspended_again_after_canceled_resume() {
     fixture.clouds[0].insert(id("i1"), InstanceState::Running);
     fixture.seconds(5);
     assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
-    // A later resume that Muster did not request is detected.
     fixture.clouds[0].insert(id("i1"), InstanceState::Resuming);
     fixture.seconds(61);
     assert_eq!(state(&fixture, "i1"), "suspending");
@@ -293,7 +289,7 @@ fn abandoned_assignment_leaves_environment_to_next_job() {
     fixture.handle(Event::AssignmentAbandoned { key: key("2") });
     fixture.seconds(3);
     assert_eq!((state(&fixture, "i1").as_str(), fixture.engine.has_environment("1")), ("suspended", true));
-    let mut fixture = restarted(fixture);
+    let mut fixture = restart(fixture);
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
     assert_eq!(fixture.slot_of("3"), "i1/0");
@@ -310,7 +306,7 @@ fn abandoned_assignment_leaves_environment_to_next_job() {
 #[test]
 fn outdated_list_does_not_end_resumed_job_after_restart() {
     let fixture = resumed();
-    let mut fixture = restarted(fixture);
+    let mut fixture = restart(fixture);
     assert!(fixture.engine.claim(&key("2")).is_some());
     fixture.handle(Event::ClaimsComplete);
     fixture.clouds[0].insert(id("i1"), InstanceState::Suspended);
@@ -353,13 +349,12 @@ fn operator_can_drain_suspended_instances() {
     assert_eq!(fixture.clouds[0].len(), 0);
 }
 
-/// Returns the fixture after the process was killed and restarted with its ledger.
-fn restarted(fixture: Fixture) -> Fixture {
+fn restart(fixture: Fixture) -> Fixture {
     let config = fixture.engine.config().clone();
-    restarted_as(fixture, config)
+    restart_as(fixture, config)
 }
 
-fn restarted_as(mut fixture: Fixture, config: Config) -> Fixture {
+fn restart_as(mut fixture: Fixture, config: Config) -> Fixture {
     let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
     for change in fixture.engine.changes() {
         match change.row {
@@ -382,8 +377,7 @@ fn environment_survives_restart() {
         let mut fixture = with_job(3);
         fixture.suspend_has_effect = suspend_has_effect;
         suspend(&mut fixture, "1").unwrap();
-        // The manager is killed after or before the suspend call has taken effect.
-        let mut fixture = restarted(fixture);
+        let mut fixture = restart(fixture);
         fixture.handle(Event::ClaimsComplete);
         fixture.seconds(5);
         assert_eq!(
@@ -398,11 +392,11 @@ fn environment_survives_restart() {
     }
 }
 
-/// Whether the job has used the environment is unknown.
+/// The job may or may not have used the environment.
 #[test]
 fn resumed_environment_is_not_restored_after_restart() {
     let fixture = resumed();
-    let mut fixture = restarted(fixture);
+    let mut fixture = restart(fixture);
     assert_eq!(resume(&mut fixture, "3", "1", OWNER), Err(ResumeError::Unknown));
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(5);
@@ -412,14 +406,13 @@ fn resumed_environment_is_not_restored_after_restart() {
 #[test]
 fn environments_are_deleted_once_jobs_share_instances() {
     let shared = Config { capacity: NonZeroU32::MIN.saturating_add(1), ..single_job_config(3) };
-    let mut fixture = restarted_as(suspended(3), shared);
+    let mut fixture = restart_as(suspended(3), shared);
     assert!(resume(&mut fixture, "2", "1", OWNER).is_err());
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(5);
     assert_eq!((fixture.clouds[0].len(), fixture.instances()), (0, 0));
 }
 
-/// The instance is being prepared for a job that is canceled. The answer then counts for the next job.
 #[test]
 fn preparation_for_canceled_resume_serves_next_job() {
     let mut fixture = suspended(3);

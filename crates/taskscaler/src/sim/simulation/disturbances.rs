@@ -13,9 +13,7 @@ use crate::time::{HELD_AFTER, Time};
 use crate::types::{GroupId, TaskKey};
 use muster_fleeting::model::InstanceId;
 
-/// Time that the coordinator takes to answer a request that it does not hold.
 const ANSWER_DELAY: Duration = Duration::from_millis(50);
-/// Error message of a plugin that is down.
 const PLUGIN_DOWN_ERROR: &str = "the plugin is down";
 
 impl Simulation<'_> {
@@ -79,13 +77,12 @@ impl Simulation<'_> {
         self.engine.handle(self.now, Event::Operator { request: 0, group, id, action, by });
     }
 
-    /// Returns the ID of an existing machine by its index, modulo the number of existing machines.
+    /// The index is taken modulo the number of machines.
     fn machine(&self, group: usize, index: usize) -> Option<InstanceId> {
         let existing: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
         existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
     }
 
-    /// Reverts all changes of stock and prices, uncordons instances, and ends the draining of groups.
     pub(super) fn end_disturbances(&mut self) {
         for group in 0..self.clouds.len() {
             self.has_stock[group] = true;
@@ -109,18 +106,17 @@ impl Simulation<'_> {
         self.down_until[group.0] > self.now.at
     }
 
-    /// Reports that a plugin has restarted, unless it failed again in the meantime.
+    /// Does nothing if the plugin has failed again.
     pub(super) fn report_plugin_up(&mut self, group: usize) {
         if !self.is_down(GroupId(group)) {
             self.engine.handle(self.now, Event::PluginUp { group: GroupId(group), max_size: 0 });
         }
     }
 
-    /// Reports the plugins' states to a new engine.
     pub(super) fn report_plugins(&mut self) {
         self.report_suspend_support();
         for group in (0..self.clouds.len()).map(GroupId) {
-            // The restart of a plugin that is down is planned already.
+            // The restart of the plugin is planned already.
             let event = match self.is_down(group) {
                 true => Event::PluginDown { group, cause: PLUGIN_DOWN_ERROR.to_owned() },
                 false => Event::PluginUp { group, max_size: 0 },
@@ -133,7 +129,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns the result of a call while its plugin is down. `None` means that the call waits for the plugin.
+    /// `None` means that the call waits for the plugin.
     pub(super) fn failed_call(action: &Action) -> Option<Event> {
         let error = || PLUGIN_DOWN_ERROR.to_owned();
         match action.clone() {
@@ -147,7 +143,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Replaces a result with an error if the plugin failed in the meantime.
     pub(super) fn fail_if_down(&self, event: Event) -> Event {
         let error = || PLUGIN_DOWN_ERROR.to_owned();
         match event {
@@ -171,7 +166,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Reports a job request that was answered with a job, immediately or after the coordinator had held the request.
     pub(super) fn report_answered_request(&mut self) {
         let is_immediate_job = self.empty_since.take().is_none_or(|since| self.now.at.since(since) < HELD_AFTER);
         self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job });
@@ -183,14 +177,12 @@ impl Simulation<'_> {
         }
     }
 
-    /// Reports that a job request was answered without a job.
     pub(super) fn report_empty_answer(&mut self) {
         if self.empty_since.is_some() {
             self.engine.handle(self.now, Event::JobRequestAnswered { is_immediate_job: false });
         }
     }
 
-    /// Reserves slots for the manager's open job requests.
     pub(super) fn reserve_for_requests(&mut self) {
         let wanted =
             if self.is_draining || self.now.at >= self.scenario.faults_end { 0 } else { self.scenario.reservations };
@@ -205,7 +197,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Restarts a killed manager from its ledger. Calls in progress take effect, but their results are lost.
+    /// Calls in progress take effect, but their results are lost.
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
         self.manager_run += 1;
         self.wake = None;
@@ -261,12 +253,10 @@ impl Simulation<'_> {
         self.plan(self.now.at + super::REQUEST_RETRY_DELAY, SimEvent::RequestJobs);
     }
 
-    /// Returns the time after which a call fails while its plugin is down.
     pub(super) const fn failed_call_delay() -> Duration {
         Duration::from_millis(10)
     }
 
-    /// Returns the monotonic and the wall-clock time at a moment.
     pub(super) fn now_at(&self, at: Time) -> crate::time::Now {
         crate::time::Now::steady(at, self.scenario.origin.saturating_add(self.clock_offset_s))
     }

@@ -9,10 +9,10 @@ use crate::time::{Time, milliseconds};
 impl Simulation<'_> {
     /// Ends the simulation and returns its report.
     ///
-    /// Checks that every job is done (J1 in ARCHITECTURE.md). Also checks that no machines remain except unmanaged ones and those
-    /// that the policy retains (I3 in the crate's documentation).
+    /// Checks that every job is done (J1 in ARCHITECTURE.md), and that no machines remain except those that policies
+    /// retain or the configuration ignores (I3 in the crate's documentation).
     pub(super) fn finish(mut self, end: Time) -> Result<Report, Violation> {
-        if self.scenario.checked {
+        if self.scenario.checks_invariants {
             if self.unfinished > 0 {
                 let status = self.engine.status(self.now);
                 let stuck = self.sim_jobs.iter().position(|sim_job| sim_job.state != SimJobState::Done);
@@ -22,7 +22,6 @@ impl Simulation<'_> {
             }
             let remaining: usize = self.clouds.iter().map(|cloud| cloud.live(end).count()).sum();
             let by_policy = if self.is_draining { 0 } else { self.scenario.retained_instances(&self.config) };
-            // Unmanaged machines remain only if the configuration ignores them.
             let unmanaged = if self.config.unmanaged == UnmanagedPolicy::Ignore {
                 self.scenario.unmanaged_instances.len()
             } else {

@@ -9,7 +9,6 @@ use crate::types::{GroupId, SlotAssignment, TaskKey};
 use muster_fleeting::model::InstanceId;
 
 impl Simulation<'_> {
-    /// Starts a job on its assigned slots.
     pub(super) fn start_job(&mut self, lease: SlotAssignment) -> Result<(), Violation> {
         let Some(job) = self.keys.get(&lease.key).copied() else {
             return Err(Violation::new("J2", format!("{} got a slot without a request", lease.key)));
@@ -41,7 +40,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Plans a break of the job's connection if the machine will cease to exist.
+    /// Plans a break only if the machine will cease to exist.
     pub(super) fn plan_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
         let deleted_at = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
         if let Some(deleted_at) = deleted_at {
@@ -57,7 +56,6 @@ impl Simulation<'_> {
             return Ok(());
         }
         if !self.clouds[lease.group.0].is_running(self.now.at, &lease.instance) {
-            // The job did not complete, because its machine no longer runs.
             self.engine.handle(self.now, Event::ConnectionLost { key: lease.key });
             return Ok(());
         }
@@ -81,7 +79,6 @@ impl Simulation<'_> {
         self.running_count -= 1;
     }
 
-    /// Reschedules a job whose instance was lost, as a new attempt.
     pub(super) fn lose_job(&mut self, key: &TaskKey) -> Result<(), Violation> {
         let Some(job) = self.keys.remove(key) else { return Ok(()) };
         let SimJobState::Running(lease) = self.sim_jobs[job].state.clone() else {

@@ -15,22 +15,20 @@ use crate::suspend::ResumeError;
 use crate::time::milliseconds;
 use crate::types::{RemovalReason, SlotAssignment, TaskKey};
 
-/// Size of a group of jobs in which the first saves an environment for the second.
+/// The first job of a group saves an environment for the second.
 const JOB_GROUP_SIZE: usize = 3;
-/// Maximum time after which a queued job is canceled, in milliseconds.
 const MAX_CANCEL_DELAY_MS: u64 = 60_000;
 
-/// A saved environment, as the next job requests it.
 #[derive(Debug, Clone)]
 pub(super) struct SavedEnvironment {
     pub(super) name: String,
     owner: String,
-    /// Whether the environment belongs to another owner than the job.
+    /// Whether the environment belongs to an owner other than the job's.
     has_wrong_owner: bool,
 }
 
 impl Scenario {
-    /// Returns true if a job arrives only after the end of the previous job, which may save an environment for it.
+    /// Whether a job arrives only after the end of the previous job.
     pub(super) fn follows(&self, job: usize) -> bool {
         self.suspended_jobs.is_some() && job % JOB_GROUP_SIZE == 1
     }
@@ -42,7 +40,7 @@ impl Simulation<'_> {
         self.queue.push_back(job);
     }
 
-    /// Lets a completed job save its environment if it is the first of its group. Returns true if this ended the lease.
+    /// Applies to the first job of a group. Returns whether the lease has ended.
     pub(super) fn save_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
         let (Some(max_delay), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
         if !job.is_multiple_of(JOB_GROUP_SIZE) || next >= self.jobs.len() {
@@ -54,7 +52,7 @@ impl Simulation<'_> {
         if is_saved {
             self.checker.record_saved_environment(lease, lease.key.to_string());
             delay = Duration::from_millis(self.random.random_range(0..milliseconds(max_delay).max(1)));
-            // Some jobs do not request the environment, and some request it with a wrong owner.
+            // Some jobs do not request the environment, or request it with a wrong owner.
             let has_wrong_owner = chance(&mut self.random, 0.1);
             let owner = if has_wrong_owner { "other-owner".to_owned() } else { owner };
             let environment = SavedEnvironment { name: lease.key.to_string(), owner, has_wrong_owner };
@@ -64,7 +62,6 @@ impl Simulation<'_> {
         is_saved
     }
 
-    /// Requests the environment that the job wants to resume, or any slot.
     pub(super) fn request_slots(&mut self, job: usize, key: TaskKey) -> Result<(), Violation> {
         if let Some(environment) = self.sim_jobs[job].resumes.clone() {
             match self.engine.resume(self.now, key.clone(), &environment.name, &environment.owner) {
@@ -78,7 +75,7 @@ impl Simulation<'_> {
                 Err(ResumeError::NotOwner) if !environment.has_wrong_owner => {
                     return Err(Violation::new("environment", format!("{key} cannot resume its own environment")));
                 }
-                // A real manager fails the job. In the simulation, it runs without the environment.
+                // A real manager fails the job. In the simulation, the job runs without the environment.
                 Err(_) => self.sim_jobs[job].resumes = None,
             }
         }
@@ -87,7 +84,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Plans the cancellation of some queued jobs, mostly of those that wait for an environment.
+    /// Mostly cancels jobs that wait for an environment.
     pub(super) fn plan_cancel(&mut self, job: usize) {
         if self.scenario.suspended_jobs.is_none() {
             return;
@@ -100,7 +97,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Cancels a queued job. Its author runs it again with the same request.
     pub(super) fn cancel_job(&mut self, job: usize, attempt: u32) -> Result<(), Violation> {
         let sim_job = &self.sim_jobs[job];
         if sim_job.attempt != attempt || sim_job.state != SimJobState::Waiting {
@@ -111,14 +107,13 @@ impl Simulation<'_> {
         self.cancel_request(job, Event::Cancel { key })
     }
 
-    /// Returns the job if it is randomly canceled after its slots were assigned, before it is notified.
     pub(super) fn canceled_after_assignment(&mut self, lease: &SlotAssignment) -> Option<usize> {
         let job = self.keys.get(&lease.key).copied()?;
         let is_possible = self.now.at < self.scenario.faults_end && self.waits_for_environment(job);
         (is_possible && chance(&mut self.random, 0.1)).then_some(job)
     }
 
-    /// Cancels a request and checks that the environment that it waited for still exists.
+    /// Checks that the environment still exists.
     pub(super) fn cancel_request(&mut self, job: usize, event: Event) -> Result<(), Violation> {
         let environment = self.sim_jobs[job].resumes.clone();
         let is_assigned = matches!(event, Event::AssignmentAbandoned { .. });
@@ -129,7 +124,7 @@ impl Simulation<'_> {
         self.report.canceled += 1;
         if let Some(SavedEnvironment { name, .. }) = existing {
             self.report.canceled_resumes += 1;
-            // The environment may have been deleted for one of these reasons as soon as no job waited for it.
+            // The environment may be deleted for these reasons once no job waits for it.
             let is_deletion = |decision: &Decision| match &decision.kind {
                 DecisionKind::Delete { reason, .. } => {
                     matches!(
@@ -148,14 +143,13 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Lets a job whose environment could not be resumed run without it.
     pub(super) fn run_without_environment(&mut self, key: &TaskKey) {
         let Some(job) = self.keys.remove(key) else { return };
         self.sim_jobs[job].resumes = None;
         self.requeue(job);
     }
 
-    /// After a restart, requests the environment again under a new key, as the manager does.
+    /// Uses a new key, as the manager does after a restart.
     pub(super) fn request_after_restart(&mut self, job: usize) -> Result<(), Violation> {
         let key = self.key(job);
         self.keys.remove(&key);
@@ -165,7 +159,6 @@ impl Simulation<'_> {
         self.request_slots(job, key)
     }
 
-    /// Reports to a new engine that the plugins can suspend instances.
     pub(super) fn report_suspend_support(&mut self) {
         if self.scenario.suspended_jobs.is_none() {
             return;
@@ -176,7 +169,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Returns true if a job waits for an environment.
     pub(super) fn waits_for_environment(&self, job: usize) -> bool {
         self.sim_jobs[job].state == SimJobState::Waiting && self.sim_jobs[job].resumes.is_some()
     }

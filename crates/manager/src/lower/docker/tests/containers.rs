@@ -1,5 +1,3 @@
-//! Tests of the host configuration of containers, of services and of the network.
-
 use muster_job::{PolicyRule, StepPolicy};
 
 use super::*;
@@ -62,7 +60,7 @@ fn host_configuration_has_the_names_of_the_docker_api() {
         volumes_from: texts(&["data:ro"]),
         log_options: map("labels", "a"),
     };
-    let mut context = with(|docker| docker.build = build);
+    let mut context = context_with(|docker| docker.build = build);
     context
         .docker
         .seccomp
@@ -113,12 +111,12 @@ fn services_of_runner_come_first_and_have_aliases() {
 #[test]
 fn services_are_steps_beside_the_container_and_the_policy_can_deny_them() {
     let more = json!({ "services": [{ "name": "postgres:16" }, { "name": "redis:7" }] });
-    let job = lower(&payload(more.clone()), &with(|_| ())).unwrap();
+    let job = lower(&payload(more.clone()), &context_with(|_| ())).unwrap();
     let Call::Delegate { beside, steps, .. } = &job.plan.steps[0].call else { panic!("{job:?}") };
     let names: Vec<_> = beside.iter().map(|step| step.name.as_str()).collect();
     assert_eq!(names, ["service postgres:16", "service redis:7"]);
     assert!(steps.iter().all(|step| !step.name.starts_with("service ")), "{steps:?}");
-    let mut denied = with(|_| ());
+    let mut denied = context_with(|_| ());
     let rule = PolicyRule { pattern: "builtin:docker/service".to_owned(), ..PolicyRule::default() };
     let policy = StepPolicy { rules: vec![rule], ..StepPolicy::default() };
     Arc::make_mut(&mut denied.runner).steps.policy = Some(policy);
@@ -158,7 +156,7 @@ fn network_is_bridge_or_configured_or_per_job() {
 
 #[test]
 fn slot_cgroups_are_parents_of_containers() {
-    let mut context = with(|docker| {
+    let mut context = context_with(|docker| {
         docker.build.cgroup_parent = "configured".to_owned();
         docker.service_slot_cgroup_template = "services/${slot}".to_owned();
     });
@@ -179,7 +177,7 @@ fn slot_cgroups_are_parents_of_containers() {
 fn debug_output_of_services_is_copied_unless_disabled() {
     let wanted = || variables(&[("CI_DEBUG_SERVICES", "true")]);
     assert!(container(|_| (), wanted()).log_services);
-    let mut context = with(|_| ());
+    let mut context = context_with(|_| ());
     Arc::make_mut(&mut context.runner).debug_trace_disabled = true;
     assert!(!inside(&lower(&payload(wanted()), &context).unwrap()).0.log_services);
 }

@@ -1,5 +1,3 @@
-//! Tests of images, users, entrypoints and credentials.
-
 use super::*;
 
 #[test]
@@ -104,7 +102,7 @@ fn credentials_have_the_order_of_gitlab_runner() {
             { "type": "other", "url": "x" },
         ],
     });
-    let mut context = with(|_| ());
+    let mut context = context_with(|_| ());
     let content = Ok("{\"auths\":{\"two.example\":{\"auth\":\"dTpw\"}}}".to_owned());
     context.docker.auth_file = Some(AuthFile { path: "/root/.docker/config.json".to_owned(), content });
     let job = lower(&payload(more.clone()), &context).unwrap();
@@ -116,7 +114,6 @@ fn credentials_have_the_order_of_gitlab_runner() {
         "registry.gitlab.example:443 of job payload (GitLab Registry)",
     ];
     assert_eq!(order, expected);
-    // A broken file is left out with a warning.
     let content = Err("permission denied".to_owned());
     context.docker.auth_file = Some(AuthFile { path: "/root/.dockercfg".to_owned(), content });
     let job = lower(&payload(more), &context).unwrap();

@@ -1,5 +1,3 @@
-//! Tests of jobs in containers, from the settings and the payload to the inputs of the step.
-
 mod containers;
 mod images;
 mod volumes;
@@ -21,8 +19,7 @@ fn settings() -> DockerSettings {
     DockerSettings { image: "alpine:3".to_owned(), wait_for_services_s: 30, ..DockerSettings::default() }
 }
 
-/// Returns the context of a runner with the executor `docker`.
-fn with(change: impl FnOnce(&mut DockerSettings)) -> JobContext {
+fn context_with(change: impl FnOnce(&mut DockerSettings)) -> JobContext {
     let mut docker = settings();
     change(&mut docker);
     let runner = RunnerSettings {
@@ -35,7 +32,6 @@ fn with(change: impl FnOnce(&mut DockerSettings)) -> JobContext {
     JobContext { runner: Arc::new(runner), directories, ..context() }
 }
 
-/// Returns the share of a job in this slot of an instance.
 fn share(slot: u32) -> SlotShare {
     SlotShare {
         slot,
@@ -48,7 +44,7 @@ fn share(slot: u32) -> SlotShare {
     }
 }
 
-/// Returns the inputs of the docker step and the steps inside it.
+/// Returns the inputs of the docker step, and the steps inside the container.
 fn inside(job: &LoweredJob) -> (DockerContainer, Vec<Step>) {
     let [step] = job.plan.steps.as_slice() else { panic!("{:?}", job.plan.steps) };
     let Call::Delegate { name, inputs, steps, .. } = &step.call else { panic!("{step:?}") };
@@ -56,14 +52,13 @@ fn inside(job: &LoweredJob) -> (DockerContainer, Vec<Step>) {
     (serde_json::from_value(inputs.clone()).unwrap(), steps.clone())
 }
 
-/// Returns the inputs of the steps that start the services of a job.
 fn services_of(job: &LoweredJob) -> Vec<ServiceContainer> {
     let [Step { call: Call::Delegate { beside, .. }, .. }] = job.plan.steps.as_slice() else { panic!("{job:?}") };
     beside.iter().map(|step| step.call.inputs().unwrap()).collect()
 }
 
 fn lowered(change: impl FnOnce(&mut DockerSettings), more: Value) -> (DockerContainer, LoweredJob) {
-    let job = lower(&payload(more), &with(change)).unwrap();
+    let job = lower(&payload(more), &context_with(change)).unwrap();
     (inside(&job).0, job)
 }
 
@@ -75,9 +70,9 @@ fn services(change: impl FnOnce(&mut DockerSettings), more: Value) -> Vec<Servic
     services_of(&lowered(change, more).1)
 }
 
-/// Returns the error of a payload that cannot be lowered, with the lines before it.
+/// Returns the lines and the error of a payload that cannot be lowered.
 fn refused(change: impl FnOnce(&mut DockerSettings), more: Value) -> String {
-    let error = lower(&payload(more), &with(change)).unwrap_err();
+    let error = lower(&payload(more), &context_with(change)).unwrap_err();
     let lines: String = error.trace_lines.iter().map(|line| format!("{line}\n")).collect();
     format!("{lines}{}: {}", error.reason, error.message)
 }
@@ -88,7 +83,7 @@ fn texts(list: &[&str]) -> Vec<String> {
 
 #[test]
 fn plain_job_in_a_container() {
-    let job = lower(&payload(json!({})), &with(|_| ())).unwrap();
+    let job = lower(&payload(json!({})), &context_with(|_| ())).unwrap();
     let mut plan = plan(&job);
     plan["steps"][0]["call"]["delegate"]["inputs"]["build"]["env"] = json!("[all variables of the job]");
     insta::assert_json_snapshot!(plan);
@@ -96,7 +91,7 @@ fn plain_job_in_a_container() {
 
 #[test]
 fn all_steps_run_inside_one_step_that_prepares_the_executor() {
-    let job = lower(&payload(json!({})), &with(|_| ())).unwrap();
+    let job = lower(&payload(json!({})), &context_with(|_| ())).unwrap();
     let policy = &job.plan.steps[0].policy;
     assert_eq!(
         (policy.section.as_str(), policy.title.as_str()),
@@ -116,7 +111,7 @@ fn all_steps_run_inside_one_step_that_prepares_the_executor() {
 }
 
 #[test]
-fn directories_are_those_of_the_container_inside_and_of_the_host_outside() {
+fn inner_directories_are_in_the_container_and_outer_directories_on_the_host() {
     let (container, job) = lowered(|_| (), json!({ "cache": [{ "key": "k", "paths": ["x"] }] }));
     assert_eq!(container.project_dir, "/builds/group/project");
     assert_eq!(value(&job, "CI_PROJECT_DIR").unwrap(), "/builds/group/project");
@@ -136,7 +131,7 @@ fn directories_are_those_of_the_container_inside_and_of_the_host_outside() {
         "/cache/group/project",
     ];
     assert_eq!(container.directories, directories);
-    let mut configured = with(|_| ());
+    let mut configured = context_with(|_| ());
     let runner = Arc::make_mut(&mut configured.runner);
     (runner.builds_dir, runner.cache_dir) = (Some("/work".into()), Some("/kept".into()));
     let job = lower(&payload(json!({})), &configured).unwrap();
@@ -146,7 +141,7 @@ fn directories_are_those_of_the_container_inside_and_of_the_host_outside() {
 #[test]
 fn sources_come_from_the_server_and_git_trusts_the_directory() {
     let more = json!({ "muster": { "local_repository": "/state/snapshot.git", "result_tree": true } });
-    let job = lower(&payload(more), &with(|_| ())).unwrap();
+    let job = lower(&payload(more), &context_with(|_| ())).unwrap();
     let (_, steps) = inside(&job);
     let checkout: Checkout = steps[1].call.inputs().unwrap();
     assert_eq!((checkout.local_repository, checkout.safe_directory, checkout.clean_config), (None, true, true));
@@ -156,7 +151,7 @@ fn sources_come_from_the_server_and_git_trusts_the_directory() {
 
 #[test]
 fn caches_of_job_on_the_host_have_the_keys_of_its_plan() {
-    let mut context = with(|docker| docker.host_without_image = true);
+    let mut context = context_with(|docker| docker.host_without_image = true);
     Arc::make_mut(&mut context.runner).cache.shared = true;
     let payload = payload(json!({ "cache": [{ "key": "$CI_PROJECT_DIR", "paths": ["a"] }] }));
     let uses = crate::lower::cache_uses(&payload, &context).archives;
@@ -167,7 +162,7 @@ fn caches_of_job_on_the_host_have_the_keys_of_its_plan() {
 
 #[test]
 fn runner_without_docker_table_or_with_invalid_value_fails_the_job() {
-    let mut missing = with(|_| ());
+    let mut missing = context_with(|_| ());
     Arc::make_mut(&mut missing.runner).docker = None;
     let error = lower(&payload(json!({})), &missing).unwrap_err();
     assert_eq!(error.to_string(), "missing docker configuration");
@@ -187,7 +182,7 @@ fn labels_describe_the_job() {
 #[test]
 fn engine_on_an_instance_is_reached_without_certificates() {
     let engine = |executor: &str| {
-        let mut context = with(|docker| {
+        let mut context = context_with(|docker| {
             docker.host = "tcp://engine:2376".to_owned();
             (docker.tls_cert_path, docker.tls_verify) = ("/certs".to_owned(), true);
         });

@@ -1,5 +1,3 @@
-//! Tests of volumes and directories.
-
 use super::*;
 
 #[test]
@@ -36,7 +34,7 @@ const CACHE: &str = "3c3f060a0374fc8bc39395164f415a70";
 
 #[test]
 fn volumes_are_named_like_those_of_gitlab_runner() {
-    let names = Names::of(&payload(json!({})), &with(|_| ()));
+    let names = Names::of(&payload(json!({})), &context_with(|_| ()));
     // The digests have 32 and 16 digits.
     assert!(names.volumes.len() == "runner-".len() + 32 && names.job.len() == names.project.len() + "-".len() + 16);
     let (reused, own) = (&names.volumes, &names.job);
@@ -51,7 +49,7 @@ fn volumes_are_named_like_those_of_gitlab_runner() {
     );
     let with_cache = |docker: &mut DockerSettings| docker.volumes = texts(&["/cache"]);
     assert_eq!(volumes(with_cache, cached)[0], volume(format!("{reused}-cache-{CACHE}"), "/cache:", false));
-    // A clone needs no checkout of an earlier job.
+    // A clone does not need the checkout of an earlier job.
     let clone = variables(&[("GIT_STRATEGY", "clone")]);
     assert_eq!(volumes(|_| (), clone)[0], volume(format!("{own}-cache-{BUILDS}"), "/builds:", true));
     let disabled = |docker: &mut DockerSettings| (docker.disable_cache, docker.volumes) = (true, texts(&["/cache"]));
@@ -66,9 +64,9 @@ fn volumes_are_named_like_those_of_gitlab_runner() {
 
 #[test]
 fn environments_that_share_an_engine_share_no_volumes_at_the_same_time() {
-    // Two jobs of a project that run at the same time in slot 3 of two instances.
+    // Two jobs of a project run at the same time in slot 3 of two instances.
     let volumes = |shares_host: bool, engine: &str, project_slot: u32| {
-        let mut context = with(|docker| docker.host = engine.to_owned());
+        let mut context = context_with(|docker| docker.host = engine.to_owned());
         context.slot.project_slot = project_slot;
         context.share = Some(SlotShare { shares_host, ..share(3) });
         Names::of(&payload(json!({})), &context).volumes
@@ -90,7 +88,7 @@ fn protected_jobs_have_separate_volumes() {
         is_protected(json!({ "cache": cache("k-protected") }))
             && is_protected(json!({ "cache": cache("k-Protected.") }))
     );
-    // The server reports that the ref is unprotected, so the job chose the key itself.
+    // The payload states that the ref is unprotected, so the job chose the key itself.
     let mut unprotected = git(false);
     unprotected["cache"] = cache("k-protected");
     assert!(!is_protected(unprotected));
@@ -110,7 +108,7 @@ fn volumes_of_the_configuration_are_mounted() {
         .iter()
         .map(|volume| format!("{} {} {} {}", volume.source, volume.destination, volume.mode, volume.driver))
         .collect();
-    let reused = Names::of(&payload(json!({})), &with(|_| ())).volumes;
+    let reused = Names::of(&payload(json!({})), &context_with(|_| ())).volumes;
     let expected = [
         "/srv/$NAME /data/one ro ".to_owned(),
         "named /builds/group/project/relative  ".to_owned(),

@@ -14,11 +14,10 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 
 const SECRET: &str = "the-secret-key-of-the-store";
-/// Script that shows whether the cache was restored, and otherwise creates the files of the cache.
+/// Script that reports a restored cache, and otherwise creates the files of the cache.
 pub(super) const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
-/// Starts a store with a bucket. `None` means that no program for the store is installed.
 async fn store() -> Option<Server> {
     let server = moto()?;
     let created = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
@@ -26,7 +25,6 @@ async fn store() -> Option<Server> {
     Some(server)
 }
 
-/// Returns a configuration with the bucket.
 fn config(harness: &Harness, store: &Server, more: &str) -> String {
     format!(
         "check_interval = 1\n{}[runners.cache]\nType = \"s3\"\n{more}\n[runners.cache.s3]\nServerAddress = \"{}\"\n\
@@ -37,7 +35,7 @@ fn config(harness: &Harness, store: &Server, more: &str) -> String {
     )
 }
 
-/// Starts a manager, in the role of another machine, whose runner uses the bucket.
+/// Starts a manager whose runner uses the bucket. Each manager stands for one machine.
 async fn machine(store: &Server, more: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     harness.configure(&config(&harness, store, more));
@@ -66,21 +64,19 @@ fn payload(id: i64, script: &str, more: Value) -> Value {
     })
 }
 
-/// Runs a job with the cache to its end. The job must succeed.
-pub(super) async fn job(harness: &Harness, id: i64, script: &str, cache: Value) -> String {
+pub(super) async fn run_job(harness: &Harness, id: i64, script: &str, cache: Value) -> String {
     harness.coordinator(0).enqueue(serde_json::from_value(payload(id, script, cache)).unwrap());
     let job: Job = harness.coordinator(0).wait_for_end(JobId(id)).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     job.text()
 }
 
-/// Returns the names of the objects in the bucket.
 async fn objects(store: &Server) -> Vec<String> {
     let listing = reqwest::get(format!("{}/bucket", store.url())).await.unwrap().text().await.unwrap();
     listing.split("<Key>").skip(1).map(|rest| rest.split('<').next().unwrap().to_owned()).collect()
 }
 
-pub(super) fn contains(log: &str, texts: &[&str]) {
+pub(super) fn assert_contains(log: &str, texts: &[&str]) {
     for text in texts {
         assert!(log.contains(text), "{text:?} is missing in {log}");
     }
@@ -90,42 +86,49 @@ pub(super) fn contains(log: &str, texts: &[&str]) {
 async fn cache_of_one_machine_is_restored_on_another() {
     let Some(store) = store().await else { return };
     let (first, _run) = machine(&store, "Path = \"ci\"").await;
-    let log = job(&first, 1, FILL, json!({})).await;
-    contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
-    contains(&log, &[&format!("Uploading cache.zip to {}/bucket/ci/runner/", store.url())]);
+    let log = run_job(&first, 1, FILL, json!({})).await;
+    assert_contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
+    assert_contains(&log, &[&format!("Uploading cache.zip to {}/bucket/ci/runner/", store.url())]);
     let names = objects(&store).await;
     assert!(matches!(&names[..], [name] if name.ends_with("/project/7/deps-main")), "{names:?}");
 
     let (second, _run) = machine(&store, "Path = \"ci\"").await;
-    let log = job(&second, 2, &format!("{FILL}; env"), json!({})).await;
-    contains(&log, &["Checking cache for deps-main...", "Downloading cache from http", "Successfully extracted cache"]);
-    contains(&log, &["\nfound 1\n", "Archive is up to date!", "skipping upload", "Created cache"]);
+    let log = run_job(&second, 2, &format!("{FILL}; env"), json!({})).await;
+    assert_contains(
+        &log,
+        &["Checking cache for deps-main...", "Downloading cache from http", "Successfully extracted cache"],
+    );
+    assert_contains(&log, &["\nfound 1\n", "Archive is up to date!", "skipping upload", "Created cache"]);
     for secret in [SECRET, "the-access-key", "X-Amz-Signature"] {
         assert!(!log.contains(secret), "{secret} in {log}");
     }
-    // A cache whose files only have new times is not uploaded again. A cache with other files is.
-    let log = job(&second, 3, "cp vendor/lib copy && mv copy vendor/lib", json!({})).await;
-    contains(&log, &["cache.zip is up to date", "Archive is up to date!"]);
-    let log = job(&second, 4, "rm vendor/lib; echo 4 > vendor/other", json!({})).await;
-    contains(&log, &["Uploading cache.zip to"]);
+    // A cache whose files only have new times is not uploaded again. A cache with other files is uploaded.
+    let log = run_job(&second, 3, "cp vendor/lib copy && mv copy vendor/lib", json!({})).await;
+    assert_contains(&log, &["cache.zip is up to date", "Archive is up to date!"]);
+    let log = run_job(&second, 4, "rm vendor/lib; echo 4 > vendor/other", json!({})).await;
+    assert_contains(&log, &["Uploading cache.zip to"]);
     let (third, _run) = machine(&store, "Path = \"ci\"").await;
-    let log = job(&third, 5, "ls vendor", json!({})).await;
-    contains(&log, &["\nother\n", "Successfully extracted cache"]);
+    let log = run_job(&third, 5, "ls vendor", json!({})).await;
+    assert_contains(&log, &["\nother\n", "Successfully extracted cache"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
     let Some(store) = store().await else { return };
     let (first, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
-    job(&first, 1, FILL, json!({ "key": "main" })).await;
+    run_job(&first, 1, FILL, json!({ "key": "main" })).await;
     let (second, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
     let fallback = json!({ "key": "branch", "fallback_keys": ["missing", "main"], "policy": "pull" });
-    let log = job(&second, 2, FILL, fallback).await;
-    contains(&log, &["Checking cache for branch...", "Checking cache for missing...", "Checking cache for main..."]);
-    contains(&log, &["\nfound 1\n", "Not uploading cache branch due to policy"]);
+    let log = run_job(&second, 2, FILL, fallback).await;
+    assert_contains(
+        &log,
+        &["Checking cache for branch...", "Checking cache for missing...", "Checking cache for main..."],
+    );
+    assert_contains(&log, &["\nfound 1\n", "Not uploading cache branch due to policy"]);
     let log =
-        job(&second, 3, "mkdir -p vendor; head -c 200000 /dev/urandom > vendor/large", json!({ "key": "large" })).await;
-    contains(&log, &["is too big (Limit is set to 100000). Cache will be stored only locally."]);
+        run_job(&second, 3, "mkdir -p vendor; head -c 200000 /dev/urandom > vendor/large", json!({ "key": "large" }))
+            .await;
+    assert_contains(&log, &["is too big (Limit is set to 100000). Cache will be stored only locally."]);
     assert_eq!(objects(&store).await, ["project/7/main"]);
 }
 
@@ -133,17 +136,16 @@ async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
 async fn job_succeeds_with_warnings_if_the_store_is_killed() {
     let Some(mut store) = store().await else { return };
     let (harness, _run) = machine(&store, "").await;
-    job(&harness, 1, FILL, json!({})).await;
+    run_job(&harness, 1, FILL, json!({})).await;
     store.kill();
-    let log = job(&harness, 2, "mkdir -p vendor; echo new > vendor/lib; echo the script ran", json!({})).await;
-    contains(
+    let log = run_job(&harness, 2, "mkdir -p vendor; echo new > vendor/lib; echo the script ran", json!({})).await;
+    assert_contains(
         &log,
         &["Checking cache for deps-main...", "Retrying...", "Failed to extract cache", "\nthe script ran\n"],
     );
-    contains(&log, &["Creating cache deps-main...", "Failed to create cache"]);
+    assert_contains(&log, &["Creating cache deps-main...", "Failed to create cache"]);
 }
 
-/// A process of gitlab-runner. It is killed when dropped.
 struct GitlabRunner(Child);
 
 impl GitlabRunner {
@@ -176,11 +178,11 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
         let id = i64::try_from(index).unwrap() * 10;
         let cache = || json!({ "key": format!("größe {index}/main") });
         let fill = "rm -rf vendor; mkdir vendor; echo $CI_JOB_ID > vendor/lib";
-        let log = job(from, id + 1, fill, cache()).await;
-        contains(&log, &["Uploading cache.zip to", "Created cache"]);
-        let log = job(to, id + 2, "echo found $(cat vendor/lib)", cache()).await;
-        contains(&log, &["Downloading cache from", "Successfully extracted cache"]);
-        contains(&log, &[&format!("\nfound {}\n", id + 1), "Archive is up to date!"]);
+        let log = run_job(from, id + 1, fill, cache()).await;
+        assert_contains(&log, &["Uploading cache.zip to", "Created cache"]);
+        let log = run_job(to, id + 2, "echo found $(cat vendor/lib)", cache()).await;
+        assert_contains(&log, &["Downloading cache from", "Successfully extracted cache"]);
+        assert_contains(&log, &[&format!("\nfound {}\n", id + 1), "Archive is up to date!"]);
     }
     let names = objects(&store).await;
     assert_eq!(names.len(), 2, "both programs must use the same names: {names:?}");
@@ -190,7 +192,6 @@ async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
 pub(super) const TREE: &str = "if [ -d vendor ]; then echo found; else mkdir -p vendor; for i in $(seq 40); do \
                     seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done; fi";
 
-/// Returns the number of megabytes that precedes `text` in a log.
 fn megabytes(log: &str, text: &str) -> f64 {
     let before = log.split_once(text).unwrap_or_else(|| panic!("{text:?} is missing in {log}")).0;
     before.rsplit(' ').next().unwrap().parse().unwrap()
@@ -201,8 +202,8 @@ async fn chunks_are_shared_through_the_store() {
     let Some(store) = store().await else { return };
     let chunks = "Shared = true\nChunks = true";
     let (first, _run) = machine(&store, chunks).await;
-    let log = job(&first, 1, TREE, json!({})).await;
-    contains(&log, &["Cache does not exist", "Created cache"]);
+    let log = run_job(&first, 1, TREE, json!({})).await;
+    assert_contains(&log, &["Cache does not exist", "Created cache"]);
     let all = megabytes(&log, " MB were uploaded");
     let names = objects(&store).await;
     let is_expected = |name: &String| name.starts_with("chunks/7/unprotected/");
@@ -210,26 +211,26 @@ async fn chunks_are_shared_through_the_store() {
 
     // Another machine restores all, changes one of 40 files, and uploads little.
     let (second, _run) = machine(&store, chunks).await;
-    let log = job(&second, 2, &format!("{TREE}; echo changed > vendor/file7"), json!({})).await;
-    contains(&log, &["\nfound\n", "Successfully extracted cache", "Created cache"]);
+    let log = run_job(&second, 2, &format!("{TREE}; echo changed > vendor/file7"), json!({})).await;
+    assert_contains(&log, &["\nfound\n", "Successfully extracted cache", "Created cache"]);
     assert!(megabytes(&log, " MB were uploaded") <= all / 10.0, "{all} {log}");
     for secret in [SECRET, "the-access-key", "X-Amz-Signature"] {
         assert!(!log.contains(secret), "{secret} in {log}");
     }
 
-    // The first machine has the chunks that it saved, and downloads what the second one has changed.
-    let log = job(&first, 3, "cat vendor/file7", json!({})).await;
-    contains(&log, &["\nchanged\n", "Archive is up to date!"]);
+    // The first machine downloads only what the second one has changed.
+    let log = run_job(&first, 3, "cat vendor/file7", json!({})).await;
+    assert_contains(&log, &["\nchanged\n", "Archive is up to date!"]);
     assert!(megabytes(&log, " MB were downloaded") <= all / 10.0, "{all} {log}");
 
     // A new key shares the chunks of the cache that was saved last.
-    let log = job(&first, 4, TREE, json!({ "key": "branch" })).await;
-    contains(&log, &["Cache does not exist", "Created cache"]);
+    let log = run_job(&first, 4, TREE, json!({ "key": "branch" })).await;
+    assert_contains(&log, &["Cache does not exist", "Created cache"]);
     assert!(megabytes(&log, " MB were uploaded") <= all / 10.0, "{all} {log}");
 
     // Protected caches have separate objects.
     let before = objects(&store).await.len();
-    job(&first, 5, TREE, json!({ "key": "deps-protected" })).await;
+    run_job(&first, 5, TREE, json!({ "key": "deps-protected" })).await;
     let names = objects(&store).await;
     assert_eq!(names.iter().filter(|name| name.starts_with("chunks/7/protected/")).count(), names.len() - before);
 
@@ -237,7 +238,8 @@ async fn chunks_are_shared_through_the_store() {
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 
-/// Replaces an object with invalid content, which is longer than a pack, so that each range that a job reads exists.
+/// Replaces an object with invalid content. The content is longer than a pack, so that each range that a job reads
+/// exists.
 async fn replace(store: &Server, name: &str) {
     let key = S3AccessKey { id: Secret::new("the-access-key"), secret: Secret::new(SECRET), session: None };
     let settings = S3Settings {
@@ -262,20 +264,19 @@ async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
     let Some(store) = store().await else { return };
     let chunks = "Shared = true\nChunks = true";
     let (first, _run) = machine(&store, chunks).await;
-    job(&first, 1, TREE, json!({})).await;
+    run_job(&first, 1, TREE, json!({})).await;
     let pack = objects(&store).await.into_iter().find(|name| name.ends_with("-0")).unwrap();
     replace(&store, &pack).await;
 
     let (second, _run) = machine(&store, chunks).await;
     let script = "rm -rf vendor; mkdir vendor; for i in $(seq 40); do seq $((i * 1000)) $((i * 1000 + 4500)) > vendor/file$i; done";
-    let log = job(&second, 2, script, json!({})).await;
-    contains(&log, &["Failed to extract cache: ", "is damaged", "Created cache"]);
+    let log = run_job(&second, 2, script, json!({})).await;
+    assert_contains(&log, &["Failed to extract cache: ", "is damaged", "Created cache"]);
     let (third, _run) = machine(&store, chunks).await;
-    let log = job(&third, 3, "ls vendor | wc -l; tail -n 1 vendor/file40", json!({})).await;
-    contains(&log, &["Successfully extracted cache", "\n40\n", "\n44500\n"]);
+    let log = run_job(&third, 3, "ls vendor | wc -l; tail -n 1 vendor/file40", json!({})).await;
+    assert_contains(&log, &["Successfully extracted cache", "\n40\n", "\n44500\n"]);
 }
 
-/// Runs `muster cache gc` with the configuration of a machine.
 fn collect(harness: &Harness, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.args(["cache", "gc", "--config"]).arg(harness.home.path("config.toml")).args(arguments);
@@ -288,9 +289,9 @@ fn collect(harness: &Harness, arguments: &[&str]) -> String {
 async fn unused_objects_of_the_store_are_deleted() {
     let Some(store) = store().await else { return };
     let (harness, _run) = machine(&store, "Shared = true\nChunks = true").await;
-    job(&harness, 1, TREE, json!({})).await;
+    run_job(&harness, 1, TREE, json!({})).await;
     let first = objects(&store).await;
-    job(&harness, 2, "for i in $(seq 40); do seq $((i * 77)) $((i * 77 + 5000)) > vendor/file$i; done", json!({}))
+    run_job(&harness, 2, "for i in $(seq 40); do seq $((i * 77)) $((i * 77 + 5000)) > vendor/file$i; done", json!({}))
         .await;
     let unused =
         |names: &[String]| first.iter().filter(|name| names.contains(name) && name.contains("/objects/")).count();
@@ -307,6 +308,6 @@ async fn unused_objects_of_the_store_are_deleted() {
     assert!(report.contains("chunks/7/unprotected: 2 objects with"), "{report}");
     assert_eq!(unused(&objects(&store).await), 0);
     let (other, _run) = machine(&store, "Shared = true\nChunks = true").await;
-    let log = job(&other, 3, "tail -n 1 vendor/file40", json!({})).await;
-    contains(&log, &["Successfully extracted cache", "\n8080\n"]);
+    let log = run_job(&other, 3, "tail -n 1 vendor/file40", json!({})).await;
+    assert_contains(&log, &["Successfully extracted cache", "\n8080\n"]);
 }

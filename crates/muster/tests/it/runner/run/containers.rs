@@ -6,11 +6,9 @@ use serde_json::{Value, json};
 
 use super::harness::Harness;
 
-/// Image of the jobs and of their service: busybox.
 pub(super) const IMAGE: &str = "muster-test/runner:1";
 
 impl Harness {
-    /// Configures a runner with the executor `docker`. Returns `None` if the machine has no engine.
     pub(super) fn configure_docker(&self, settings: &str) -> Option<&'static DockerEngine> {
         let engine = DockerEngine::shared()?;
         if !engine.create_image(IMAGE, &["EXPOSE 8080/tcp"]) {
@@ -40,7 +38,8 @@ impl Harness {
     }
 }
 
-/// Returns the names of the engine's containers and networks that belong to the project. Tests share the engine, so each has its own project.
+/// Returns the names of the project's containers and networks. Each test has its own project, because tests share the
+/// engine.
 fn objects_left(engine: &DockerEngine, project: i64) -> String {
     let (names, network) = (format!("-project-{project}-"), format!("-{project}-0-{project}"));
     let lists = ["/containers/json?all=1", "/networks"].map(|path| engine.call("GET", path, &[]).1);

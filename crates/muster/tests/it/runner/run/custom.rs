@@ -22,7 +22,8 @@ struct Driver {
 const RUN: &str = "echo run $2 >>calls\nexport PATH=HOME_DIR:$PATH\n\"$1\" || { echo $? >\"$BUILD_EXIT_CODE_FILE\"; exit \"$BUILD_FAILURE_EXIT_CODE\"; }";
 
 impl Driver {
-    /// Starts a manager with a driver. `programs` has the name and the commands of each program. `keys` are additional lines of `[runners.custom]`.
+    /// Starts a manager. `programs` has the name and the commands of each program. `keys` are additional lines of
+    /// `[runners.custom]`.
     async fn start(programs: &[(&str, &str)], keys: &str) -> Self {
         let harness = Harness::start(1).await;
         let home = harness.home.path("");
@@ -48,7 +49,6 @@ impl Driver {
         self.harness.home.path(name)
     }
 
-    /// Returns the calls of the programs so far.
     fn calls(&self) -> Vec<String> {
         std::fs::read_to_string(self.path("calls")).unwrap_or_default().lines().map(str::to_owned).collect()
     }
@@ -81,13 +81,11 @@ impl Driver {
         self.harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Runs a job to its end.
-    async fn job(&self, id: i64, script: &[&str], more: Value) -> Job {
+    async fn run_job(&self, id: i64, script: &[&str], more: Value) -> Job {
         self.push(id, script, more);
         self.harness.wait_for_end(0, id).await
     }
 
-    /// Waits until a program was called.
     async fn wait_for_call(&self, call: &str) {
         until(async || {
             let calls = self.calls();
@@ -131,7 +129,7 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
         "services": [{ "name": "postgres:16", "alias": "db other" }],
         "steps": [{ "name": "script", "script": script }, { "name": "after_script", "script": ["echo $FROM_SCRIPT $CI_JOB_STATUS"] }]
     });
-    let job = driver.job(1, &[], more).await;
+    let job = driver.run_job(1, &[], more).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     let project = driver.path("reported");
@@ -205,7 +203,7 @@ async fn exit_status_of_run_distinguishes_job_failures_from_environment_failures
         ("exit 9", ("runner_system_failure", None), "exit code 9; executable execution terminated with: exit status 9"),
     ];
     for (index, (commands, (reason, code), message)) in cases.into_iter().enumerate() {
-        let job = driver.job(i64::try_from(index).unwrap() + 1, &[], end(commands)).await;
+        let job = driver.run_job(i64::try_from(index).unwrap() + 1, &[], end(commands)).await;
         let text = job.text();
         assert_eq!(failure(&job), (Some(reason.to_owned()), code), "{commands}: {text}");
         assert_contains(&text, &[message, "status failed\n"]);
@@ -225,7 +223,7 @@ async fn every_failed_preparation_is_cleaned_up_and_only_system_failures_are_ret
     let end = |commands: &str| json!({ "variables": [{ "key": "END", "value": commands, "raw": true }] });
     // The first attempt creates the directory `once` and fails. The second attempt finds the directory and succeeds.
     let job = driver
-        .job(
+        .run_job(
             1,
             &["echo it ran"],
             end("mkdir HOME_DIR/once || exit 0; exit 2"
@@ -247,7 +245,7 @@ async fn every_failed_preparation_is_cleaned_up_and_only_system_failures_are_ret
     assert_eq!(driver.calls()[..3], ["prepare", "cleanup", "prepare"], "{text}");
     std::fs::remove_file(driver.path("calls")).unwrap();
 
-    let job = driver.job(2, &["echo it ran"], end("exit 1")).await;
+    let job = driver.run_job(2, &["echo it ran"], end("exit 1")).await;
     let text = job.text();
     assert_eq!(failure(&job), (Some("script_failure".to_owned()), Some(1)), "{text}");
     assert!(!text.contains("Will be retried") && !text.contains("\nit ran\n"), "{text}");
@@ -259,13 +257,13 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
     let driver =
         Driver::start(&[("config", "echo config >>calls; eval \"$CUSTOM_ENV_OUTPUT\""), ("run", RUN)], "").await;
     let output = |commands: &str| json!({ "variables": [{ "key": "OUTPUT", "value": commands, "raw": true }] });
-    let job = driver.job(1, &["echo it ran"], output("echo '{\"shell\":\"pwsh\"}'")).await;
+    let job = driver.run_job(1, &["echo it ran"], output("echo '{\"shell\":\"pwsh\"}'")).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_configuration_error"), "{}", job.text());
     assert_contains(
         &job.text(),
         &["the custom executor does not support the shell `pwsh`; set `shell` to `bash` or `sh`"],
     );
-    let job = driver.job(2, &["echo it ran"], output("echo hello")).await;
+    let job = driver.run_job(2, &["echo it ran"], output("echo hello")).await;
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{}", job.text());
     let program = driver.path("config.sh");
     assert_contains(
@@ -281,7 +279,7 @@ async fn invalid_configuration_output_names_the_program_and_the_remedy() {
         "the first job must call the program once, and the second job must try three times"
     );
     // Without output, the directories in `config.toml` apply.
-    let job = driver.job(3, &["pwd"], output("true")).await;
+    let job = driver.run_job(3, &["pwd"], output("true")).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
     assert_contains(&job.text(), &[&format!("\n{}/group/project\n", driver.path("builds").display())]);
 }
@@ -336,8 +334,7 @@ async fn next_agent_cleans_up_the_environment_of_a_killed_agent() {
     assert_eq!(cleanups, ["cleanup yes 1 failed"], "{}", job.text());
     let directory = std::fs::read_to_string(driver.path("directory")).unwrap();
     assert!(!PathBuf::from(directory.trim()).exists(), "the driver's temporary directory must be removed");
-    // The agent that cleaned up runs the next job.
-    let next = driver.job(2, &["echo it ran"], json!({})).await;
+    let next = driver.run_job(2, &["echo it ran"], json!({})).await;
     assert_eq!(next.status, JobStatus::Success, "{}", next.text());
 }
 
@@ -345,7 +342,7 @@ async fn next_agent_cleans_up_the_environment_of_a_killed_agent() {
 async fn failed_prepare_script_skips_all_other_stages_except_the_cleanup() {
     let run = format!("echo run $2 >>calls; if [ $2 = prepare_script ]; then exit 1; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
-    let job = driver.job(1, &["echo it ran"], json!({})).await;
+    let job = driver.run_job(1, &["echo it ran"], json!({})).await;
     assert_contains(
         &job.text(),
         &["Job failed: prepare environment: exit status 1. Check https://docs.gitlab.com/runner/shells/"],
@@ -388,7 +385,7 @@ async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
         "if [ -e vendor/lib ]; then echo found; else mkdir -p vendor; echo 1 >vendor/lib; fi",
         "echo $CI_JOB_ID >out",
     ];
-    let job = driver.job(1, &script, more.clone()).await;
+    let job = driver.run_job(1, &script, more.clone()).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     assert_contains(
@@ -408,7 +405,7 @@ async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
         "id": 1, "name": "first", "token": "job-secret-1", "artifacts_file": { "filename": "artifacts.zip", "size": 100 }
     }]);
     let script = [&script[..2], &["echo artifact of $(cat out)"]].concat();
-    let job = driver.job(2, &script, more).await;
+    let job = driver.run_job(2, &script, more).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     assert_contains(
@@ -423,13 +420,13 @@ async fn sources_caches_and_artifacts_are_transferred_by_scripts() {
 async fn timeouts_end_the_program_and_clean_up() {
     let programs = [("prepare", "eval \"$CUSTOM_ENV_PREPARE\""), ("run", RUN), ("cleanup", "echo cleanup >>calls")];
     let driver = Driver::start(&programs, "prepare_exec_timeout = 1\n").await;
-    let job = driver.job(1, &["sleep 600"], json!({ "runner_info": { "timeout": 2 } })).await;
+    let job = driver.run_job(1, &["sleep 600"], json!({ "runner_info": { "timeout": 2 } })).await;
     assert_eq!(failure(&job).0.as_deref(), Some("job_execution_timeout"), "{}", job.text());
     driver.wait_for_call("cleanup").await;
     std::fs::remove_file(driver.path("calls")).unwrap();
 
     let more = json!({ "variables": [{ "key": "PREPARE", "value": "sleep 600" }], "runner_info": { "timeout": 60 } });
-    let job = driver.job(2, &["echo it ran"], more).await;
+    let job = driver.run_job(2, &["echo it ran"], more).await;
     let text = job.text();
     assert_eq!(failure(&job).0.as_deref(), Some("runner_system_failure"), "{text}");
     assert_contains(&text, &["prepare_exec did not end within 1s; raise prepare_exec_timeout in [runners.custom]"]);

@@ -1,7 +1,8 @@
-//! Jobs of the custom executor with a published driver of a third party: gitlab-runner-tart-driver, which runs each job in a virtual machine.
+//! Jobs of the custom executor with a published third-party driver: gitlab-runner-tart-driver, which runs each job in a
+//! virtual machine.
 //!
-//! The driver is unmodified. It manages the machines with the program `tart`, and reaches them over SSH. Here, `tart` is a script that starts
-//! an SSH server in separate namespaces.
+//! The driver manages the machines with the program `tart`, and reaches them over SSH. Here, `tart` is a script that
+//! starts an SSH server in separate namespaces.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -15,9 +16,8 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// Script in place of the program `tart`. It implements the commands that the driver calls.
-///
-/// `HOME_DIR/machines` has a directory for each machine.
+/// Script in place of `tart`, with the commands that the driver calls. `HOME_DIR/machines` has a directory for each
+/// machine.
 const TART: &str = r#"#!/bin/sh
 echo "$*" >>HOME_DIR/tart-calls
 machine=HOME_DIR/machines/$2
@@ -34,7 +34,7 @@ delete) rm -r "$machine" ;;
 *) exit 1 ;;
 esac
 "#;
-/// Script that starts the driver with another home directory, with the script `tart`, and in a network in which the port of SSH is free.
+/// Script that starts the driver with the script `tart`, in a network in which the port of SSH is free.
 const DRIVER: &str = r#"#!/bin/sh
 HOME=HOME_DIR/home PATH=HOME_DIR/bin:$PATH exec nsenter --target NETWORK --net -- DRIVER "$@"
 "#;
@@ -47,7 +47,7 @@ const SSHD_CONFIG: &str = "HostKey HOME_DIR/host-key\nAuthorizedKeysFile HOME_DI
 struct Network(Child);
 
 impl Network {
-    /// Creates a network with only the loopback interface. `None` means that this requires root, or that `ip` is not installed.
+    /// Creates a network with only the loopback interface. Requires root, and the program `ip`.
     fn create() -> Option<Self> {
         let mut command = Command::new("unshare");
         command.args(["--net", "sh", "-c", "ip link set lo up && echo ready && read -r _"]);
@@ -70,7 +70,6 @@ impl Drop for Network {
     }
 }
 
-/// A manager with the driver.
 struct Driver {
     harness: Harness,
     _run: ManagerProcess,
@@ -89,7 +88,6 @@ impl Drop for Driver {
 }
 
 impl Driver {
-    /// Starts a manager. `None` means that a prerequisite is missing.
     async fn start() -> Option<Self> {
         let program = muster_test_prerequisites::variable(
             "MUSTER_TEST_CUSTOM_DRIVER",
@@ -160,19 +158,16 @@ impl Driver {
         self.harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
     }
 
-    /// Runs a job to its end.
-    async fn job(&self, id: i64, image: &str, script: &[&str], after_script: &str) -> Job {
+    async fn run_job(&self, id: i64, image: &str, script: &[&str], after_script: &str) -> Job {
         self.push(id, image, script, after_script);
         self.harness.wait_for_end(0, id).await
     }
 
-    /// Returns the directories of the machines that exist.
     fn machines(&self) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(self.harness.home.path("machines")).unwrap();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Waits until the driver has deleted all machines.
     async fn until_no_machines(&self) {
         until(async || {
             let machines = self.machines();
@@ -181,7 +176,7 @@ impl Driver {
         .await;
     }
 
-    /// Returns the commands of `tart` that the driver has called so far, without their arguments.
+    /// Returns the commands of `tart` so far, without arguments.
     fn calls(&self) -> Vec<String> {
         let calls = std::fs::read_to_string(self.harness.home.path("tart-calls")).unwrap_or_default();
         calls.lines().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
@@ -193,13 +188,12 @@ fn write(path: &Path, text: &str, mode: u32) {
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
 }
 
-fn contains(text: &str, wanted: &[&str]) {
+fn assert_contains(text: &str, wanted: &[&str]) {
     for part in wanted {
         assert!(text.contains(part), "`{part}` is missing in {text}");
     }
 }
 
-/// Returns the IDs of the processes with this argument.
 fn processes(argument: &str) -> Vec<OsString> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let has = |path: &Path| {
@@ -216,10 +210,10 @@ async fn published_driver_runs_a_job_in_its_machine() {
         "cat \"$SECRET_FILE\"; echo",
         "echo FROM_SCRIPT=kept >>\"$GITLAB_ENV\"",
     ];
-    let job = driver.job(1, "image", &script, "echo $FROM_SCRIPT $CI_JOB_STATUS").await;
+    let job = driver.run_job(1, "image", &script, "echo $FROM_SCRIPT $CI_JOB_STATUS").await;
     let text = job.text().replace('\r', "");
     assert_eq!(job.status, JobStatus::Success, "{text}");
-    contains(
+    assert_contains(
         &text,
         &[
             "Using Custom executor with driver tart ",
@@ -245,17 +239,20 @@ async fn published_driver_runs_a_job_in_its_machine() {
 async fn published_driver_distinguishes_failures_of_the_job_from_those_of_the_machine() {
     let Some(driver) = Driver::start().await else { return };
     let failure = |job: &Job| job.reports().last().unwrap().failure_reason.clone();
-    let job = driver.job(1, "image", &["echo before; exit 7; echo never"], "echo after $CI_JOB_STATUS").await;
+    let job = driver.run_job(1, "image", &["echo before; exit 7; echo never"], "echo after $CI_JOB_STATUS").await;
     let text = job.text();
     assert_eq!(failure(&job).as_deref(), Some("script_failure"), "{text}");
-    // The driver only logs the exit code of the script. The exit status of the driver, 1, becomes the exit status of the job.
-    contains(&text, &["before\r\n", "failed with exit code '7'", "after failed\r\n", "Job failed: exit status 1"]);
+    // The driver exits with 1, whatever the exit code of the script.
+    assert_contains(
+        &text,
+        &["before\r\n", "failed with exit code '7'", "after failed\r\n", "Job failed: exit status 1"],
+    );
     driver.until_no_machines().await;
 
-    let job = driver.job(2, "missing", &["echo it ran"], "").await;
+    let job = driver.run_job(2, "missing", &["echo it ran"], "").await;
     let text = job.text();
     assert_eq!(failure(&job).as_deref(), Some("runner_system_failure"), "{text}");
-    contains(&text, &["[ERROR] Failed to pull image 'missing'"]);
+    assert_contains(&text, &["[ERROR] Failed to pull image 'missing'"]);
     assert!(!text.contains("\nit ran"), "{text}");
     driver.until_no_machines().await;
 }

@@ -9,7 +9,7 @@ use crate::plugin::registry::{Registry, archive};
 use crate::plugin::support::sibling;
 use crate::process::until;
 
-/// Returns an entry of `[[runners]]` with local instances of this plugin. `keys` are further keys of `[runners.autoscaler]`.
+/// `keys` are further keys of `[runners.autoscaler]`.
 fn entry(harness: &Harness, coordinator_index: usize, plugin: &str, keys: &str, idle_time: &str) -> String {
     let entry = harness.entry(coordinator_index).replace("\"shell\"\nshell", "\"instance\"\nshell");
     format!(
@@ -34,7 +34,7 @@ fn instances(reports: &Value, runner: &str) -> Vec<(String, usize)> {
     instances.map(|instance| (instance["id"].as_str().unwrap().to_owned(), used(&instance["slots"]))).collect()
 }
 
-/// Requirement R055 (docs/requirements.md): one process handles groups of different shapes.
+/// Requirement R055 (docs/requirements.md).
 #[tokio::test(flavor = "multi_thread")]
 async fn two_runners_scale_their_groups_independently() {
     let harness = Harness::start(2).await;
@@ -74,7 +74,7 @@ async fn two_runners_scale_their_groups_independently() {
     assert_eq!(run.wait_for_exit_code().await, 0);
 }
 
-/// Requirement R029 (docs/requirements.md): installing a plugin needs no rebuild of the runner.
+/// Requirement R029 (docs/requirements.md).
 #[tokio::test(flavor = "multi_thread")]
 async fn installed_plugin_only_needs_to_be_configured() {
     let (Some(plugin), Some(registry)) = (sibling("fleeting-plugin-local"), Registry::start(false)) else { return };

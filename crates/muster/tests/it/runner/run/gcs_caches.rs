@@ -3,13 +3,13 @@
 use muster_test_prerequisites::object_stores::{GCS_BUCKET, Server, fake_gcs};
 use serde_json::json;
 
-use super::caches::{FILL, TREE, contains, job};
+use super::caches::{FILL, TREE, assert_contains, run_job};
 use super::harness::{Harness, ManagerProcess};
 
 /// Key of an account that exists only in tests.
 const PRIVATE_KEY: &str = include_str!("../../../../../cache-store/src/tests/key.pem");
 
-/// Starts a manager that represents one machine. Its runner uses the bucket. `keys` are additional lines of `[runners.cache]`.
+/// Starts a manager whose runner uses the bucket. `keys` are additional lines of `[runners.cache]`.
 async fn machine(store: &Server, keys: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     harness.configure(&format!(
@@ -25,30 +25,33 @@ async fn machine(store: &Server, keys: &str) -> (Harness, ManagerProcess) {
 async fn cache_of_one_machine_is_restored_on_another() {
     let Some(store) = fake_gcs() else { return };
     let (first, _run) = machine(&store, "Path = \"ci\"").await;
-    let log = job(&first, 1, FILL, json!({})).await;
-    contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
-    contains(&log, &[&format!("Uploading cache.zip to {}/{GCS_BUCKET}/ci/runner/", store.url())]);
+    let log = run_job(&first, 1, FILL, json!({})).await;
+    assert_contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
+    assert_contains(&log, &[&format!("Uploading cache.zip to {}/{GCS_BUCKET}/ci/runner/", store.url())]);
     let (second, _run) = machine(&store, "Path = \"ci\"").await;
-    let log = job(&second, 2, FILL, json!({})).await;
-    contains(&log, &["Downloading cache from http", "Successfully extracted cache", "\nfound 1\n"]);
-    contains(&log, &["Archive is up to date!", "skipping upload"]);
+    let log = run_job(&second, 2, FILL, json!({})).await;
+    assert_contains(&log, &["Downloading cache from http", "Successfully extracted cache", "\nfound 1\n"]);
+    assert_contains(&log, &["Archive is up to date!", "skipping upload"]);
     assert!(!log.contains("X-Goog-Signature"), "{log}");
-    let log = job(&second, 3, "rm vendor/lib; echo 3 > vendor/other", json!({})).await;
-    contains(&log, &["Uploading cache.zip to"]);
+    let log = run_job(&second, 3, "rm vendor/lib; echo 3 > vendor/other", json!({})).await;
+    assert_contains(&log, &["Uploading cache.zip to"]);
     let (third, _run) = machine(&store, "Path = \"ci\"").await;
     let fallback = json!({ "key": "branch", "fallback_keys": ["deps-main"], "policy": "pull" });
-    contains(&job(&third, 4, "ls vendor", fallback).await, &["\nother\n", "Successfully extracted cache"]);
+    assert_contains(&run_job(&third, 4, "ls vendor", fallback).await, &["\nother\n", "Successfully extracted cache"]);
 }
 
-/// With `Chunks`, caches are not stored as archives, but as pieces of files (chunks) that caches share.
+/// With `Chunks`, caches are stored as pieces of files that other caches share, not as archives.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_shared_through_the_store() {
     let Some(store) = fake_gcs() else { return };
     let chunks = "Shared = true\nChunks = true";
     let (first, _run) = machine(&store, chunks).await;
-    contains(&job(&first, 1, TREE, json!({})).await, &["Cache does not exist", "Created cache"]);
+    assert_contains(&run_job(&first, 1, TREE, json!({})).await, &["Cache does not exist", "Created cache"]);
     let (second, _run) = machine(&store, chunks).await;
-    let log = job(&second, 2, &format!("{TREE}; echo changed > vendor/file7"), json!({})).await;
-    contains(&log, &["\nfound\n", "Successfully extracted cache", "Created cache"]);
-    contains(&job(&first, 3, "cat vendor/file7", json!({})).await, &["\nchanged\n", "Archive is up to date!"]);
+    let log = run_job(&second, 2, &format!("{TREE}; echo changed > vendor/file7"), json!({})).await;
+    assert_contains(&log, &["\nfound\n", "Successfully extracted cache", "Created cache"]);
+    assert_contains(
+        &run_job(&first, 3, "cat vendor/file7", json!({})).await,
+        &["\nchanged\n", "Archive is up to date!"],
+    );
 }

@@ -23,14 +23,12 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// Starts a coordinator that serves on this listener.
     pub(crate) fn start_on(listener: TcpListener) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(10)));
         let served = serve_on(listener, coordinator.clone()).unwrap();
         Self { home: Home::new(), coordinators: vec![(coordinator, served)] }
     }
 
-    /// Starts this many coordinators.
     pub(crate) async fn start(count: usize) -> Self {
         let mut coordinators = Vec::new();
         for _ in 0..count {
@@ -44,11 +42,10 @@ impl Harness {
         &self.coordinators[coordinator_index].0
     }
 
-    pub(crate) fn config(&self) -> PathBuf {
+    pub(crate) fn config_path(&self) -> PathBuf {
         self.home.path("config.toml")
     }
 
-    /// Returns an entry of `[[runners]]` for a coordinator.
     pub(crate) fn entry(&self, coordinator_index: usize) -> String {
         format!(
             "[[runners]]\nname = \"runner-{coordinator_index}\"\nurl = \"{}\"\nid = {}\ntoken = \"{RUNNER_TOKEN}\"\n\
@@ -62,7 +59,7 @@ impl Harness {
     pub(crate) fn configure(&self, text: &str) {
         let new = self.home.path("new.toml");
         std::fs::write(&new, text).unwrap();
-        std::fs::rename(new, self.config()).unwrap();
+        std::fs::rename(new, self.config_path()).unwrap();
     }
 
     /// Queues a job that logs its start, waits for the file `go-<id>`, and ends.
@@ -97,17 +94,15 @@ impl Harness {
         self.coordinator(coordinator_index).wait_for_end(JobId(id)).await
     }
 
-    /// Starts `gitlab-runner run` with the configuration. Its log goes to a file.
     pub(crate) fn run(&self) -> ManagerProcess {
         self.run_with(&[])
     }
 
-    /// Starts `gitlab-runner run` with these environment variables.
     pub(crate) fn run_with(&self, env: &[(&str, &str)]) -> ManagerProcess {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
-    /// Starts `gitlab-runner run` in the network of an engine. Programs in the home directory precede others with the same name.
+    /// Programs in the home directory precede others with the same name.
     pub(crate) fn run_in_network(&self, engine: &DockerEngine) -> ManagerProcess {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = engine.command_in_network(inner.get_program());
@@ -119,7 +114,7 @@ impl Harness {
         self.spawn(command)
     }
 
-    /// Starts `gitlab-runner run` with a limit, set by `ulimit` with this flag.
+    /// `flag` is a flag of `ulimit`.
     pub(crate) fn run_with_limit(&self, flag: &str, limit: u32) -> ManagerProcess {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = std::process::Command::new("/bin/sh");
@@ -129,12 +124,10 @@ impl Harness {
         self.spawn(command)
     }
 
-    /// Starts `gitlab-runner run-single` with these flags.
     pub(crate) fn run_single(&self, flags: &[&str]) -> ManagerProcess {
         self.process("run-single", flags, &[])
     }
 
-    /// Returns the flags for a coordinator's runner.
     pub(crate) fn flags(&self, coordinator_index: usize) -> [&str; 8] {
         [
             "--url",
@@ -155,7 +148,7 @@ impl Harness {
     }
 
     fn command(&self, name: &str, flags: &[&str]) -> std::process::Command {
-        let config = self.config();
+        let config = self.config_path();
         let mut command = self.home.command(&[name, "--config", config.to_str().unwrap()]);
         command.args(flags).arg("--state-dir").arg(self.home.path("state"));
         command
@@ -169,8 +162,7 @@ impl Harness {
 }
 
 impl Harness {
-    /// Returns the process IDs and executables of this test's agents. They outlive their managers, so they are found by
-    /// the state directory in their command lines.
+    /// Returns the agents of this test, which are found by the state directory in their command lines.
     pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
         let home = self.home.path("state").into_os_string().into_encoded_bytes();
         let mut agents = Vec::new();
@@ -194,7 +186,6 @@ impl Drop for Harness {
     }
 }
 
-/// A manager process. It is killed when dropped.
 pub(crate) struct ManagerProcess {
     child: Child,
     log: PathBuf,
@@ -206,7 +197,6 @@ impl ManagerProcess {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Returns the command lines of the manager's child processes.
     pub(crate) fn children(&self) -> Vec<String> {
         let read = |path: String| std::fs::read(path).unwrap_or_default();
         let of_thread = |thread: std::fs::DirEntry| {
@@ -218,7 +208,6 @@ impl ManagerProcess {
         threads.flat_map(of_thread).map(line).collect()
     }
 
-    /// Waits until the log contains a text at least this many times.
     pub(crate) async fn wait_for_log(&self, text: &str, times: usize) {
         until(async || {
             let log = self.log();
@@ -235,7 +224,6 @@ impl ManagerProcess {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Returns the exit code. Fails if a signal ended the process.
     pub(crate) async fn wait_for_exit_code(mut self) -> i32 {
         let status = until(async || match self.child.try_wait().unwrap() {
             Some(status) => Ok(status),

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::{Harness, ManagerProcess};
 
-/// Starts a manager whose runner has local instances for one job each. `plugin` has additional lines of its `plugin_config`.
+/// Each instance runs one job. `plugin` has additional lines of `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -19,7 +19,6 @@ async fn start(plugin: &str) -> (Harness, ManagerProcess) {
     (harness, run)
 }
 
-/// Queues a job with this script and without a repository.
 fn push(harness: &Harness, id: i64, script: &str) {
     let payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
@@ -33,7 +32,7 @@ fn push(harness: &Harness, id: i64, script: &str) {
     harness.coordinator(0).enqueue(serde_json::from_value(payload).unwrap());
 }
 
-/// Requirement R220 (docs/requirements.md): the environment is clean even for a job of the same project and the same runner.
+/// Requirement R220 (docs/requirements.md).
 #[tokio::test(flavor = "multi_thread")]
 async fn job_does_not_see_files_of_the_previous_job() {
     let (harness, _run) = start("").await;
@@ -52,7 +51,7 @@ async fn job_does_not_see_files_of_the_previous_job() {
     assert!(text.contains("\nlooked in /") && !text.contains("\nfound "), "{text}");
 }
 
-/// Requirement R247 (docs/requirements.md): hooks of the plugin. A system failure shows the user that the script of the job did not fail.
+/// Requirement R247 (docs/requirements.md): a failed hook is not a failure of the job's script.
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_prepare_hook_is_a_system_failure_with_its_message() {
     let (harness, _run) =

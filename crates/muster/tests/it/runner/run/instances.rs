@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
-/// Starts a manager whose runner has local instances. `plugin` has additional lines for the table `plugin_config`.
+/// `plugin` has additional lines of the table `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");
@@ -24,7 +24,6 @@ async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     (harness, run, address)
 }
 
-/// Returns the address of the metrics server from the manager's log.
 pub(super) async fn address_of(run: &ManagerProcess) -> String {
     run.wait_for_log("Metrics server listening", 1).await;
     let log = run.log();
@@ -174,7 +173,7 @@ async fn provider_error_is_in_log_metric_and_status() {
     assert!(!failures.ends_with(" 0"), "{failures}");
 }
 
-/// Requirement R160: GitLab's fleet documentation recommends watching these metrics. A manager with instances exposes all of them.
+/// Requirement R160: GitLab's fleet documentation recommends these metrics.
 #[tokio::test(flavor = "multi_thread")]
 async fn scrape_has_the_metrics_that_gitlab_recommends() {
     let (harness, run, address) = start("").await;
@@ -215,7 +214,7 @@ const RECOMMENDED: [&str; 19] = [
     "process_virtual_memory_max_bytes",
 ];
 
-/// Requirement R178 (docs/requirements.md). The plugin `local` reports the resource usage of its instances.
+/// Requirement R178 (docs/requirements.md).
 #[tokio::test(flavor = "multi_thread")]
 async fn instance_usage_is_in_metrics_and_status() {
     let (harness, run, address) = start("").await;
@@ -264,7 +263,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     run.wait_for_exit_code().await;
 }
 
-/// Until the file `open` exists, only two of the six instances become ready. A job must be requested for each of the six anyway.
+/// Until the file `open` exists, only two of the six instances become ready.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_are_requested_for_all_booting_instances() {
     let harness = Harness::start(1).await;
@@ -281,7 +280,6 @@ async fn jobs_are_requested_for_all_booting_instances() {
     ));
     jobs.clone().for_each(|job| harness.push(0, job));
     let run = harness.run();
-    // Number of assigned jobs that have not ended.
     let active_jobs = || {
         let (assigned, ended) = harness.coordinator(0).assigned_and_ended();
         assert!(assigned - ended <= 6, "at most one job may be requested for each instance:\n{}", run.log());

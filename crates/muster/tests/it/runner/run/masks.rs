@@ -5,13 +5,10 @@ use serde_json::json;
 
 use super::harness::Harness;
 
-/// Script that prints a value, adds it to the masked values, and prints it again.
-///
-/// The script contains the value only in base64, so that commands in the log do not show it.
+/// The value is only in base64, so that commands in the log do not show it.
 const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $value\"; echo \"::add-mask::$value\"; echo \"then $value\"";
 const AFTER: &str = "echo \"after $(echo YWRkZWQtdmFsdWU= | base64 -d)\"";
 
-/// Runs a job with the two scripts. Returns its log.
 async fn run_job(proxy_exec: bool) -> String {
     let harness = Harness::start(1).await;
     harness.configure(&format!("{}proxy_exec = {proxy_exec}\n", harness.entry(0)));

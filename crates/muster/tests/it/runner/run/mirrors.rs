@@ -14,7 +14,6 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// HTTP server that serves the files of one repository.
 struct GitServer {
     url: String,
     sha: String,
@@ -48,7 +47,6 @@ impl GitServer {
         Self { url, sha: git(&work, &["rev-parse", "HEAD"]), requests }
     }
 
-    /// Returns the number of requests since the last call.
     fn take_request_count(&self) -> usize {
         self.requests.swap(0, Ordering::Relaxed)
     }
@@ -87,7 +85,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
                 "refspecs": ["+refs/heads/main:refs/remotes/origin/main"]
             }
         });
-        // The job reads the mirror through a read-only view, which consists of links to packs and a list of refs. The image has no git.
+        // The job reads the mirror through a read-only view. The image has no git.
         let commands = [
             "cat file",
             "! touch /.muster-git-mirror/x",
@@ -107,7 +105,6 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
     assert!(views.is_empty(), "the views must be removed at the end of the jobs: {views:?}");
 }
 
-/// Returns all mirror views and their files.
 fn views(root: &Path) -> Vec<std::path::PathBuf> {
     let output = Command::new("find").arg(root).args(["-path", "*/git-mirrors/*/views/*"]).output().unwrap();
     String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect()

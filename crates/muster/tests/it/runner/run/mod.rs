@@ -182,7 +182,7 @@ async fn shutdown_waits_for_a_token_reset_until_a_second_signal() {
     ));
     harness.coordinator(0).fail(Call::ResetToken, [Fault::Hung]);
     let run = harness.run();
-    harness.coordinator(0).faults_left(Call::ResetToken, 0).await;
+    harness.coordinator(0).wait_for_faults_left(Call::ResetToken, 0).await;
     run.signal(Signal::TERM);
     run.wait_for_log("waiting for the reset of a runner token to complete", 1).await;
     run.signal(Signal::TERM);
@@ -282,7 +282,7 @@ async fn expiring_token_is_rotated_and_used() {
     harness.push(0, 1);
     harness.release_job(1);
     assert_eq!(harness.wait_for_end(0, 1).await.status, JobStatus::Success);
-    let text = std::fs::read_to_string(harness.config()).unwrap();
+    let text = std::fs::read_to_string(harness.config_path()).unwrap();
     assert!(text.starts_with("# kept\n") && text.contains("token = \"glrt-short-reset-1\""), "{text}");
     assert!(text.contains("token_expires_at = 2999-01-01T00:00:00Z"), "{text}");
     run.signal(Signal::QUIT);
@@ -303,7 +303,7 @@ async fn runtime_problems_are_logged() {
     std::fs::write(&new, format!("concurrent = 2\n{}", harness.entry(0))).unwrap();
     let file = std::fs::File::options().write(true).open(&new).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)).unwrap();
-    std::fs::rename(new, harness.config()).unwrap();
+    std::fs::rename(new, harness.config_path()).unwrap();
     run.wait_for_log("concurrent: default -> 2", 1).await;
     run.wait_for_log("the file's content changed, but its modification time is not newer", 1).await;
     run.signal(Signal::TERM);
@@ -317,7 +317,7 @@ async fn second_manager_with_same_configuration_fails() {
     harness.configure(&harness.entry(0));
     let run = harness.run();
     run.wait_for_log("Starting multi-runner", 1).await;
-    let config = harness.config();
+    let config = harness.config_path();
     let result = harness.home.run(&["run", "--config", config.to_str().unwrap(), "--state-dir", "other"]);
     result.check(1, &["C030", "is in use by process"]);
 }
@@ -325,7 +325,7 @@ async fn second_manager_with_same_configuration_fails() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_start_reports_the_reason() {
     let harness = Harness::start(1).await;
-    let config = harness.config();
+    let config = harness.config_path();
     let run = ["run", "--config", config.to_str().unwrap()];
     harness.configure(&format!("concurrent = 0\n{}", harness.entry(0)));
     harness.home.run(&run).check(1, &["C001", "must be at least 1", "verify-config"]);
@@ -356,7 +356,7 @@ async fn relative_directories_start_in_the_working_directory() {
     assert!(!harness.home.path("state").join("rel").exists());
 }
 
-/// The open job request may still receive one job, which fails. The manager must then exit, and leave the other jobs in the queue.
+/// The open job request may still receive one job, which fails.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_state_directory_stops_the_manager() {
     let harness = Harness::start(1).await;
@@ -373,7 +373,7 @@ async fn deleted_state_directory_stops_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn run_without_a_file_waits_for_one() {
+async fn manager_without_a_configuration_file_waits_for_the_file() {
     let harness = Harness::start(1).await;
     let run = harness.run();
     run.wait_for_log("does not exist; no runner is configured", 1).await;

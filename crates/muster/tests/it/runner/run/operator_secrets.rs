@@ -56,15 +56,13 @@ exec:
     - ${{ output_file }}
 "#;
 
-/// Writes a step. Returns the path of its directory.
-fn step(harness: &Harness, name: &str, text: &str) -> String {
+fn write_step(harness: &Harness, name: &str, text: &str) -> String {
     let dir = harness.home.path(format!("steps/{name}"));
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("step.yml"), text).unwrap();
     dir.display().to_string()
 }
 
-/// Runs a job with these additional fields in its payload. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, script: &[&str], fields: Value) -> Job {
     let mut payload = json!({
         "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": 1 },
@@ -87,7 +85,7 @@ fn vault(harness: &Harness, exports: &str) -> String {
     std::fs::write(store.join("key"), KEY).unwrap();
     format!(
         "[[runners.steps.before]]\nname = \"vault\"\nstep = \"{}\"\ninputs = {{ store = \"{}\" }}\nexports = {{ {exports} }}\n",
-        step(harness, "vault", VAULT),
+        write_step(harness, "vault", VAULT),
         store.display()
     )
 }
@@ -142,8 +140,7 @@ async fn missing_export_is_a_system_failure_of_the_job() {
     assert!(!text.contains(SECRET), "{text}");
 }
 
-/// Extracts the archive of a job. Returns the target directory and the names of the files.
-fn extracted(harness: &Harness, job: &Job) -> (std::path::PathBuf, Vec<String>) {
+fn extract(harness: &Harness, job: &Job) -> (std::path::PathBuf, Vec<String>) {
     let target = harness.home.path("extracted");
     std::fs::create_dir_all(&target).unwrap();
     let archive = harness.home.path("artifacts.zip");
@@ -164,7 +161,7 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
     let steps = format!(
         "[[runners.steps.before_upload]]\nname = \"sign\"\nstep = \"{}\"\n\
          inputs = {{ list = \"${{{{ vars.MUSTER_ARTIFACT_FILES }}}}\", key = \"{}\" }}\n",
-        step(&harness, "sign", SIGN),
+        write_step(&harness, "sign", SIGN),
         key.display()
     );
     harness.configure(&format!("{}{steps}", harness.entry(0)));
@@ -180,7 +177,7 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");
     assert!(text.contains("Running the runner's step \"sign\" before the upload of the artifacts"), "{text}");
-    let (dir, mut names) = extracted(&harness, &job);
+    let (dir, mut names) = extract(&harness, &job);
     names.sort();
     assert_eq!(names, ["out/app", "out/app.sig", "out/lib", "out/lib.sig", "out/link"]);
     assert!(!text.contains("signed out/link"), "{text}");
@@ -194,7 +191,7 @@ async fn artifacts_are_signed_by_an_operators_step_before_the_upload() {
     assert!(job.status == JobStatus::Success && !job.text().contains("\"sign\""), "{}", job.text());
     let job = run_job(&harness, 3, &[script[0], "exit 5"], artifacts("always")).await;
     assert!(job.text().contains("\nsigned out/app\n"), "{}", job.text());
-    assert_eq!(extracted(&harness, &job).1.len(), 5);
+    assert_eq!(extract(&harness, &job).1.len(), 5);
 
     // If signing fails, nothing is uploaded, even by a failed job.
     std::fs::remove_file(&key).unwrap();

@@ -6,7 +6,6 @@ use serde_json::{Value, json};
 
 use super::harness::Harness;
 
-/// Runs a job with these additional fields in its payload. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, fields: Value) -> Job {
     enqueue(harness, id, fields);
     harness.wait_for_end(0, id).await

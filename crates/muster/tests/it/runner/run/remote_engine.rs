@@ -1,7 +1,7 @@
 //! Jobs with caches and artifacts at an engine on another machine, which is reached over TCP with TLS and over SSH.
 //!
-//! The manager runs in the network of the engine, so that the manager and the containers reach the coordinator at the same address.
-//! The manager and the engine cannot access each other's files.
+//! The manager runs in the network of the engine, so that manager and containers reach the coordinator at the same
+//! address.
 
 use muster_job::JobStatus;
 use muster_test_prerequisites::RemoteEngine;
@@ -11,8 +11,6 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
-/// Runs two jobs at the engine. The second job uses the cache and the artifacts of the first job.
-///
 /// `connect` returns the keys of `[runners.docker]` for the connection.
 async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harness) -> String) {
     let Some(remote) = RemoteEngine::start() else { return };

@@ -39,7 +39,6 @@ for cache in json.loads(os.environ["CACHES"]):
 "#,
 );
 
-/// Step that replaces the upload of artifacts.
 const UPLOAD: (&str, &str) = (
     "artifacts: array, url: string, token: string",
     r#"
@@ -61,7 +60,6 @@ for artifact in json.loads(os.environ["ARTIFACTS"]):
 "#,
 );
 
-/// Step that replaces the download of artifacts.
 const DOWNLOAD: (&str, &str) = (
     "artifacts: array",
     r#"
@@ -73,7 +71,7 @@ for artifact in json.loads(os.environ["ARTIFACTS"]):
 "#,
 );
 
-/// Returns a step file. The program reads each input from the variable with the input's name in upper case.
+/// The program reads each input from a variable with the input's name in upper case.
 fn python_step((inputs, program): (&str, &str)) -> String {
     let (mut spec, mut env) = (serde_json::Map::new(), serde_json::Map::new());
     for input in inputs.split(", ") {
@@ -96,7 +94,6 @@ fn replacement(harness: &Harness, builtin: &str, text: &str, inputs: &str) -> St
     )
 }
 
-/// Creates a repository with one file. Returns its URL and its commit.
 fn repository(harness: &Harness) -> (String, String) {
     let dir = harness.home.path("repository");
     let commands = "git init -q -b main \"$0\" && cd \"$0\" && echo sources >file && git add file && \
@@ -106,7 +103,6 @@ fn repository(harness: &Harness) -> (String, String) {
     (format!("file://{}", dir.display()), String::from_utf8(output.stdout).unwrap().trim().to_owned())
 }
 
-/// Runs a job that uses sources, a cache and artifacts. Returns the ended job.
 async fn run_job(harness: &Harness, id: i64, (url, sha): &(String, String), script: &[&str]) -> Job {
     let producer = json!({ "id": id - 1, "token": format!("job-secret-{}", id - 1), "name": "producer",
         "artifacts_file": { "filename": "result.zip", "size": 1 } });

@@ -6,7 +6,7 @@ use super::harness::Harness;
 
 const ENTRIES: usize = 3;
 
-/// Requirement R149: with three entries and `concurrent = 3`, at most three jobs of all entries together run at the same time.
+/// Requirement R149.
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_limits_the_jobs_of_all_entries_together() {
     let harness = Harness::start(ENTRIES).await;

@@ -24,7 +24,7 @@ async fn max_builds_limits_the_number_of_jobs() {
     let third = harness.coordinator(0).job(JobId(3)).unwrap();
     assert_eq!((third.status, third.assignments), (JobStatus::Pending, 0));
     assert_eq!(harness.coordinator(0).runner_tokens(), [RUNNER_TOKEN], "the runner must remain registered");
-    assert!(!harness.config().exists(), "the configuration file must not be created");
+    assert!(!harness.config_path().exists(), "the configuration file must not be created");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -51,7 +51,7 @@ async fn runner_flag_selects_an_entry_of_the_file() {
     assert!(job.text().contains("on runner-1 "), "{}", job.text());
     assert_eq!(run.wait_for_exit_code().await, 0);
     let run_single = |flags: &[&str]| {
-        let config = harness.config();
+        let config = harness.config_path();
         harness.home.run(&[&["run-single", "--config", config.to_str().unwrap()], flags].concat())
     };
     run_single(&["--runner", "missing"]).check(1, &["has no runner `missing`"]);

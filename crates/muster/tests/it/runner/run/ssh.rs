@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 use super::harness::{Harness, ManagerProcess};
 use crate::process::until;
 
-/// Password of the user on a machine that accepts passwords.
 const PASSWORD: &str = "hunter2-of-the-machine";
 /// Hash of [`PASSWORD`] in the machine's `/etc/shadow`.
 const PASSWORD_HASH: &str =
@@ -39,7 +38,7 @@ impl Machine {
         Self::start_with("PasswordAuthentication no", &[])
     }
 
-    /// Starts a server that accepts only a password. `None` means that OpenSSH or git is not installed, or that the test does not run as root.
+    /// Starts a server that accepts only a password. Requires root.
     fn start_with_password() -> Option<Self> {
         if user() != "root" {
             muster_test_prerequisites::missing("a server with another password file requires root");
@@ -48,9 +47,7 @@ impl Machine {
         Self::start_with("PasswordAuthentication yes\nPubkeyAuthentication no\nPermitRootLogin yes", &WITH_SHADOW)
     }
 
-    /// Starts a server with these lines in its configuration.
-    ///
-    /// A non-empty `wrapper` is a command that starts the server. The path of a shadow file and the command line of the server are appended.
+    /// `wrapper` is a command that starts the server. A shadow file and the server's command line are appended.
     fn start_with(authentication: &str, wrapper: &'static [&'static str]) -> Option<Self> {
         if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;
@@ -106,19 +103,16 @@ impl Machine {
         self.path("home")
     }
 
-    /// Writes a known_hosts file with the key of this name.
     fn write_known_hosts(&self, key: &str) {
         let key = std::fs::read_to_string(self.path(&format!("{key}.pub"))).unwrap();
         std::fs::write(self.path("known_hosts"), format!("[127.0.0.1]:{} {key}", self.port)).unwrap();
     }
 
-    /// Starts a manager whose runner uses the machine.
-    async fn runner(&self) -> (Harness, ManagerProcess) {
-        self.runner_with(&format!("identity_file = {:?}\n", self.path("login"))).await
+    async fn start_manager(&self) -> (Harness, ManagerProcess) {
+        self.start_manager_with(&format!("identity_file = {:?}\n", self.path("login"))).await
     }
 
-    /// Starts a manager whose runner has these credentials for the machine.
-    async fn runner_with(&self, credentials: &str) -> (Harness, ManagerProcess) {
+    async fn start_manager_with(&self, credentials: &str) -> (Harness, ManagerProcess) {
         let harness = Harness::start(1).await;
         let entry = harness.entry(0).replace("\"shell\"\nshell", "\"ssh\"\nshell");
         harness.configure(&format!(
@@ -147,7 +141,7 @@ impl Machine {
         of_machine.map(line).collect()
     }
 
-    /// Waits until only the agent runs on the machine, and asserts that no file of a job remains.
+    /// Also checks that no file of a job remains.
     async fn wait_until_only_agent_remains(&self) {
         until(async || {
             let others: Vec<_> = self
@@ -185,7 +179,6 @@ impl Drop for Machine {
     }
 }
 
-/// Returns the name of the user that runs the tests.
 fn user() -> String {
     let output = Command::new("id").arg("-un").output().unwrap();
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -223,7 +216,7 @@ fn failure(job: &Job) -> (Option<String>, Option<i64>) {
 #[tokio::test(flavor = "multi_thread")]
 async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
     let Some(machine) = Machine::start() else { return };
-    let (harness, _run) = machine.runner().await;
+    let (harness, _run) = machine.start_manager().await;
     push(&harness, 1, &["echo home is $HOME", "cat $SECRET_FILE", "pwd > ../../where"], json!({}));
     let job = harness.wait_for_end(0, 1).await;
     let text = job.text();
@@ -245,7 +238,7 @@ async fn job_runs_on_the_machine_and_leaves_only_the_idle_agent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn canceled_job_is_stopped_on_the_machine() {
     let Some(machine) = Machine::start() else { return };
-    let (harness, _run) = machine.runner().await;
+    let (harness, _run) = machine.start_manager().await;
     push(&harness, 1, &["echo begun", "exec sleep 600"], json!({}));
     harness.wait_for_start(0, 1).await;
     until(async || {
@@ -268,7 +261,7 @@ async fn machine_is_refused_unless_its_host_key_is_known() {
     let Some(machine) = Machine::start() else { return };
     // The server has this key, but does not present it first.
     machine.write_known_hosts("ecdsa");
-    let (harness, _run) = machine.runner().await;
+    let (harness, _run) = machine.start_manager().await;
     push(&harness, 1, &["echo it ran"], json!({}));
     let job = harness.wait_for_end(0, 1).await;
     assert_eq!(job.status, JobStatus::Success, "{}", job.text());
@@ -298,7 +291,7 @@ async fn password_is_used_alone_and_after_a_rejected_key_and_never_shown() {
     let key = format!("identity_file = {:?}\n", machine.path("login"));
     let password = format!("password = {PASSWORD:?}\n");
     for credentials in [password.clone(), key.clone() + &password] {
-        let (harness, run) = machine.runner_with(&credentials).await;
+        let (harness, run) = machine.start_manager_with(&credentials).await;
         push(&harness, 1, &["echo home is $HOME"], json!({}));
         let text = harness.wait_for_end(0, 1).await.text();
         assert!(text.contains(&format!("home is {}", machine.home().display())), "{text}\n{}", run.log());
@@ -306,7 +299,7 @@ async fn password_is_used_alone_and_after_a_rejected_key_and_never_shown() {
         machine.wait_until_only_agent_remains().await;
     }
 
-    let (harness, run) = machine.runner_with("password = \"another one\"\n").await;
+    let (harness, run) = machine.start_manager_with("password = \"another one\"\n").await;
     push(&harness, 1, &["echo it ran"], json!({}));
     let job = harness.wait_for_end(0, 1).await;
     let text = job.text();

@@ -10,13 +10,12 @@ use muster_runner_api::wire::JobRequest;
 use serde_json::json;
 
 use super::store::Store;
-use super::{check_unpacked, project, run_in, zip_files};
+use super::{check_unpacked, create_project, run_in, zip_files};
 use crate::process::CommandResult;
 use crate::runner::support::Home;
 
 const TOKEN: &str = "job-secret-1";
 
-/// Starts a coordinator with a running job 1.
 async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(50)));
     let served = serve(coordinator.clone()).await.unwrap();
@@ -42,7 +41,7 @@ fn command(home: &Home, directory: &str, name: &str, url: &str, more: &[&str]) -
 async fn uploaded_archives_download_unchanged_in_every_format() {
     for format in ["", "zip", "zipzstd", "tarzstd"] {
         let ((coordinator, served), home) = (coordinator().await, Home::new());
-        project(&home);
+        create_project(&home);
         let flags =
             ["--path", "out", "--artifact-format", format, "--expire-in", "1 day", "--artifact-type", "archive"];
         let url = served.url.as_str();
@@ -62,7 +61,7 @@ async fn uploaded_archives_download_unchanged_in_every_format() {
 #[tokio::test(flavor = "multi_thread")]
 async fn gzip_and_raw_artifacts_are_uploaded_without_an_archive() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
-    project(&home);
+    create_project(&home);
     let url = served.url.as_str();
     let flags = |format| ["--path", "out/a", "--name", "report.txt", "--artifact-format", format];
     command(&home, "project", "artifacts-uploader", url, &flags("gzip")).check(0, &[]);
@@ -79,7 +78,7 @@ async fn gzip_and_raw_artifacts_are_uploaded_without_an_archive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn transient_failures_are_retried_and_rejections_are_not() {
     let home = Home::new();
-    project(&home);
+    create_project(&home);
     let (coordinator, served) = coordinator().await;
     coordinator.fail(Call::UploadArtifact, [Fault::FailBefore]);
     let url = served.url.as_str();
@@ -111,8 +110,8 @@ async fn only_the_first_download_attempt_is_direct() {
 #[tokio::test(flavor = "multi_thread")]
 async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
-    project(&home);
-    // A redirect can change only the scheme, the port, and the path before `/api/v4/`. `/elsewhere` is not before `/api/v4/`, so it is ignored.
+    create_project(&home);
+    // `/elsewhere` is ignored, because a redirect cannot change the path from `/api/v4/` on.
     from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
     command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
     let requests = to.take_requests();
@@ -131,7 +130,6 @@ async fn missing_files_or_credentials_send_nothing() {
     uploader(&["--url", &store.url, "--token", "t"]).check(1, &["Missing build ID"]);
     run_in(&home, "project", &["artifacts-downloader", "--id", "-1"]).check(1, &["--url, --token, --id"]);
     uploader(&["--url", "nonsense", "--token", "t", "--id", "1", "--path", "."]).check(1, &["--url nonsense"]);
-    // Environment variables can be used in place of the flags.
     let mut by_variables = home.command(&["artifacts-uploader", "--path", "none"]);
     by_variables.env("CI_SERVER_URL", &store.url).env("CI_JOB_TOKEN", "t").env("CI_JOB_ID", "1");
     CommandResult::of(by_variables.output().unwrap()).check(0, &["No files to upload"]);
@@ -140,7 +138,7 @@ async fn missing_files_or_credentials_send_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn provenance_statement_is_added_to_the_archive() {
     let ((coordinator, served), home) = (coordinator().await, Home::new());
-    project(&home);
+    create_project(&home);
     let url = served.url.as_str();
     let common = ["--path", "out", "--exclude", "out/sub/**", "--name", "all-$X", "--generate-artifacts-metadata"];
     let repo = ["--runner-id", "7", "--repo-url", "https://g/p", "--repo-digest", "abc", "--job-name", "make"];
@@ -176,7 +174,7 @@ async fn provenance_statement_is_added_to_the_archive() {
 #[tokio::test(flavor = "multi_thread")]
 async fn progress_is_shown_on_standard_output() {
     let (store, home) = (Store::start().await, Home::new());
-    project(&home);
+    create_project(&home);
     let mut command = home.command(&["artifacts-uploader", "--path", "out/a", "--artifact-format", "raw", "--id", "1"]);
     command.args(["--url", &store.url, "--token", "t", "--transfer-meter-frequency", "1s"]);
     let result = CommandResult::of(command.current_dir(home.path("project")).output().unwrap()).check(0, &[]);

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::store::Store;
-use super::{check_unpacked, project, run_in, zip_files};
+use super::{check_unpacked, create_project, run_in, zip_files};
 use crate::process::{CommandResult, until};
 use crate::runner::support::Home;
 
@@ -30,7 +30,7 @@ fn extractor(home: &Home, more: &[&str]) -> CommandResult {
 fn local_cache_works_in_every_format() {
     for format in ["", "zip", "zipzstd", "TarZstd"] {
         let home = Home::new();
-        project(&home);
+        create_project(&home);
         let flags =
             ["--compression-format", format, "--compression-level", "fast", "--metadata", "{\"cachekey\":\"k\"}"];
         archiver(&home, &flags).check(0, &["No URL provided, cache will not be uploaded"]);
@@ -49,7 +49,7 @@ fn missing_files_missing_caches_and_unsupported_urls_are_reported() {
     run_in(&home, "project", &["cache-archiver"]).check(1, &["Missing --file"]);
     extractor(&home, &[]).check(1, &["Cache file does not exist"]);
     run_in(&home, "project", &["cache-extractor"]).check(1, &["Missing cache file"]);
-    project(&home);
+    create_project(&home);
     let messages = ["--gocloud-url is not supported", "(\"azblob\")", "?SAS", "'x-ms-blob-type: BlockBlob'"];
     archiver(&home, &["--gocloud-url", "azblob://c/o"]).check(1, &messages);
     let messages = ["--alternate-gocloud-url is not supported", "(\"s3\")", "set --alternate-url to it"];
@@ -62,7 +62,7 @@ fn missing_files_missing_caches_and_unsupported_urls_are_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_is_uploaded_with_headers_and_downloaded() {
     let (store, home) = (Store::start().await, Home::new());
-    project(&home);
+    create_project(&home);
     store.respond_with_statuses(&[500, 503]);
     let url = format!("{}/bucket/object?signature=secret", store.url);
     let headers = ["--header", "x-amz-meta-cachekey: k", "--header", "Content-Type: application/zip"];
@@ -91,7 +91,7 @@ async fn cache_is_uploaded_with_headers_and_downloaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_transfer_is_a_warning_with_exit_code_1() {
     let (store, home) = (Store::start().await, Home::new());
-    project(&home);
+    create_project(&home);
     let url = format!("{}/object", store.url);
     extractor(&home, &["--url", &url]).check(1, &["file does not exist"]);
     let body = "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>Request has\nexpired</Message></Error>";
@@ -102,14 +102,13 @@ async fn rejected_transfer_is_a_warning_with_exit_code_1() {
     extractor(&home, &["--url", &url, "--retry", "1"]).check(1, &["received: 500"]);
     store.respond_with_statuses(&[403]);
     archiver(&home, &["--url", &url]).check(1, &["received: 403"]);
-    // The local archive still exists and is up to date.
     archiver(&home, &["--url", &url]).check(0, &["Archive is up to date!"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn archive_above_the_limit_is_not_uploaded() {
     let (store, home) = (Store::start().await, Home::new());
-    project(&home);
+    create_project(&home);
     let url = format!("{}/object", store.url);
     let flags = ["--url", &url, "--max-uploaded-archive-size", "10"];
     archiver(&home, &flags).check(0, &["is too big (Limit is set to 10). Cache will be stored only locally."]);
@@ -119,9 +118,9 @@ async fn archive_above_the_limit_is_not_uploaded() {
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_is_found_under_the_other_form_of_its_key() {
     let (store, home) = (Store::start().await, Home::new());
-    project(&home);
+    create_project(&home);
     let (new, old) = (format!("{}/new", store.url), format!("{}/old", store.url));
-    // A cache file is named after its key or after the hash of the key. An earlier job has used the other form. The store is empty.
+    // A cache file is named after its key or after the key's hash. An earlier job has used the other form.
     run_in(&home, "project", &["cache-archiver", "--file", "../cache/old/cache.zip", "--path", "out"]).check(0, &[]);
     let flags = ["--alternate-file", "../cache/old/cache.zip", "--url", &new, "--check-url", &new];
     archiver(&home, &flags).check(0, &["Archive is up to date!", "uploading existing archive"]);
@@ -143,7 +142,7 @@ async fn cache_is_found_under_the_other_form_of_its_key() {
 #[tokio::test(flavor = "multi_thread")]
 async fn signal_leaves_no_partial_archive() {
     let home = Home::new();
-    project(&home);
+    create_project(&home);
     let large = std::fs::File::create(home.path("project/out/large")).unwrap();
     large.set_len(8 << 30).unwrap();
     let arguments = ["cache-archiver", "--file", "../cache/cache.zip", "--path", "out"];

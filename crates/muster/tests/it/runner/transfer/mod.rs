@@ -12,27 +12,24 @@ use super::support::Home;
 use crate::process::CommandResult;
 
 /// Creates `project/out/a`, `project/out/sub/b`, and a link to `a` in a home directory.
-fn project(home: &Home) {
+fn create_project(home: &Home) {
     std::fs::create_dir_all(home.path("project/out/sub")).unwrap();
     std::fs::write(home.path("project/out/a"), "first").unwrap();
     std::fs::write(home.path("project/out/sub/b"), "second").unwrap();
     std::os::unix::fs::symlink("a", home.path("project/out/link")).unwrap();
 }
 
-/// Checks that the files of [`project`] were extracted to a directory.
 fn check_unpacked(directory: &Path) {
     let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
     assert_eq!((read("out/a"), read("out/sub/b"), read("out/link")), ("first".into(), "second".into(), "first".into()));
     assert!(directory.join("out/link").is_symlink());
 }
 
-/// Runs a command in a subdirectory of the home.
 fn run_in(home: &Home, directory: &str, arguments: &[&str]) -> CommandResult {
     std::fs::create_dir_all(home.path(directory)).unwrap();
     CommandResult::of(home.command(arguments).current_dir(home.path(directory)).output().unwrap())
 }
 
-/// Returns the regular files of a zip archive.
 fn zip_files(content: &[u8]) -> BTreeMap<String, String> {
     let mut zip = zip::ZipArchive::new(std::io::Cursor::new(content)).unwrap();
     let mut files = BTreeMap::new();

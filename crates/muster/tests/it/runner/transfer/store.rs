@@ -43,13 +43,12 @@ impl Store {
         Self { url, state }
     }
 
-    /// Responds to the next requests with these statuses, one for each request. Such a request is recorded, but accesses no object.
+    /// The next requests get these statuses, and access no object.
     pub(crate) fn respond_with_statuses(&self, statuses: &[u16]) {
         let responses = statuses.iter().map(|status| (*status, Vec::new(), ""));
         self.state.lock().unwrap().responses.extend(responses);
     }
 
-    /// Responds to the next request with this response.
     pub(crate) fn respond_with(&self, status: u16, headers: &[(&'static str, String)], body: &'static str) {
         self.state.lock().unwrap().responses.push_back((status, headers.to_vec(), body));
     }
@@ -62,7 +61,6 @@ impl Store {
         self.state.lock().unwrap().objects.get(path).map(|(content, _)| content.clone())
     }
 
-    /// Returns the requests since the last call.
     pub(crate) fn take_requests(&self) -> Vec<ReceivedRequest> {
         std::mem::take(&mut self.state.lock().unwrap().requests)
     }

@@ -1,12 +1,10 @@
 //! Lists of steps for Muster and GitLab's step-runner, with the reason for each difference between the results.
 
-/// A list of steps, with the expected differences between the results of Muster and of step-runner.
 pub(in crate::step_runner) struct Case {
     pub(in crate::step_runner) steps: &'static str,
     pub(in crate::step_runner) differences: &'static [Difference],
 }
 
-/// An expected difference between the results of Muster and of step-runner.
 pub(in crate::step_runner) struct Difference {
     /// Whether the results differ if Muster uses the legacy dialect.
     pub(in crate::step_runner) in_legacy: bool,

@@ -1,12 +1,13 @@
 //! Compares Muster's `step-runner ci` with the command `ci` of GitLab's step-runner 0.11.0: exit status, lines of output, and result tree.
 //!
-//! The variable `MUSTER_TEST_STEP_RUNNER` has the path of GitLab's program. Without the variable, the test is skipped. GitLab's program has
-//! only the legacy dialect (the rules for step files in that version). Muster runs each list in both dialects.
-//! [`lists`] has a reason for each difference. Some differences are removed before the comparison:
-//! - The lines before the first step: Muster prints its own version, and does not warn of images that GitLab no longer supports.
-//! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a process.
+//! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program, which has only the legacy dialect. Muster runs each list
+//! in both dialects.
+//! [`lists`] has a reason for each difference, except those that are removed before the comparison:
+//! - The lines before the first step.
+//! - The command of a script: Muster passes the text on standard input, because other users can read the arguments of a
+//!   process.
 //! - Paths of temporary files.
-//! - The form of the line before each step, which is different in the current dialect.
+//! - The form of the line before each step in the current dialect.
 
 pub(super) mod lists;
 
@@ -17,7 +18,6 @@ use serde_json::{Value, json};
 use self::lists::{CASES, Case};
 use super::*;
 
-/// Observed result of a program.
 #[derive(Debug, PartialEq)]
 struct Run {
     code: i32,
@@ -26,7 +26,6 @@ struct Run {
     results: Value,
 }
 
-/// Dialects in which Muster runs the lists.
 const DIALECTS: [&str; 2] = ["legacy", "current"];
 
 #[test]
@@ -98,7 +97,6 @@ fn run(program: &Path, arguments: &[&str], steps: &str, dialect: &str) -> Run {
     Run { code, lines: lines.map(str::to_owned).collect(), results }
 }
 
-/// Copies the content of a directory, including subdirectories.
 pub(super) fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
         let (path, target) = (entry.path(), to.join(entry.file_name()));

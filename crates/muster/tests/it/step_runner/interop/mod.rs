@@ -1,8 +1,7 @@
 //! GitLab's step-runner 0.11.0: GitLab's client with Muster's servers, and Muster's client with GitLab's server.
 //!
-//! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program. `MUSTER_TEST_STEP_RUNNER_SOURCE` is the directory of its source.
-//! A test is skipped if a variable that the test needs is not set. GitLab's client is a package inside the source, so
-//! `tests/go-step-runner` is built as a package of that source, through an overlay. No file of the source is changed.
+//! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program. `MUSTER_TEST_STEP_RUNNER_SOURCE` is the directory of its
+//! source, in which the client is a package: `tests/go-step-runner` is built through an overlay.
 
 mod our_client;
 mod same_lists;
@@ -21,7 +20,6 @@ use crate::process::until;
 const PROGRAM: &str = "MUSTER_TEST_STEP_RUNNER";
 const SOURCE: &str = "MUSTER_TEST_STEP_RUNNER_SOURCE";
 
-/// Returns the value of one of the variables above, or prints that the test is skipped.
 fn variable(name: &str) -> Option<PathBuf> {
     let value = std::env::var_os(name);
     if value.is_none() {
@@ -30,13 +28,11 @@ fn variable(name: &str) -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
-/// Returns a definition that consists of a list.
 fn definition(list: &str) -> String {
     format!("{{}}\n---\nrun:\n{list}\n")
 }
 
 impl Server {
-    /// Starts GitLab's server, and waits until it listens.
     async fn start_theirs(project: &Project, program: &Path) -> Self {
         let mut command = project.program(program, &["serve"]);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -49,7 +45,6 @@ impl Server {
         server
     }
 
-    /// Starts an agent.
     fn start_agent(project: &Project) -> Self {
         let (socket, spool) = (project.tmp().join("agent.sock"), project.tmp().join("spool"));
         let arguments = [
@@ -65,7 +60,6 @@ impl Server {
     }
 }
 
-/// GitLab's client.
 struct TheirClient {
     child: Child,
     calls: ChildStdin,
@@ -74,13 +68,11 @@ struct TheirClient {
     fields: Map<String, Value>,
 }
 
-/// Answer to a call of GitLab's client.
 #[derive(Debug, PartialEq, serde::Deserialize)]
 struct Answer {
     log: String,
     /// Offset after the received log.
     offset: usize,
-    /// Jobs by their IDs.
     states: std::collections::BTreeMap<String, JobState>,
     /// Error of the call. Empty if the call succeeded.
     error: String,
@@ -97,9 +89,8 @@ struct JobState {
 }
 
 impl TheirClient {
-    /// Starts the client. Returns `None` if GitLab's source is not available.
-    ///
-    /// `connection` is either `{"socket": PATH}` or `{"program": [WORD, ...]}`. The program connects its standard input and output to a server.
+    /// `connection` is either `{"socket": PATH}` or `{"program": [WORD, ...]}`, whose standard input and output are the
+    /// connection. Returns `None` without GitLab's source.
     fn new(project: &Project, connection: Value) -> Option<Self> {
         let mut command = project.program(program()?, &[]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -119,7 +110,6 @@ impl TheirClient {
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
-    /// Makes a call that must succeed.
     #[track_caller]
     fn ok(&mut self, call: &str, id: &str, fields: Value) -> Answer {
         let answer = self.call(call, id, fields);
@@ -136,16 +126,15 @@ impl Drop for TheirClient {
 }
 
 impl Answer {
-    /// Returns the state and the message of a job. Asserts that the job has ended.
+    /// Returns the state and the message of an ended job.
     #[track_caller]
-    fn end(&self, id: &str) -> (&str, &str) {
+    fn final_state(&self, id: &str) -> (&str, &str) {
         let state = self.states.get(id).unwrap_or_else(|| panic!("{self:?}"));
         assert!(state.ended, "{self:?}");
         (&state.state, &state.message)
     }
 }
 
-/// Builds the program with GitLab's client once, and returns its path.
 fn program() -> Option<&'static Path> {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     let source = variable(SOURCE)?;

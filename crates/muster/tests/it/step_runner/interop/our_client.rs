@@ -16,7 +16,6 @@ use super::*;
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Opens connections to a socket.
 struct Socket(PathBuf);
 
 #[async_trait::async_trait]
@@ -36,7 +35,6 @@ struct TheirServer {
 }
 
 impl TheirServer {
-    /// Starts the server. Returns `None` if GitLab's program is not available.
     async fn start() -> Option<Self> {
         let program = variable(PROGRAM)?;
         let project = Project::new();
@@ -58,7 +56,6 @@ impl TheirServer {
         tokio::time::timeout(ANSWER_TIMEOUT, accepted).await.expect("the server must answer the request in time")
     }
 
-    /// Runs a list to its end. Returns the log and the result.
     async fn run_to_end(&self, id: &str, list: &str) -> (String, JobResult) {
         let accepted = self.run(id, &definition(list)).await.unwrap();
         assert_eq!(accepted, RunOutcome::Accepted { awaits_approval: false });
@@ -103,8 +100,7 @@ async fn our_client_pings_only_servers_that_permit_it() {
     let Some(theirs) = TheirServer::start().await else { return };
     let project = Project::new();
     let ours = Server::start_agent(&project);
-    // GitLab's server closes a connection after a few pings. The client recognizes this server on the first connection, and then opens a second
-    // connection without pings.
+    // GitLab's server closes a connection after a few pings, so the client opens a second connection without pings.
     for (socket, connections) in [(&theirs.server.socket, 2), (&ours.socket, 1)] {
         let opened = Arc::new(AtomicUsize::new(0));
         let dial = {

@@ -52,7 +52,7 @@ async fn their_client_gets_the_same_results_from_both_servers() {
     println!("GitLab's client ran {} lists at both servers; all differences are listed", CASES.len());
 }
 
-/// Runs a list in a fresh copy of the project's files. Returns the log, the job's state with its message, and whether the call succeeded.
+/// Returns the log, the job's state and message, and whether the call succeeded.
 fn run(client: &mut TheirClient, project: &Project, id: &str, case: &Case) -> (String, Option<(String, String)>, bool) {
     std::fs::remove_dir_all(project.work()).unwrap();
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/step_runner/differential/project");

@@ -3,7 +3,6 @@
 use super::*;
 use crate::step_runner::tls::{self, Authority};
 
-/// Checks the results of two lists.
 fn check_jobs(client: &mut TheirClient, project: &Project) {
     let list = "- {name: a, step: ./echo, inputs: {text: hi}}\n- {name: b, script: 'echo; echo ${{steps.a.outputs.text}} $WHO ${{vars.V}}; cat ${{vars.F}}'}";
     let variables = json!([
@@ -14,14 +13,14 @@ fn check_jobs(client: &mut TheirClient, project: &Project) {
     let fields = json!({ "steps": definition(list), "env": { "WHO": "me" }, "variables": variables });
     let answer = client.ok("run_and_follow", "1", fields);
     let expected = "Running step name=a\nhi 1 me\nRunning step name=b\n\nhi me v\ncontent of a file\n";
-    assert_eq!((answer.log.as_str(), answer.end("1")), (expected, ("success", "")));
+    assert_eq!((answer.log.as_str(), answer.final_state("1")), (expected, ("success", "")));
 
     let steps =
         definition("- {name: a, script: 'echo before; echo error >&2; exit 3'}\n- {name: b, script: echo never}");
     let answer = client.ok("run_and_follow", "2", json!({ "steps": steps }));
     assert_eq!(answer.log, "Running step name=a\nbefore\nerror\n");
     // gitlab-runner reads the exit code from the end of this message.
-    assert_eq!(answer.end("2"), ("failure", "step \"a\": exec: exit status 3"));
+    assert_eq!(answer.final_state("2"), ("failure", "step \"a\": exec: exit status 3"));
 
     // The client closes each job at its end.
     assert_eq!(client.ok("list", "", json!({})).states.len(), 0);
@@ -97,7 +96,7 @@ fn their_client_gets_the_rest_of_a_log_over_another_connection() {
     project.file("end", "");
     let rest = client.ok("follow", "1", json!({ "offset": middle.offset }));
     assert_eq!(rest.log, format!("{}\nlastend", "x".repeat(50_000)));
-    assert_eq!(client.ok("status", "1", json!({})).end("1"), ("success", ""));
+    assert_eq!(client.ok("status", "1", json!({})).final_state("1"), ("success", ""));
     assert_eq!(
         client.ok("follow", "1", json!({ "offset": rest.offset })).log,
         "",

@@ -1,4 +1,4 @@
-//! Tests gRPC with servers whose response is too large, invalid, incomplete, or missing.
+//! gRPC servers with large, invalid, incomplete, or missing responses.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
 const PAYLOAD: &str = r#"{"id":7,"token":"secret"}"#;
 
-/// Key of the HTTP request that [`server`] never answers.
+/// Key that [`server`] never answers over HTTP.
 const UNANSWERED_KEY: &str = "unanswered";
 
-/// Starts a server that announces gRPC and sends job 7 over HTTP. Each gRPC call gets the response of `answer`.
+/// Starts a server that announces gRPC and sends job 7 over HTTP. `answer` responds to gRPC calls.
 async fn server<F>(answer: impl Fn() -> F + Clone + Send + Sync + 'static) -> (Client, JoinHandle<()>)
 where
     F: Future<Output = Response<Body>> + Send + 'static,
@@ -52,18 +52,17 @@ fn grpc(body: impl Into<Body>) -> Response<Body> {
     Response::builder().header("content-type", "application/grpc").body(body.into()).unwrap()
 }
 
-/// Returns an error without a message, like the response of a proxy that does not forward the call.
+/// Error without a message, like that of a proxy that does not forward the call.
 fn grpc_error(code: &'static str) -> Response<Body> {
     let response = Response::builder().header("content-type", "application/grpc").header("grpc-status", code);
     response.body(Body::empty()).unwrap()
 }
 
-/// Returns a gRPC message that claims to have this length.
 fn message(length: u32, body: &[u8]) -> Vec<u8> {
     [&[0], &length.to_be_bytes()[..], body].concat()
 }
 
-/// Checks that a gRPC call with the response of `answer` is repeated over HTTP, and that the next request uses only HTTP.
+/// Checks that a gRPC call with this response is repeated over HTTP, and that the next request uses only HTTP.
 async fn check_fallback(case: &str, answer: impl Fn() -> Response<Body> + Clone + Send + Sync + 'static) {
     let (called, mut calls) = mpsc::unbounded_channel();
     let (client, server) = server(move || {
@@ -182,7 +181,7 @@ async fn message_that_exceeds_the_limit_is_not_read() {
     .await;
 }
 
-/// Sends a request, and advances the time until it is complete. Also returns the time that has passed.
+/// Sends a request and advances the time until the request ends. Also returns the passed time.
 async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, ClientError>, Duration) {
     let client = client.clone();
     let task = tokio::spawn(async move { client.request_job(&job_request("k"), &Progress::default()).await });
@@ -191,7 +190,7 @@ async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, Client
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::time::resume();
-        // The connections get 10 ms of real time for each advanced second.
+        // Each second gives the connections 10 ms of real time.
         let real = std::time::Instant::now();
         while !task.is_finished() && real.elapsed() < Duration::from_millis(10) {
             tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Tests gRPC over TLS with the certificates of the runner, and gRPC behind a redirect.
+//! gRPC with the runner's certificates, and behind a redirect.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,7 +24,6 @@ use crate::client::{Client, Progress, TlsFiles};
 use crate::routes;
 use crate::test_support::{MemoryCoordinator, Relay};
 
-/// Accepts TLS connections.
 struct TlsListener {
     listener: TcpListener,
     acceptor: TlsAcceptor,
@@ -48,8 +47,7 @@ impl Listener for TlsListener {
     }
 }
 
-/// Creates an authority. Returns the configuration of a server that requires client certificates of this authority, and the files of a
-/// client with such a certificate.
+/// Returns a server that requires client certificates of a new authority, and the files of an accepted client.
 fn mutual_tls(directory: &Path) -> (ServerConfig, TlsFiles) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

@@ -2,7 +2,6 @@
 
 use super::*;
 
-/// Returns an entry with Muster's own keys.
 fn entry(name: &str, script: &str, keys: Value) -> Value {
     json!({"name": name, "script": script, "muster": keys})
 }
@@ -125,7 +124,7 @@ async fn invalid_matrix_fails_its_step() {
 
 #[tokio::test]
 async fn parallel_steps_run_at_the_same_time_and_the_log_has_their_output_in_order() {
-    // Each step waits for the other, so that they can only end if they run at the same time.
+    // Each step waits for the other, so they end only if they run at the same time.
     let fifos = json!({"name": "fifos", "script": "mkfifo first second"});
     let list = json!([
         fifos,
@@ -186,7 +185,7 @@ async fn timeout_of_a_parallel_step_does_not_end_the_others() {
     let list = json!([
         {"name": "fifo", "script": "mkfifo fifo"},
         entry("slow", "echo begun; sleep 600", json!({"parallel": true, "timeout": "200ms", "allow_failure": true})),
-        // `long` waits for `last`, which starts only when the timeout of `slow` has freed a slot.
+        // `long` waits for `last`, which starts when the timeout of `slow` has freed a slot.
         entry("long", "read x <fifo; echo long ends", json!({"parallel": 2})),
         entry("last", "echo >fifo; echo last", json!({"parallel": 2})),
     ]);
@@ -238,7 +237,7 @@ async fn parallel_steps_do_not_start_if_one_of_them_is_invalid_unless_they_alway
 }
 
 #[tokio::test]
-async fn parallel_steps_that_wait_when_the_job_is_stopped_have_that_reason() {
+async fn waiting_parallel_steps_of_a_stopped_job_have_the_reason_of_the_stop() {
     let inner = "{}\n---\nrun:\n  - {name: first, script: 'exec sleep 600', muster: {parallel: 1, timeout: 1h}}\n  \
                  - {name: second, script: echo never, muster: {parallel: 1}}\n";
     let list = json!([{"name": "outer", "step": "./inner", "muster": {"timeout": "200ms"}}]);
@@ -282,7 +281,7 @@ async fn failure_that_every_attempt_repeats_is_not_retried() {
         assert!(error.contains(message), "{error}");
         assert_eq!((outcome.log.as_str(), outcome.nodes[0].attempts), ("", None), "{error}");
     }
-    // An expression inside the step can use what its other steps return.
+    // An expression inside the step can use outputs of its other steps.
     let inner = "{}\n---\nrun:\n  - {name: flaky, step: ../flaky, muster: {allow_failure: true}}\n  \
                  - {name: use, script: 'echo ${{ steps.flaky.outputs.text }}'}\n";
     let flaky = "spec: {outputs: {text: {type: string}}}\n---\nexec: {command: [sh, -c, 'echo try >>tries; test $(wc -l <tries) = 2 && \

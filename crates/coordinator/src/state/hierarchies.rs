@@ -1,8 +1,9 @@
-//! Families of pipelines: a pipeline with all its descendants. A family is either completely in memory or not in memory.
+//! Pipeline hierarchies: a pipeline without a parent, with all its descendants. A hierarchy is in memory completely or
+//! not at all.
 //!
-//! A family is *finished* if it makes no progress without a command: each of its pipelines has ended, and each of its jobs has ended or
-//! waits for a manual start that no other job needs. A finished family is marked as not open, and its rows can be removed from memory.
-//! They are read again before a command changes the family. If the command starts a job, the family is open again.
+//! A hierarchy is *finished* if it makes no progress without a command: each pipeline has ended, and each job has ended
+//! or waits for a manual start that no other job needs. A finished hierarchy is marked as not open, and can be removed
+//! from memory. Its rows are read again before a command changes the hierarchy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::schedule::{Graph, StoredPipeline, priority};
 use crate::store::{Contents, PipelineRow};
 
 impl CoordinatorState {
-    /// Adds stored pipelines with all their rows. Returns the actions that a stopped process may have left undone.
+    /// Returns the actions that a stopped process may have left undone.
     pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<RestoredActions, StoreError> {
         let damaged = |reason: String| StoreError::Damaged { value: "the jobs of a pipeline".to_owned(), reason };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();
@@ -41,7 +42,6 @@ impl CoordinatorState {
         Ok(actions)
     }
 
-    /// Adds stored rows without restoring their engines.
     pub(crate) fn add_rows(&mut self, contents: Contents) {
         for row in contents.artifacts {
             self.artifacts.entry(row.job).or_default().push(row);
@@ -60,37 +60,35 @@ impl CoordinatorState {
     }
 
     pub(crate) fn add_pipeline(&mut self, row: PipelineRow) {
-        self.families.entry(row.root).or_default().push(row.id);
+        self.hierarchies.entry(row.root).or_default().push(row.id);
         self.pipelines.insert(row.id, row);
     }
 
-    /// Returns the root of a pipeline that is in memory.
+    /// `None` if the pipeline is not in memory.
     pub(crate) fn root(&self, pipeline: PipelineId) -> Option<PipelineId> {
         self.pipelines.get(&pipeline).map(|row| row.root)
     }
 
-    pub(crate) fn family(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
-        self.families.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
+    pub(crate) fn hierarchy(&self, root: PipelineId) -> impl Iterator<Item = &PipelineRow> {
+        self.hierarchies.get(&root).into_iter().flatten().filter_map(|id| self.pipelines.get(id))
     }
 
-    /// Returns the roots of the families with unwritten rows.
-    pub(crate) fn changed_families(&self) -> BTreeSet<PipelineId> {
+    pub(crate) fn changed_hierarchies(&self) -> BTreeSet<PipelineId> {
         let dirty = &self.dirty;
         let of_jobs = dirty.jobs.iter().filter_map(|job| Some(self.jobs.get(job)?.pipeline));
         let pipelines = dirty.pipelines.iter().chain(&dirty.new_pipelines).copied();
         pipelines.chain(of_jobs).filter_map(|id| self.root(id)).collect()
     }
 
-    /// Returns whether a family makes no progress without a command.
     pub(crate) fn is_finished(&self, root: PipelineId) -> bool {
         let is_non_blocking = |status: JobStatus| status.is_complete() || status == JobStatus::Manual;
-        self.family(root).all(|row| row.status.is_complete())
-            && self.family(root).all(|row| self.jobs_of(row.id).all(|job| is_non_blocking(job.status())))
+        self.hierarchy(root).all(|row| row.status.is_complete())
+            && self.hierarchy(root).all(|row| self.jobs_of(row.id).all(|job| is_non_blocking(job.status())))
     }
 
-    /// Marks a family as open or not open in its rows. Rows that already have the mark are not marked as changed.
+    /// Marks a hierarchy as open or not open in its rows. Rows that already have the mark are not marked as changed.
     pub(crate) fn set_open(&mut self, root: PipelineId, open: bool) {
-        let ids = self.families.get(&root).cloned().unwrap_or_default();
+        let ids = self.hierarchies.get(&root).cloned().unwrap_or_default();
         for id in ids {
             if self.pipelines.get(&id).is_some_and(|row| row.open != open)
                 && let Some(row) = self.pipeline_mut(id)
@@ -100,9 +98,8 @@ impl CoordinatorState {
         }
     }
 
-    /// Removes a family from memory.
     pub(crate) fn evict(&mut self, root: PipelineId) {
-        let ids = self.families.remove(&root).unwrap_or_default();
+        let ids = self.hierarchies.remove(&root).unwrap_or_default();
         self.all_in_memory = false;
         // Descendants are removed before their parents.
         for id in ids.into_iter().rev() {
