@@ -1,6 +1,6 @@
-//! State of the process, for `/debug/process/state` and `/health/ready`.
+//! State of the process, for `/debug/process/state`.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// State of the process, with gitlab-runner's names (docs/spec/runner-config.md, section 3.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,16 +31,9 @@ impl ProcessState {
 }
 
 /// Current state of the process, which only advances.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Lifecycle {
     state: AtomicU8,
-    ready: AtomicBool,
-}
-
-impl Default for Lifecycle {
-    fn default() -> Self {
-        Self { state: AtomicU8::new(0), ready: AtomicBool::new(true) }
-    }
 }
 
 impl Lifecycle {
@@ -54,16 +47,5 @@ impl Lifecycle {
     /// Advances to a state. Does nothing if the process has passed it already.
     pub fn advance_to(&self, state: ProcessState) {
         self.state.fetch_max(state as u8, Ordering::Relaxed);
-    }
-
-    /// Returns true if `/health/ready` reports the process as ready.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
-    }
-
-    /// Sets whether `/health/ready` reports the process as ready. By default, the process is ready.
-    pub fn set_ready(&self, ready: bool) {
-        self.ready.store(ready, Ordering::Relaxed);
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct HeldLease {
 
 impl HeldLease {
     pub(super) fn new(slot: Slot, shared: Arc<ProviderContext>, held_slot: HeldSlot) -> Self {
-        let record = LeaseRecord::remote(slot.instance().as_str(), held_slot.slot.clone(), slot.key().as_str());
-        let record = record.in_group(slot.group());
+        let (instance, key) = (slot.instance().as_str(), slot.key().as_str());
+        let record = LeaseRecord::remote(slot.group(), instance, held_slot.slot.clone(), key);
         let lease_use = Mutex::new(LeaseUse::Unused);
         Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }

@@ -30,8 +30,7 @@ pub enum Locality {
     Remote {
         /// Key of the lease in the executor's ledger.
         task_key: String,
-        /// Group of the instance. Empty in records of earlier versions.
-        #[serde(default, skip_serializing_if = "String::is_empty")]
+        /// Group of the instance.
         group: String,
         /// Virtual machine of the job. `None` means that the job runs in the environment itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -63,28 +62,24 @@ impl LeaseRecord {
         Self { environment: environment.into(), slot, locality: Locality::Local }
     }
 
-    /// Returns the record of a lease on one of several machines with an agent each.
+    /// Returns the record of a lease on an instance of a group.
     #[must_use]
-    pub fn remote(environment: impl Into<String>, slot: Slot, task_key: impl Into<String>) -> Self {
-        let locality = Locality::Remote { task_key: task_key.into(), group: String::new(), vm: None };
+    pub fn remote(
+        group: impl Into<String>,
+        environment: impl Into<String>,
+        slot: Slot,
+        task_key: impl Into<String>,
+    ) -> Self {
+        let locality = Locality::Remote { task_key: task_key.into(), group: group.into(), vm: None };
         Self { environment: environment.into(), slot, locality }
     }
 
-    /// Sets the group of the instance.
-    #[must_use]
-    pub fn in_group(mut self, name: impl Into<String>) -> Self {
-        if let Locality::Remote { group, .. } = &mut self.locality {
-            *group = name.into();
-        }
-        self
-    }
-
-    /// Returns the environment's ID with its group, which is unique within the executor.
+    /// Returns the ID of the environment, with its group if it is an instance. Unique within the executor.
     #[must_use]
     pub fn unique_id(&self) -> String {
         match &self.locality {
-            Locality::Remote { group, .. } if !group.is_empty() => format!("{group}/{}", self.environment),
-            _ => self.environment.clone(),
+            Locality::Remote { group, .. } => format!("{group}/{}", self.environment),
+            Locality::Local => self.environment.clone(),
         }
     }
 
@@ -190,12 +185,9 @@ mod tests {
     #[test]
     fn records_of_instances_with_equal_ids_in_two_groups_are_distinguished() {
         let slot = || Slot { id: 0, project_slot: 0, key: SlotKey { runner: "r".to_owned(), project_id: 1 } };
-        let record = |group: &str| LeaseRecord::remote("i-1", slot(), "key").in_group(group);
+        let record = |group: &str| LeaseRecord::remote(group, "i-1", slot(), "key");
         assert_ne!(record("a").unique_id(), record("b").unique_id());
         let text = serde_json::to_string(&record("a")).unwrap();
         assert_eq!(serde_json::from_str::<LeaseRecord>(&text).unwrap(), record("a"));
-        let earlier = serde_json::to_string(&LeaseRecord::remote("i-1", slot(), "key")).unwrap();
-        assert!(!earlier.contains("group"), "{earlier}");
-        assert_eq!(serde_json::from_str::<LeaseRecord>(&earlier).unwrap().unique_id(), "i-1");
     }
 }

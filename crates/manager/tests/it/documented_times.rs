@@ -155,7 +155,7 @@ struct InstanceStubExecutor {
 
 impl InstanceStubExecutor {
     fn lease(&self, held_slot: muster_executor::HeldSlot) -> Lease {
-        let record = LeaseRecord::remote("i1", held_slot.slot.clone(), "key");
+        let record = LeaseRecord::remote("g", "i1", held_slot.slot.clone(), "key");
         Lease::new(record, self.environment.clone(), Box::new(held_slot))
     }
 }

@@ -91,17 +91,22 @@ impl SpanSettings {
     pub fn read(get: impl Fn(&str) -> Option<String>) -> (Self, Vec<String>) {
         let mut problems = Vec::new();
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
-        // A variable for traces overrides the one for all signals.
-        let trace_variable = |name: &str| {
-            get(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}")).or_else(|| get(&format!("OTEL_EXPORTER_OTLP_{name}")))
+        // Returns the full name and the value. A variable for traces overrides the one for all signals.
+        let trace_variable = |suffix: &str| {
+            ["OTEL_EXPORTER_OTLP_TRACES", "OTEL_EXPORTER_OTLP"].into_iter().find_map(|prefix| {
+                let name = format!("{prefix}_{suffix}");
+                get(&name).map(|value| (name, value))
+            })
         };
-        let timeout = match trace_variable("TIMEOUT").map(|text| text.parse().map_err(|_| text)) {
+        let timeout = match trace_variable("TIMEOUT") {
             None => TIMEOUT,
-            Some(Ok(milliseconds)) => Duration::from_millis(milliseconds),
-            Some(Err(text)) => {
-                problems.push(format!("the OTLP timeout is `{text}`, not a number of milliseconds; using the default"));
-                TIMEOUT
-            }
+            Some((name, text)) => text.parse().map_or_else(
+                |_| {
+                    problems.push(format!("{name} is `{text}`, not a number of milliseconds; using the default"));
+                    TIMEOUT
+                },
+                Duration::from_millis,
+            ),
         };
         let (sampler, parent_based) = sampler(&get, &mut problems);
         let settings = Self {
@@ -124,8 +129,8 @@ impl SpanSettings {
 
 fn destination(
     get: &impl Fn(&str) -> Option<String>,
-    headers: Option<String>,
-    protocol: Option<String>,
+    headers: Option<(String, String)>,
+    protocol: Option<(String, String)>,
     problems: &mut Vec<String>,
 ) -> Option<Destination> {
     match get("OTEL_TRACES_EXPORTER").as_deref() {
@@ -143,8 +148,8 @@ fn destination(
             ("OTEL_EXPORTER_OTLP_ENDPOINT", format!("{}/{PATH}", text.trim_end_matches('/')))
         }
     };
-    if let Some(other) = protocol.filter(|protocol| protocol != "http/protobuf") {
-        problems.push(format!("the OTLP protocol is `{other}`; only `http/protobuf` is supported (port 4318)"));
+    if let Some((name, other)) = protocol.filter(|(_, protocol)| protocol != "http/protobuf") {
+        problems.push(format!("{name} is `{other}`; only `http/protobuf` is supported (port 4318)"));
         return None;
     }
     let Some(url) = Url::parse(&text).ok().filter(|url| matches!(url.scheme(), "http" | "https")) else {
@@ -152,7 +157,7 @@ fn destination(
         problems.push(format!("{name} is not an http or https URL; spans are not exported"));
         return None;
     };
-    let headers = pairs("OTEL_EXPORTER_OTLP_HEADERS", headers.as_deref(), problems);
+    let headers = headers.map(|(name, text)| pairs(&name, Some(&text), problems)).unwrap_or_default();
     Some(Destination { url, headers })
 }
 
@@ -250,6 +255,16 @@ mod tests {
         assert_eq!(settings.timeout, Duration::from_millis(250));
         assert_eq!(settings.resource, [pair("service.name", "two"), pair("host.name", "h")]);
         assert_eq!(problems, ["an entry of OTEL_EXPORTER_OTLP_HEADERS is not name=value; ignoring it"]);
+
+        let (_, problems) = read(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "a=b"),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "wrong"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ]);
+        let timeout = "OTEL_EXPORTER_OTLP_TIMEOUT is `soon`, not a number of milliseconds; using the default";
+        let headers = "an entry of OTEL_EXPORTER_OTLP_TRACES_HEADERS is not name=value; ignoring it";
+        assert_eq!(problems, [timeout, headers]);
     }
 
     #[test]
@@ -257,7 +272,7 @@ mod tests {
         let grpc = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")];
         let (settings, problems) = read(&grpc);
         assert_eq!(settings.destination, None);
-        assert_eq!(problems, ["the OTLP protocol is `grpc`; only `http/protobuf` is supported (port 4318)"]);
+        assert_eq!(problems, ["OTEL_EXPORTER_OTLP_PROTOCOL is `grpc`; only `http/protobuf` is supported (port 4318)"]);
         let (_, problems) = read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4318"), ("OTEL_TRACES_SAMPLER", "xray")]);
         assert_eq!(problems.len(), 2, "{problems:?}");
     }

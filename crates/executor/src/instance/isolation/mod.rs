@@ -52,8 +52,8 @@ pub(super) struct Isolation {
     owned: Mutex<BTreeSet<(String, String)>>,
     /// Machines of jobs from an earlier manager process: ID of the instance, and ID of the machine.
     ///
-    /// Without the group, which may have been renamed. Such a machine counts as in use in all groups until the next
-    /// start of the manager.
+    /// Without the group, which may have been renamed. Such a machine counts as in use in all groups until its job ends or
+    /// the manager restarts.
     owned_before: Mutex<BTreeSet<(String, String)>>,
     /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
@@ -83,8 +83,10 @@ impl Isolation {
         self.owned.lock().insert((instance.to_owned(), machine.to_owned()));
     }
 
-    fn untrack(&self, instance: &str, machine: &str) {
+    /// Records that the machine on the instance with this name and ID no longer belongs to a job.
+    fn untrack(&self, (instance, id): (&str, &InstanceId), machine: &str) {
         self.owned.lock().remove(&(instance.to_owned(), machine.to_owned()));
+        self.owned_before.lock().remove(&(id.as_str().to_owned(), machine.to_owned()));
     }
 
     /// Returns whether a machine on the instance with this name and ID belongs to a job.
@@ -242,15 +244,17 @@ mod tests {
         isolation.track("a/i-1", "vm-1");
         assert!(is_owned("a", "vm-1") && !is_owned("b", "vm-1"));
         isolation.track("b/i-1", "vm-1");
-        isolation.untrack("b/i-1", "vm-1");
+        isolation.untrack(("b/i-1", &id), "vm-1");
         assert!(is_owned("a", "vm-1") && !is_owned("b", "vm-1"));
 
         let key = SlotKey { runner: String::new(), project_id: 1 };
-        let mut record = LeaseRecord::remote("i-1", Slot { id: 0, project_slot: 0, key }, "key");
+        let mut record = LeaseRecord::remote("b", "i-1", Slot { id: 0, project_slot: 0, key }, "key");
         if let Locality::Remote { vm, .. } = &mut record.locality {
             *vm = Some(NestedVm { id: "vm-2".to_owned(), address: String::new() });
         }
         isolation.track_lease(&record);
         assert!(is_owned("a", "vm-2") && is_owned("renamed", "vm-2"));
+        isolation.untrack(("renamed/i-1", &id), "vm-2");
+        assert!(!is_owned("a", "vm-2") && !is_owned("renamed", "vm-2"));
     }
 }

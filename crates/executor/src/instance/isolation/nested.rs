@@ -110,7 +110,7 @@ impl NestedMachine {
         ];
         if let Some(stomped) = created.stomped {
             isolation.metrics.count(Operation::Stomp);
-            isolation.untrack(instance, &stomped);
+            isolation.untrack((instance, slot.instance()), &stomped);
             tracing::warn!(instance, slot = number, machine = stomped, "orphaned virtual machine in the slot deleted");
             trace_lines.push(format!("Stomped nesting VM:  {stomped}"));
         }
@@ -291,7 +291,7 @@ impl NestedMachine {
                     );
                 }
             }
-            self.isolation.untrack(instance, machine);
+            self.isolation.untrack((instance, slot.instance()), machine);
             self.isolation.hosts.forget(&format!("{instance}/{machine}"));
             slot.finish_job();
         });

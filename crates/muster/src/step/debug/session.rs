@@ -25,6 +25,8 @@ use crate::ci::ui;
 const PROMPT: &str = "(step) ";
 /// Maximum time to wait for the log of the steps before the prompt is shown.
 const LOG_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time between two attempts to attach to a job that the agent does not have yet.
+const ATTACH_INTERVAL: Duration = Duration::from_millis(10);
 
 pub(super) struct Session {
     connection: AgentConnection,
@@ -79,7 +81,7 @@ impl Session {
             match self.debugger.attach(AttachRequest { id: self.id.clone() }).await {
                 Ok(states) => break states.into_inner(),
                 // The agent does not have the job yet.
-                Err(status) if status.code() == Code::NotFound => tokio::task::yield_now().await,
+                Err(status) if status.code() == Code::NotFound => tokio::time::sleep(ATTACH_INTERVAL).await,
                 Err(status) => return Err(AgentError::from(status).into()),
             }
         };
