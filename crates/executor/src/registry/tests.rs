@@ -104,8 +104,11 @@ async fn restoring_a_lease_without_an_executor_fails() {
     let registry = Registry::new();
     let slot = Slot { id: 0, project_slot: 0, key: SlotKey { runner: "r".to_owned(), project_id: 1 } };
     let removed = runner("a", "instance");
-    let lost =
-        registry.executor(&removed, &removed.key).restore(&LeaseRecord::remote("g", "i-1", slot, "key")).await.unwrap_err();
+    let lost = registry
+        .executor(&removed, &removed.key)
+        .restore(&LeaseRecord::remote("g", "i-1", slot, "key"))
+        .await
+        .unwrap_err();
     let expected = "instance i-1 was lost: its runner was removed from the configuration, or has another executor";
     assert_eq!(lost.to_string(), expected);
 }
