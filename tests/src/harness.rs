@@ -44,7 +44,7 @@ pub struct Harness {
     job_members: Value,
     /// Path of `config.toml`. `None` means that the manager has command-line options, and runs jobs on this host.
     config: Option<PathBuf>,
-    /// Runs the commands of jobs. `None` means the user of the manager.
+    /// User that runs the commands of jobs. `None` means the user of the manager.
     job_user: Option<String>,
     manager: Option<Child>,
     /// The manager and the agent of this host exit with this process, unless they have a `config.toml`.
@@ -88,7 +88,7 @@ impl Harness {
         autoscaler: &str,
         plugin: &str,
     ) -> Self {
-        let write = |harness: &Self| {
+        let config_text = |harness: &Self| {
             let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
             format!(
                 "concurrent = {concurrent}\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {url:?}\n  \
@@ -97,16 +97,20 @@ impl Harness {
                  directory = {machines:?}\n      persistent_instances = true\n      {plugin}\n"
             )
         };
-        Self::with_config_and_coordinator(coordinator, concurrent, write).await
+        Self::with_config_and_coordinator(coordinator, concurrent, config_text).await
     }
 
-    /// Starts an environment whose manager uses the `config.toml` that `write` returns.
-    pub async fn with_config(concurrent: usize, write: impl FnOnce(&Self) -> String) -> Self {
-        Self::with_config_and_coordinator(coordinator_with_idempotency_keys(), concurrent, write).await
+    /// Starts an environment whose manager uses the `config.toml` that `config_text` returns.
+    pub async fn with_config(concurrent: usize, config_text: impl FnOnce(&Self) -> String) -> Self {
+        Self::with_config_and_coordinator(coordinator_with_idempotency_keys(), concurrent, config_text).await
     }
 
     /// Like [`Self::with_config`], but jobs run as another user, who owns `builds` and `cache`. Requires root.
-    pub async fn with_config_for_user(concurrent: usize, user: &str, write: impl FnOnce(&Self) -> String) -> Self {
+    pub async fn with_config_for_user(
+        concurrent: usize,
+        user: &str,
+        config_text: impl FnOnce(&Self) -> String,
+    ) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
         // The user must be able to reach the directories `builds` and `cache`.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o711);
@@ -115,23 +119,23 @@ impl Harness {
         directories.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
         assert!(Command::new("chown").arg(user).args(directories).status().unwrap().success());
         harness.job_user = Some(user.to_owned());
-        harness.start_with_config(write);
+        harness.start_with_config(config_text);
         harness
     }
 
     async fn with_config_and_coordinator(
         coordinator: MemoryCoordinator,
         concurrent: usize,
-        write: impl FnOnce(&Self) -> String,
+        config_text: impl FnOnce(&Self) -> String,
     ) -> Self {
         let mut harness = Self::prepare(coordinator, concurrent).await;
-        harness.start_with_config(write);
+        harness.start_with_config(config_text);
         harness
     }
 
-    fn start_with_config(&mut self, write: impl FnOnce(&Self) -> String) {
+    fn start_with_config(&mut self, config_text: impl FnOnce(&Self) -> String) {
         let config = self.path("config.toml");
-        std::fs::write(&config, write(self)).unwrap();
+        std::fs::write(&config, config_text(self)).unwrap();
         // The file contains the token of the runner.
         let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(&config, permissions).unwrap();
@@ -216,7 +220,7 @@ impl Harness {
         self.home.path().join(name)
     }
 
-    /// The previous manager must have exited.
+    /// Starts a manager. The previous manager must have exited.
     pub fn start_manager(&mut self) {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("manager.log")).unwrap();
         let mut command = Command::new(&self.executable);

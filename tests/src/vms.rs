@@ -132,7 +132,7 @@ impl Vms {
     }
 }
 
-/// Returns false if the counter is already 0.
+/// Decrements the counter. Returns false if it was already 0.
 fn take_one(counter: &Mutex<u32>) -> bool {
     let mut counter = counter.lock();
     let is_positive = *counter > 0;

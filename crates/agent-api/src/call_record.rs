@@ -24,7 +24,7 @@ pub struct CallRecord {
     /// Inputs, with their defaults.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub inputs: Map<String, Value>,
-    /// Environment variables of the step. A result tree excludes the variables of all steps.
+    /// Environment variables of the step. In a result tree, without the variables that every step has.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub env: Map<String, Value>,
     /// Program and arguments of the step's process.

@@ -72,7 +72,7 @@ pub struct FakeStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakWhen {
-    /// Before the step, with known inputs and environment.
+    /// Before the step, when its inputs and environment are known.
     Before,
     /// After the step.
     After,
@@ -146,7 +146,7 @@ pub const ANY: &str = "*";
 
 /// Returns whether `pattern` is `path`, the end of `path`, or [`ANY`].
 ///
-/// A path consists of the steps' names, outermost first, with `/` between them, and a pattern of whole names. A pattern
+/// A path consists of the steps' names, outermost first, with `/` between them. A pattern consists of whole names, and
 /// may omit matrix values such as `: [linux, 1]`.
 #[must_use]
 pub fn matches_path(pattern: &str, path: &str) -> bool {

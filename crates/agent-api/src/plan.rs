@@ -50,8 +50,8 @@ pub fn job_steps(plan: &JobPlan) -> Result<String, serde_json::Error> {
     Ok(format!("{PREAMBLE}{}", serde_json::to_string(&Definition { run: [item] })?))
 }
 
-/// Returns the plan in `RunRequest.steps`. Any other text is a step file, which a plan with one step runs in
-/// `work_dir`.
+/// Returns the plan in `RunRequest.steps`. Any other text is a step file: the returned plan then has one step, which
+/// runs the file in `work_dir`.
 ///
 /// # Errors
 /// The plan is invalid. The text of a step file is not checked.
@@ -92,7 +92,7 @@ pub struct JobPlan {
     /// Image of the steps' container. Empty means the machine of the agent.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image: String,
-    /// Configured directory around the project directory, which jobs can change.
+    /// Configured directory that contains the project directory. Jobs can change its content.
     pub builds_dir: String,
     /// Timeout for all steps, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
@@ -114,8 +114,8 @@ pub struct JobPlan {
     pub adds_masks: bool,
     /// Time from SIGTERM to SIGKILL, in milliseconds. 0 means 10 s.
     pub grace_ms: u64,
-    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. An initial 0 means 5 s
-    /// and 5 min.
+    /// Initial and maximum pause before a step is retried, in milliseconds. The pause doubles. If the initial pause is
+    /// 0, the pauses are 5 s and 5 min.
     pub retry_wait_ms: (u64, u64),
     /// Whether the job waits for the manager's approval before its first user command. Until then, the manager can
     /// reschedule the job.
@@ -131,7 +131,7 @@ pub struct JobPlan {
     /// Limits for unpacking an artifact or a cache.
     #[serde(skip_serializing_if = "UnpackLimits::is_default")]
     pub unpack: UnpackLimits,
-    /// Rules and limits for the author's steps. `None` means none.
+    /// Rules and limits for the author's steps. `None` means no rules and no limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_policy: Option<StepPolicy>,
     /// Names, without `builtin://`, of built-in steps that lists of steps must not call. Operator's steps run in their
@@ -186,7 +186,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step that runs once after successful steps, without its own timeout.
+    /// Returns a step that has one attempt, runs if no earlier step failed, and has no timeout of its own.
     #[must_use]
     pub fn new(name: &str, title: &str, call: Call) -> Self {
         Self { name: name.to_owned(), policy: Policy { title: title.to_owned(), ..Policy::default() }, call }

@@ -12,7 +12,8 @@ const MAX_RECORDS_BYTES: usize = 4 * 1024 * 1024;
 
 /// Maximum size of a result as JSON, in bytes. An agent shortens a larger result, and a client rejects it.
 ///
-/// A parsed result may need much more memory, and a job may answer instead of the agent in its container.
+/// The client has this limit because a parsed result may need much more memory, and because a job may answer instead of
+/// the agent in its container.
 pub const MAX_RESULT_BYTES: usize = 2 * MAX_RECORDS_BYTES;
 /// Maximum size of a result with [`Development::full_records`], in bytes, enforced like [`MAX_RESULT_BYTES`].
 ///
@@ -218,7 +219,7 @@ pub enum Outcome {
         /// Exit status of the failed step, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         exit_code: Option<i32>,
-        /// Reason for the early end. `None` means that there was none.
+        /// Reason for the early end. `None` means that the job did not end early.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cause: Option<TerminationCause>,
     },

@@ -73,7 +73,7 @@ impl Agent {
     /// Starts a job, unless its ID exists (R3 in `docs/spec/life-of-a-job.md`).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;
-        // The lock prevents that an ID starts twice while its request is written.
+        // While the request is written, the lock prevents a second start of the same ID.
         let mut state = self.state.lock();
         while state.tasks.try_join_next().is_some() {}
         if state.jobs.contains_key(&entry.id) {

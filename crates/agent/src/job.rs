@@ -66,7 +66,7 @@ impl Job {
         Self { debugger: debugger.map(Arc::new), ..self }
     }
 
-    /// Deletes the entry once. Blocks.
+    /// Deletes the entry, unless it was deleted before. Blocks the thread.
     pub(crate) fn remove(&self) -> io::Result<()> {
         let mut removed = self.removed.lock();
         if !*removed {

@@ -17,7 +17,7 @@ use tonic::codegen::http::{Request, Response, Uri};
 use tower::Service;
 
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024 * 1024;
-/// Other name of the service, as in a path.
+/// Start of the paths of calls to the service under its other name.
 const OTHER_SERVICE: &str = "/step.StepRunner/";
 const SERVICE: &str = "/proto.StepRunner/";
 const RUN: &str = "/proto.StepRunner/Run";
@@ -52,7 +52,7 @@ where
         if request.uri().path() != RUN {
             return Box::pin(self.0.call(request));
         }
-        // The service that was ready must be called.
+        // The call must go to the service that is ready, and the clone may not be ready.
         let clone = self.0.clone();
         let mut ready = std::mem::replace(&mut self.0, clone);
         Box::pin(async move {
@@ -82,7 +82,7 @@ where
     }
 }
 
-/// Does not contain the content of the field, which may be secret.
+/// The description of a field. It lacks the content, which may be secret.
 #[derive(Debug, PartialEq, Eq)]
 struct UnknownField {
     number: u32,

@@ -51,7 +51,7 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
         }
     }
-    // Must end now, because the next starts create objects with the same names.
+    // The removals must end now, because the next starts create objects with the same names.
     let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
     if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
         tracing::warn!(

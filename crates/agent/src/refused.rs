@@ -16,7 +16,7 @@ pub(crate) struct RefusedConnections(Mutex<Refused>);
 struct Refused {
     since: Option<Instant>,
     lines: u64,
-    /// Refused connections without a line since the last line.
+    /// Number of refused connections since the last log line.
     omitted: u64,
 }
 

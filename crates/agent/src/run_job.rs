@@ -188,7 +188,7 @@ async fn run(
         fault_agent.spool.release_reserve();
         fault_job.cancellation.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
-            // The final message fits, and names the limit.
+            // The quota allows this last line, whose error names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
             let _ = fault_job.log.append(format!("\n{line}").as_bytes());
         }

@@ -41,7 +41,7 @@ const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(14);
 /// Maximum time for which a copy of a killed agent's lock may exist.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Limit of the kernel.
+/// The kernel's limit, without the final null byte.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// Options of an agent.
@@ -125,7 +125,7 @@ pub enum ServeError {
 /// SIGTERM, SIGINT, [`Options::shutdown`], [`Options::unattended_timeout`] and the end of [`Options::exit_with_pid`]
 /// stop the agent, which then stops its jobs and waits for their results.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
-    // Bound first, because the spool must not change if the agent cannot start.
+    // The address is bound first, because the spool must not change if the agent cannot start.
     let tcp = match &options.tcp {
         Some(tcp) => Some(TlsListener::bind(tcp).await?),
         None => None,
@@ -193,8 +193,9 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         result = server => result,
         () = end => Ok(()),
     };
-    // The next agent now waits for the end of this agent. The path of a deleted file may belong to another agent.
+    // The next agent now waits for the end of this agent.
     agent.context.spool.mark_shutting_down();
+    // Another agent may have replaced the socket file.
     if socket.exists() {
         let _ = fs::remove_file(&options.socket);
     }
@@ -245,7 +246,8 @@ async fn wait_until_idle(
     let is_idle = || {
         let is_idle = agent.is_idle(is_reachable());
         if is_idle {
-            // Marked before the first refused connection, after which the manager starts the next agent.
+            // The spool must be marked before the first refused connection, after which the manager starts the next
+            // agent.
             agent.context.spool.mark_shutting_down();
         }
         is_idle

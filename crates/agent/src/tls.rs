@@ -28,7 +28,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Thus, clients that never finish a handshake cannot block clients of other networks.
 const MAX_HANDSHAKES: usize = 64;
-/// One machine usually has all addresses of such a network.
+/// One machine usually has all IPv6 addresses that start with the same bits.
 const IPV6_NETWORK_BITS: u32 = 64;
 
 /// TCP address on which an agent accepts clients with a certificate.
@@ -149,7 +149,7 @@ async fn shake_hands(
     let _ = stream.set_nodelay(true);
     let done = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await;
     let stream = done.map_err(|_| "no TLS handshake in time".to_owned())?.map_err(|error| error.to_string())?;
-    // Fails during a shutdown.
+    // The send fails during a shutdown.
     drop(accepted.send(stream).await);
     Ok(())
 }

@@ -11,16 +11,16 @@ use crate::limits::{Exceeded, Limit, Limits};
 /// Counters of one archive, for one or more threads.
 pub struct Meter<'a> {
     limits: Limits,
-    /// Size of the archive in bytes. The maximum means unknown, without a limit of the ratio.
+    /// Size of the archive in bytes. `u64::MAX` means that it is unknown, so that the ratio has no limit.
     size: AtomicU64,
     stop: &'a (dyn Fn() -> bool + Sync),
     entries: AtomicU64,
     bytes: AtomicU64,
     /// Whether bytes of headers are counted.
     counts_headers: AtomicBool,
-    /// Remaining bytes of headers.
+    /// Number of bytes of headers that may still be read.
     headers: AtomicU64,
-    /// Remaining bytes of names and targets in memory.
+    /// Number of bytes of names and targets that may still be added to those in memory.
     retainable: AtomicU64,
     /// Limit that was exceeded first.
     exceeded: OnceLock<Exceeded>,
@@ -186,7 +186,7 @@ pub(crate) struct Content<'a, R> {
 
 impl<R: Read> Read for Content<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // Callers retry after `ErrorKind::Interrupted`.
+        // Do not return `ErrorKind::Interrupted`, after which callers would retry.
         self.meter.check_stop().map_err(io::Error::other)?;
         let read = self.inner.read(buffer)?;
         self.meter.count_content(read as u64)?;

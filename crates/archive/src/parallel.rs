@@ -30,12 +30,12 @@ use crate::workers::Workers;
 const BATCH_FILES: usize = 32;
 /// Maximum number of open directories per batch.
 const BATCH_DIRECTORIES: usize = 4;
-/// Size of a complete batch in unpacked bytes.
+/// Number of unpacked bytes from which a batch is complete.
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files to compare with later entries.
 const MAX_RECENT: usize = 8192;
-/// Maximum length of the paths of recent files and their directories in bytes, because a deep path has thousands of
-/// directories. Then the reading thread waits until no file is in flight.
+/// Maximum length in bytes of the paths of recent files and their directories together. A single deep path has
+/// thousands of directories. At the maximum, the reading thread waits until no file is in flight.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 struct Planned<H> {
@@ -99,7 +99,7 @@ where
         writing.wait()?;
         writing.tree.finish()
     });
-    // Libraries return a stop or an exceeded limit as their own error.
+    // Libraries wrap a stop or an exceeded limit in their own error, so the cause is returned instead.
     written.map_err(|error| meter.cause().unwrap_or(error))
 }
 

@@ -111,7 +111,7 @@ impl<'a> Tree<'a> {
     fn put(&mut self, entry: &Entry) -> Result<Option<FilePlace>, PutError> {
         if entry.kind == EntryKind::Directory {
             self.enter_directory(&entry.path, &entry.path)?;
-            // The root belongs to the caller.
+            // Do not change the attributes of the root, which belongs to the caller.
             if !entry.path.as_os_str().is_empty() {
                 self.meter.retain(entry.path.as_os_str().len())?;
                 self.attributes.insert(entry.path.clone(), (entry.mode.unwrap_or(0o755), entry.modified));

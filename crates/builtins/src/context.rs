@@ -118,7 +118,7 @@ pub struct Context {
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
     /// Debugger of the job. `None` means that the job cannot be paused.
     pub debugger: Option<Arc<engine::Debugger>>,
-    /// Callback for the results of step files. With `None`, they are written to a file if `CI_STEPS_DEBUG` is set.
+    /// Callback for the results of step files. `None` means that they are written to a file if `CI_STEPS_DEBUG` is set.
     pub on_results: Option<engine::OnResults>,
     /// Sources, caches and dependencies that lists of steps may use.
     pub declared: Declared,
@@ -265,8 +265,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // Exit codes from a container must be marked. A bare plan is that of a container, or of a step file,
-                // whose exit codes are not reported.
+                // If the plan is bare, this agent runs in a container, and its exit codes must be marked. The plan of
+                // a step file is bare, too, but exit codes of step files are not reported.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

@@ -1,4 +1,4 @@
-//! `builtin://docker/container` and `builtin://docker/service`, with [`docker`].
+//! `builtin://docker/container` and `builtin://docker/service`, implemented with [`docker`].
 
 use std::sync::Arc;
 

@@ -146,8 +146,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process is root.
 ///
-/// Otherwise, a later job of the old owner would see the expected owner, and not take over root's files in the
-/// directory.
+/// If the directory kept its owner, a later job of that user would see the expected owner, and would not take over
+/// root's files in the directory.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Last change of a file by the system, in seconds and nanoseconds. No program can set it.
+/// Time of the last change of a file, in seconds and nanoseconds. The system sets it, and programs cannot.
 pub(crate) type ChangeTime = (i64, i64);
 
 /// Record of the restore of an archive.
@@ -13,7 +13,7 @@ pub(crate) type ChangeTime = (i64, i64);
 pub struct Restored {
     /// Inode number and modification time of the archive, which change if another job replaces it.
     pub(crate) archive: (u64, ChangeTime),
-    /// End of the restore.
+    /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
 
@@ -27,7 +27,7 @@ impl Restored {
         Ok(Self { archive: identity(archive), at })
     }
 
-    /// Returns the end of the restore, if `archive` was restored.
+    /// Returns the time at which the restore ended, if `archive` is the restored archive.
     pub(crate) fn end_for(&self, archive: &Metadata) -> Option<ChangeTime> {
         (self.archive == identity(archive)).then_some(self.at)
     }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use muster_agent_api::builtin::Script;
 use muster_steps::style;
 
-/// Prefix of section names, such as `script_step` for `script_step_0`, and commands.
+/// Prefix of section names, such as `script_step` for `script_step_0`, and the commands of these sections.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 /// Read-only variables of bash.
@@ -79,7 +79,7 @@ pub(crate) fn print(body: &mut String, line: &str) {
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }
 
-/// Adds commands that print a command of several lines in a section, which is closed before it runs
+/// Adds commands that print a command of several lines in a section. The section is closed before the command runs
 /// (docs/spec/job-execution.md, section 1.8).
 fn print_in_section(body: &mut String, section: &str, shown: &str) {
     let _ = writeln!(
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_a_shell_can_be_set() {
+    fn only_writable_variables_with_valid_names_can_be_set() {
         assert!(["A", "_", "a_1"].into_iter().all(can_be_set));
         for key in ["", "1A", "A-B", "UID", "Ä"] {
             assert!(!can_be_set(key), "{key}");

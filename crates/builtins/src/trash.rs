@@ -86,7 +86,7 @@ impl Trash {
         }
     }
 
-    /// Waits until all leftovers are removed, and blocks.
+    /// Blocks the thread until all leftovers are removed.
     pub fn close(&self) {
         let worker = self.worker.lock().take();
         if let Some(Worker { queue, thread }) = worker {

@@ -169,7 +169,7 @@ impl Variables {
         Ok(())
     }
 
-    /// Reads the variables in `GITLAB_ENV`. Blocks.
+    /// Reads the variables in the file `GITLAB_ENV`. Blocks the thread while it reads.
     ///
     /// # Errors
     /// If the file exists but cannot be read.

@@ -46,15 +46,15 @@ impl Azure {
         Self::at(&format!("https://{}.{domain}", settings.account), settings)
     }
 
-    pub(crate) fn at(account: &str, settings: &AzureSettings) -> Result<Self, CacheStoreError> {
-        let url = || Url::parse(&format!("{account}/{}", settings.container)).ok();
-        let container = url().ok_or_else(|| CacheStoreError::AzureAddress(account.to_owned()))?;
+    pub(crate) fn at(account_url: &str, settings: &AzureSettings) -> Result<Self, CacheStoreError> {
+        let url = || Url::parse(&format!("{account_url}/{}", settings.container)).ok();
+        let container = url().ok_or_else(|| CacheStoreError::AzureAddress(account_url.to_owned()))?;
         let builder = MicrosoftAzureBuilder::new()
             .with_http_connector(Transport::new()?)
             .with_retry(retries())
             .with_account(&settings.account)
             .with_container_name(&settings.container)
-            .with_endpoint(account.to_owned())
+            .with_endpoint(account_url.to_owned())
             .with_allow_http(true);
         let (builder, signer) = match &settings.key {
             Some(key) => {

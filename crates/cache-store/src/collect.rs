@@ -1,4 +1,4 @@
-//! Deletes the objects of chunk stores that no cache needs ([`muster_chunks::Sweep`]).
+//! Deletes those objects from chunk stores that no cache needs ([`muster_chunks::Sweep`]).
 //!
 //! ```text
 //! [Path/][runner/<token>/]chunks/<project>/<level>/objects/<name>
@@ -28,7 +28,7 @@ pub struct CollectOptions {
     /// Time after which an unused object is marked, and after which a marked object is deleted. Must be longer than the
     /// longest job.
     pub grace: Duration,
-    /// Time since its last save after which a cache is deleted. `None` means that no cache is deleted.
+    /// A cache is deleted if this time has passed since it was last saved. `None` means that no cache is deleted.
     pub max_age: Option<Duration>,
     /// Minimum time between two collections of a store. `None` means no minimum.
     pub min_interval: Option<Duration>,
@@ -68,8 +68,8 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the last collection is too recent. Each collection, also by another manager, writes the list of
-    /// marks.
+    /// Returns whether the last collection is too recent. Its time is the time of the list of marks, which each
+    /// collection writes, also one by another manager.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,
@@ -87,13 +87,14 @@ impl CacheStore {
         }
     }
 
+    /// Collects the chunk store whose name is `group`.
     async fn collect_group(
         &self,
         bucket: &dyn ObjectStore,
         group: &str,
         options: CollectOptions,
     ) -> Result<Collection, CacheStoreError> {
-        // A sweep needs this order: marks, objects, references.
+        // A sweep must read in this order: marks, objects, references.
         let marks_name = format!("{group}/marks.json");
         let marks = Marks::parse(&self.read_object(&marks_name, MAX_MARKS_BYTES).await?.unwrap_or_default());
         let directory = format!("{group}/objects");

@@ -13,7 +13,7 @@ use url::form_urlencoded::Serializer;
 use crate::CacheStoreError;
 use crate::http::Transport;
 
-/// Amazon allows no longer time if one role assumes another.
+/// Lifetime of the role's credentials. Amazon allows at most this time if one role assumes another.
 const LIFETIME: Duration = Duration::from_secs(60 * 60);
 /// Age at which the role is assumed again, so that a signed URL is valid for most of the lifetime.
 const MAX_AGE: Duration = Duration::from_secs(5 * 60);

@@ -15,7 +15,7 @@ use prost::Message;
 use crate::reference::{Object, Reference};
 use crate::{ChunkError, Hash};
 
-/// Maximum size of an index in bytes, as an object.
+/// Maximum size in bytes of the object that stores an index.
 pub const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// Maximum length of a chunk in bytes.
 pub(crate) const MAX_CHUNK_BYTES: u32 = 256 * 1024;

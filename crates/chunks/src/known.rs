@@ -15,7 +15,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Adds the chunks of an index in usable packs.
+    /// Adds those chunks of an index that are in usable packs.
     pub fn add_index(&mut self, index: &Index, is_usable: impl Fn(&Object) -> bool) {
         let usable: Vec<bool> = index.packs.iter().map(is_usable).collect();
         for chunk in &index.chunks {

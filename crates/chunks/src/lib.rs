@@ -35,7 +35,7 @@ pub use reference::{MAX_REFERENCE_BYTES, Object, Reference};
 pub use restore::{Restore, RestoreError, Restored, missing_chunks};
 pub use save::{Save, SaveError, Saved};
 pub use spool::{Download, Spool, downloads};
-pub use store::{Store, directories};
+pub use store::{Store, stores_below};
 
 /// Hash of a chunk (BLAKE3).
 pub type Hash = [u8; 32];

@@ -132,7 +132,7 @@ impl From<crate::ChunkError> for VisitError {
 struct OldFile {
     file: File,
     length: u64,
-    /// Whether the content is the cache's.
+    /// Whether the content is the same as in the cache.
     is_same: bool,
     /// Positions of its chunks, if the content differs.
     places: HashMap<Hash, u64>,

@@ -28,8 +28,8 @@ use crate::store::Store;
 use packs::Packs;
 use parts::{FileChunk, Part, PartResult, Plan};
 
-/// Divisor of the used bytes in old packs: a save copies at most this part to new packs, to keep the number of packs
-/// small.
+/// To keep the number of packs small, a save copies chunks from old packs to new ones: at most the used bytes of all
+/// old packs divided by this number.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -65,7 +65,7 @@ pub struct Save<'a> {
     pub current: Option<&'a Index>,
     /// Prefix of the names of new objects, which no other save may use.
     pub id: &'a str,
-    /// Size of a complete pack in bytes.
+    /// Number of bytes from which a pack is complete.
     pub pack_bytes: u64,
     /// Maximum number of new packs. The last one has no size limit.
     pub max_packs: usize,

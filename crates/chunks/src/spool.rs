@@ -9,7 +9,7 @@ use crate::reference::Object;
 
 /// Maximum number of unneeded bytes between two chunks of one range.
 const MAX_GAP: u64 = 32 * 1024;
-/// Maximum number of ranges per pack. Otherwise, the whole pack is downloaded.
+/// Maximum number of ranges per pack. If more are needed, the whole pack is downloaded.
 const MAX_RANGES: usize = 32;
 
 /// Downloaded parts of packs in one file.
@@ -27,7 +27,7 @@ impl Spool {
         Self { file, ranges: HashMap::new() }
     }
 
-    /// Adds a range of a pack, which begins at position `at` of the file.
+    /// Adds a range of a pack. Its bytes begin at position `at` of the file.
     pub fn add(&mut self, pack: u32, range: &Range<u64>, at: u64) {
         self.ranges.entry(pack).or_default().insert(range.start, (range.end, at));
     }
@@ -71,7 +71,7 @@ pub fn downloads(index: &Index, missing: &[bool], has: impl Fn(&Object) -> bool)
     let packs = needed.into_iter().filter_map(|(number, ranges)| {
         let pack = index.packs.get(number as usize).filter(|pack| !has(pack))?.clone();
         let ranges = join_ranges(ranges);
-        // Later jobs can use a whole pack, but not ranges. So half of a pack is reason enough to download it.
+        // Later jobs can use whole packs, but not ranges. So if half of a pack is needed, the whole pack is downloaded.
         let is_whole = ranges.len() > MAX_RANGES || length(&ranges) * 2 >= pack.size;
         Some(Download { pack, number, ranges: if is_whole { Vec::new() } else { ranges } })
     });

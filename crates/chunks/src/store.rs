@@ -133,7 +133,7 @@ impl Store {
         created.map_err(|error| ChunkError::Write(objects, error))
     }
 
-    /// Names a complete object.
+    /// Stores a complete object under its name.
     ///
     /// # Errors
     /// [`ChunkError::Write`]
@@ -210,7 +210,7 @@ impl Store {
 
 /// Returns all stores below a directory of caches.
 #[must_use]
-pub fn directories(cache_dir: &Path) -> Vec<Store> {
+pub fn stores_below(cache_dir: &Path) -> Vec<Store> {
     let mut stores = Vec::new();
     let mut walk = WalkDir::new(cache_dir).follow_links(false).follow_root_links(true).into_iter();
     while let Some(found) = walk.next() {

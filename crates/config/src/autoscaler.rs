@@ -338,15 +338,15 @@ timeout = "3m"
         };
         assert!(found.isolation == Some(wanted));
         assert_eq!(found.sticky, None, "vm_isolation must disable sticky contexts");
-        let jobs = OnInstances {
+        let settings = OnInstances {
             image: "ubuntu-$VERSION".to_owned(),
             allowed_images: vec!["ubuntu-*".to_owned(), "macos".to_owned()],
             use_common_build_dir: true,
         };
-        assert_eq!(runner.on_instances, jobs);
+        assert_eq!(runner.on_instances, settings);
         let without_isolation = load_runner(&text.replace("enabled = true\nnesting", "nesting"));
         assert!(without_isolation.autoscaler.as_ref().unwrap().isolation.is_none());
-        assert_eq!(without_isolation.on_instances, jobs, "vm_isolation.enabled must not change the job settings");
+        assert_eq!(without_isolation.on_instances, settings, "vm_isolation.enabled must not change the job settings");
     }
 
     #[test]

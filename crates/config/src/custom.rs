@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::tree::Table;
 use crate::settings::{CustomProgram, CustomSettings, MAX_WAIT};
 
-/// Default of each program except `run_exec`.
+/// Default timeout of each program except `run_exec`, which has none.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Default time between TERM and KILL.
 const GRACEFUL_KILL_TIMEOUT: Duration = Duration::from_secs(600);

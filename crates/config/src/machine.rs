@@ -105,7 +105,7 @@ pub(super) fn policies(machine: &Table) -> Vec<PolicySettings> {
         timezone: table.str("Timezone").filter(|zone| *zone != "Local").unwrap_or_default().to_owned(),
         idle_target: idle_target(table),
     });
-    // Without periods, a table never applied, but a policy would always apply.
+    // Drop tables without periods: such a table never applied, but such a policy would always apply.
     let periods = periods.filter(|policy| !policy.periods.is_empty());
     let outside = PolicySettings { periods: Vec::new(), timezone: String::new(), idle_target: idle_target(machine) };
     std::iter::once(outside).chain(periods).collect()

@@ -114,7 +114,7 @@ fn token(random: &mut StdRng) -> String {
     if random.random() || text.starts_with('$') { format!("glrt-{text}") } else { text }
 }
 
-/// The sample is valid TOML or raw, with random tokens.
+/// Returns the sample with random tokens. They are escaped, so that it is valid TOML, or inserted as they are.
 fn sample(random: &mut StdRng) -> String {
     let escape = random.random_bool(0.7);
     SAMPLE

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::codes::{self, Severity};
 use super::source::{ProblemLocation, Source};
 
-/// Other problems are only counted, but fatal ones are listed up to twice the number.
+/// Maximum number of listed problems. Others are only counted, but fatal ones are listed up to twice this number.
 const MAX_PROBLEMS: usize = 500;
 
 /// A problem of a configuration.
@@ -136,7 +136,7 @@ impl Problems {
         }
     }
 
-    /// Only fatal problems are still stored, so a check may omit expensive help.
+    /// Returns whether only fatal problems are still stored, so that a check may omit expensive help.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }

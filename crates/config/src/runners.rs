@@ -48,7 +48,7 @@ impl Runner {
     }
 }
 
-/// The URL may contain credentials, and the name of an unset variable may contain a part of the token.
+/// Omits the URL, which may contain credentials, and names of unset variables, which may contain a part of the token.
 impl fmt::Debug for Runner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Runner");

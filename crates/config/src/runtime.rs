@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::problem::{Problem, shown_name};
 use super::tree::Table;
 
-/// Check C026: flags of `register` whose settings the server has if the runner has an authentication token.
+/// Check C026: flags of `register` that cannot be used with an authentication token, because the server sets them.
 #[must_use]
 pub fn registration_flags(token: &str, flags: &[&str]) -> Option<Problem> {
     if !token.starts_with("glrt-") || flags.is_empty() {
@@ -47,7 +47,7 @@ pub fn forced_stop(signal: &str, jobs: usize, timeout: Duration) -> Option<Probl
     })
 }
 
-/// Check C042, when a job is lowered: a stage timeout of the runner exceeds the job's own timeout.
+/// Check C042, when the plan of a job is made: a stage timeout of the runner exceeds the job's own timeout.
 #[must_use]
 pub fn stage_timeout(key: &str, stage: Duration, job: Duration) -> Option<Problem> {
     let message = format!("{key} = {} s is ignored; the job's timeout of {} s applies", stage.as_secs(), job.as_secs());

@@ -83,7 +83,7 @@ pub struct Settings {
     pub check_interval: Duration,
     /// Minimum time that a job request stays open before it is canceled, for example in favor of a runner without an open request.
     pub min_hold: Duration,
-    /// Like `min_hold`, for requests that no front end holds: a runner's first request, which has no queue version.
+    /// Minimum time that a runner's first request stays open. It has no queue version, so no front end holds it.
     pub answer_timeout: Duration,
     /// Maximum age of connections to coordinators. Jobs in progress keep the value with which they started.
     pub connection_max_age: ConnectionAge,
@@ -161,7 +161,7 @@ impl Settings {
         self
     }
 
-    /// Returns the current key of a runner of earlier settings: its own, or the key of the entry that replaces it with a new token.
+    /// Returns the key of a runner in these settings: its own, or the key of the entry with its new token.
     #[must_use]
     pub fn key_of<'a>(&'a self, runner: &'a RunnerSettings) -> &'a RunnerKey {
         let has = |key: &RunnerKey| self.runners.iter().any(|known| known.key == *key);

@@ -44,7 +44,7 @@ pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
     is_from_other_machine(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
 
-/// A random ID does not depend on its machine.
+/// Returns whether an ID was derived from the ID of another machine. A random ID was not.
 fn is_from_other_machine(id: &str, machine: &str) -> bool {
     is_valid(id) && id.starts_with("s_") && !machine.trim().is_empty() && id != derive_id(machine)
 }

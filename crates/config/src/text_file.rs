@@ -11,7 +11,7 @@ pub const MAX_FILE_BYTES: usize = 10 * 1024 * 1024;
 
 pub(super) fn read(path: &Path) -> std::io::Result<String> {
     use std::io::{Error, ErrorKind};
-    // Opening a FIFO to which no program writes would block.
+    // Without `NONBLOCK`, opening a FIFO to which no program writes would block.
     let file = std::fs::File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path)?;
     fcntl_setfl(&file, OFlags::empty())?;
     let file_type = file.metadata()?.file_type();

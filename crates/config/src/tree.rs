@@ -62,7 +62,7 @@ impl fmt::Debug for Value {
     }
 }
 
-/// Locations do not count.
+/// Compares the values, and not the locations.
 impl PartialEq for Node {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
@@ -242,7 +242,7 @@ pub(super) fn visit<'a>(table: &'a Table, path: &str, visit_one: &mut dyn FnMut(
     }
 }
 
-/// Plugins and steps receive TOML tables as JSON.
+/// Converts a TOML table to JSON, the format in which plugins and steps receive it.
 pub(super) fn json(text: &str) -> serde_json::Value {
     let inline = text.trim_start().starts_with('{');
     let document = if inline { format!("table = {}", text.trim()) } else { text.to_owned() };

@@ -15,7 +15,7 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// If `strict` is set, the key is an error and not ignored.
+/// Reports an unknown key. If `strict` is set, the key is an error and not ignored.
 pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {
@@ -55,7 +55,7 @@ fn enclosing_table<'a>(path: &'a str, name: &str) -> Option<&'a str> {
     None
 }
 
-/// Returns the table with this key. `None` means none, or several.
+/// Returns the table with this key. `None` if no table or several tables have it.
 fn only_other_table(name: &str) -> Option<String> {
     let mut tables =
         schema().tables().iter().filter(|table| table.keys.iter().any(|key| key.name.eq_ignore_ascii_case(name)));

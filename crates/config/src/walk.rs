@@ -164,7 +164,7 @@ impl Walk {
 
     /// Check C014.
     fn report_wrong_kind(&mut self, path: &str, span: &Range<usize>, wanted: &str, found: &str, item: &Item) {
-        // A part of the value may be a secret that was pasted there.
+        // Hide the value, because a part of it may be a secret that was pasted there.
         self.hide(item);
         let message = format!("`{path}` needs {wanted}, found {found}");
         let found = Problem::new("C014", message).at(span);
@@ -303,7 +303,7 @@ fn duration_hint(text: &str) -> Option<String> {
         .map(|text| format!("did you mean \"{text}\"?"))
 }
 
-/// Includes nested tables, whose headers are separate.
+/// Returns the text of a table, including nested tables with separate headers.
 fn full_text(item: &Item) -> String {
     let Some(table) = item.as_table() else { return item.to_string() };
     let mut document = toml_edit::DocumentMut::new();

@@ -141,8 +141,8 @@ fn compare(pipelines: &str) {
     for ((_, count), (time, memory)) in directories.iter().zip(&results) {
         println!("{count:>7} finished pipelines: start {:.1} ms, memory {:.1} MiB", time / 1000.0, memory / 1024.0);
     }
-    if let [none, many] = results.as_slice() {
-        println!("ratio: start time {:.2}, memory {:.2}", many.0 / none.0, many.1 / none.1);
+    if let [empty, full] = results.as_slice() {
+        println!("ratio: start time {:.2}, memory {:.2}", full.0 / empty.0, full.1 / empty.1);
     }
     let dir = tempfile::tempdir().expect("failed to create a directory");
     let (early, late) = measure(&["live", dir.path().to_str().expect("a UTF-8 path"), "0"]);

@@ -284,7 +284,7 @@ impl Actor {
         if self.events.receiver_count() == 0 {
             return;
         }
-        // Sending fails only if the last receiver was dropped meanwhile.
+        // Ignore errors of sending: they only mean that the last receiver was dropped meanwhile.
         for pipeline in &dirty.new_pipelines {
             self.publish_pipeline(*pipeline);
         }
@@ -356,7 +356,7 @@ impl Actor {
         self.timers.add(self.now() + FLUSH_RETRY_DELAY, Timer::Flush);
     }
 
-    /// Has the precision of stored times: milliseconds.
+    /// Returns the current time in whole milliseconds, the precision of stored times.
     pub(crate) fn now(&self) -> Timestamp {
         from_millis(to_millis(self.options.clock.now()))
     }

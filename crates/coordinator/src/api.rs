@@ -228,7 +228,7 @@ impl Actor {
         }
     }
 
-    /// Bridges that waited for the files continue.
+    /// Attaches the files of a pipeline, so that bridges that waited for them continue.
     fn attach_sources(&mut self, pipeline: PipelineId, sources: &SharedSources) {
         self.state.attach(pipeline, sources);
         self.children.sources_attached();

@@ -45,7 +45,7 @@ impl Actor {
         self.state.pipelines.get(&pipeline).map(|row| row.spec.project.id)
     }
 
-    /// Returns the engine's state of a job. `None` if `job` is not the newest record.
+    /// Returns the engine's state of a job. `None` if a retry has replaced `job`.
     fn engine_state(&self, project: ProjectId, job: JobRef) -> Option<JobState> {
         self.state.engines.get(&project)?.job(job).cloned()
     }

@@ -110,7 +110,7 @@ pub(crate) fn name_of(row: &ArtifactRow) -> ArtifactName {
     ArtifactName { job: row.job, kind: row.kind.clone(), filename: row.filename.clone() }
 }
 
-/// Locks that keep uploads and expiry of the same job apart.
+/// Locks with which uploads and deletions of the files of one job exclude each other.
 #[derive(Debug, Clone)]
 pub(crate) struct ArtifactLocks(Arc<[Arc<Mutex<()>>]>);
 
@@ -182,7 +182,7 @@ pub(crate) async fn receive(
     })
 }
 
-/// `None` means never.
+/// Returns the time after which an artifact expires. `None` if it never expires.
 pub(crate) fn expiry(expire_in: Option<&str>) -> Result<Option<Duration>, ServiceError> {
     let text = expire_in.filter(|text| !text.is_empty());
     let after = text.map(duration::parse_or_never).transpose();
@@ -234,7 +234,7 @@ fn with_cause(error: &UnpackError) -> String {
     }
 }
 
-/// The inner error is the reason why the report is invalid.
+/// Reads the variables of a dotenv report. The inner error is the reason why the report is invalid.
 fn dotenv_variables(mut file: File, format: &str) -> Result<Result<Vec<(String, String)>, ReportError>, ServiceError> {
     file.rewind().map_err(|error| BlobError::new("a dotenv report", error))?;
     let mut report = Vec::new();

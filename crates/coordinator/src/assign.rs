@@ -20,7 +20,7 @@ use crate::store::Member;
 use crate::timers::Timer;
 use crate::upstream::{Obstacle, UpstreamResolver};
 
-/// Delay after a failed read before the job is checked again, unless a command comes first.
+/// After a failed read, the time until the job is checked again, unless a command comes first.
 const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Actor {

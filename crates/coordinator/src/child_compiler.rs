@@ -53,7 +53,7 @@ impl ChildCompiler {
         self.waiting_for_sources.remove(&bridge)
     }
 
-    /// [`ChildCompiler::next`] returns the result, also for a failed plan.
+    /// Starts to compile a plan. [`ChildCompiler::next`] returns the result, or the error of a failed plan.
     pub(crate) fn start(&mut self, bridge: JobId, plan: Result<ChildPlan, ChildError>, limits: Limits) {
         let blobs = Arc::clone(&self.blobs);
         self.spawn(bridge, async move { plan?.compile(limits, &*blobs).await });

@@ -200,7 +200,7 @@ impl Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenUse {
-    /// Report of an assignee that still prepares the job and has not accepted it (docs/spec/runner-api.md, section 2.6).
+    /// Report of the manager that got the job, and that still prepares it (docs/spec/runner-api.md, section 2.6).
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,

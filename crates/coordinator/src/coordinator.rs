@@ -56,7 +56,7 @@ pub struct Coordinator {
     pub(crate) locks: ArtifactLocks,
     pub(crate) trace_viewers: TraceViewers,
     /// Whether the disk was full at the last write of a trace.
-    pub(crate) is_trace_full: AtomicBool,
+    pub(crate) was_disk_full: AtomicBool,
     stored_pipelines: StoredPipelines,
     store: Arc<dyn Store>,
     keys: Keys,
@@ -111,7 +111,7 @@ impl Coordinator {
             blobs,
             locks,
             trace_viewers,
-            is_trace_full: AtomicBool::new(false),
+            was_disk_full: AtomicBool::new(false),
             stored_pipelines,
             store,
             keys,
@@ -151,7 +151,7 @@ impl Coordinator {
         }
     }
 
-    /// Attaches the files of a pipeline from an earlier process, so that its child pipelines can be compiled.
+    /// Attaches its files to a pipeline that an earlier process created, so that its child pipelines can be compiled.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -318,7 +318,7 @@ impl Coordinator {
     }
 }
 
-/// The directory is accessible to this user only.
+/// Creates the state directory if necessary, accessible to this user only, and opens its keys and blobs.
 fn prepare_dir(dir: &Path) -> io::Result<((Keys, Signer), DirectoryBlobs)> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;

@@ -13,7 +13,7 @@ use regex::Regex;
 /// Length of the timestamp at the start of each line of a trace with timestamps, in bytes.
 const TIMESTAMP_LEN: usize = 32;
 const CHUNK: u64 = 64 * 1024;
-/// Length of a line in bytes. Of a longer line, only the end may be searched.
+/// Length in bytes up to which a whole line is searched. A longer line may be cut off at its start.
 const MAX_LINE: usize = 64 * 1024;
 
 /// Matches section markers, and escape sequences for colors and cursor movements.
@@ -60,7 +60,7 @@ pub fn find_in(expression: &str, trace: impl Read + Seek) -> io::Result<Option<f
             return Ok(Some(found));
         }
     }
-    // The start of these lines is missing from the trace.
+    // Search also the lines whose start is missing from the trace.
     let mut continuations = partial.0.into_values().rev();
     Ok(continuations.find_map(|text| number(&regex, &CONTROL.replace_all(&text, ""))))
 }
@@ -103,7 +103,7 @@ fn truncate_front(text: &mut String) {
     }
 }
 
-/// The lines of a file, last line first. If a line is longer than [`MAX_LINE`], only its end may be returned.
+/// The lines of a file, last line first. A line that is longer than [`MAX_LINE`] may be cut off at its start.
 struct LinesFromEnd<T> {
     file: T,
     /// Number of bytes at the start of the file that were not read yet.

@@ -20,8 +20,8 @@ use crate::store::{ArtifactRow, Store};
 
 const MAX_DELETIONS: usize = 64;
 
-/// Minimum delay of the timer after a query that found expired artifacts or failed. Such a query may find the same
-/// artifacts again.
+/// Minimum delay between a query that failed or found expired artifacts, and the next query, which may find the same
+/// artifacts.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) enum ExpiryStep {
@@ -55,7 +55,7 @@ impl ArtifactExpiry {
         is_earliest
     }
 
-    /// If files are being deleted, the query follows the deletion.
+    /// Starts a query for expired artifacts. If files are being deleted, the query starts after the deletion.
     pub(crate) fn query(&mut self, now: Timestamp) {
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
@@ -80,7 +80,7 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Returns when the next query is due, if a timer must be set for it.
+    /// Handles the result of a step. Returns when the next query is due, if a timer must be set for it.
     ///
     /// The rows of deleted artifacts are kept, to show that the artifacts existed (docs/spec/pipeline-yaml.md, case C187).
     pub(crate) fn advance(

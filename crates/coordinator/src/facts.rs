@@ -1,4 +1,4 @@
-//! Input of the coordinator's callers: the project, its repository, and the pipelines and runners to create.
+//! What callers give to the coordinator: the project, its repository, and the pipelines and runners to create.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Access to the files of a pipeline, for compiling its child configurations.
 pub type SharedSources = Arc<dyn Sources + Send + Sync>;
 
-/// Sources without files, for pipelines without includes and child pipelines.
+/// Sources without files, for pipelines that have neither includes nor child pipelines.
 #[derive(Debug, Clone, Copy)]
 pub struct NoFiles;
 

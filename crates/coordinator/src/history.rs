@@ -148,7 +148,7 @@ impl History {
     }
 }
 
-/// Also returns a message for each archive that no longer exists.
+/// Opens archives. Also returns a message for each archive that no longer exists.
 async fn open_archives(
     blobs: &dyn Blobs,
     archives: &[Archive],

@@ -74,7 +74,7 @@ pub(crate) fn random_signer() -> io::Result<Signer> {
     Signer::from_pkcs8(&Signer::new_key().map_err(io::Error::other)?).map_err(io::Error::other)
 }
 
-/// The creation is atomic.
+/// Reads a key file, or creates it atomically.
 fn read_or_create(path: &Path, new: impl FnOnce() -> io::Result<Vec<u8>>) -> io::Result<Vec<u8>> {
     match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -44,7 +44,8 @@ impl LongPolls {
         released.into()
     }
 
-    /// Also drops requests with a closed connection.
+    /// If more than `limit` requests are held, drops those with a closed connection, and then removes and returns the
+    /// newest beyond `limit`.
     pub(crate) fn shed_newest(&mut self, limit: usize) -> VecDeque<HeldRequest> {
         if self.held.len() <= limit {
             return VecDeque::new();

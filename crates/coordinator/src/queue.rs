@@ -18,7 +18,7 @@ pub(crate) struct Requirement {
 }
 
 impl Requirement {
-    /// For example "is paused". `None` if the runner matches.
+    /// Returns why a runner does not match, for example "is paused". `None` if it matches.
     pub(crate) fn mismatch_reason(&self, runner: &RunnerSpec) -> Option<String> {
         if runner.paused {
             return Some("is paused".to_owned());

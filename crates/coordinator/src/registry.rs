@@ -214,7 +214,7 @@ impl RunnerRegistry {
         Ok(())
     }
 
-    /// `None` if the token has expired.
+    /// Returns the runner of a token. `None` if the token is unknown or has expired.
     pub(crate) fn runner_of(&self, token: &str, now: Timestamp) -> Option<RunnerId> {
         let runner = *self.by_token.get(&keys::hash(token))?;
         let expired = self.runners.get(&runner)?.token_expires_at.is_some_and(|at| at <= now);
@@ -273,7 +273,7 @@ impl RunnerRegistry {
     }
 }
 
-/// `None` means never.
+/// Returns when a new token expires. `None` means never.
 fn token_expiry(options: &Options, now: Timestamp) -> Option<Timestamp> {
     options.runner_token_lifetime.map(|lifetime| now + lifetime)
 }

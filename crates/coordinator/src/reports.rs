@@ -174,7 +174,7 @@ impl Actor {
         }
     }
 
-    /// The token must be of a job of the same project that is on a runner.
+    /// Returns the archive of a job. The token must belong to another job of the same project, which is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (consumer, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
         self.authorize(consumer, token, TokenUse::Transfer)?;

@@ -49,7 +49,7 @@ impl Residency {
             return Ok(RestoredActions::new());
         }
         let mut contents = self.store.hierarchy(member).await?;
-        // All runners are in memory.
+        // Ignore the stored runners, because all runners are already in memory.
         contents.runners.clear();
         let root = contents.pipelines.first().map(|row| row.root);
         match (root, member) {
@@ -66,7 +66,7 @@ impl Residency {
         self.absent.contains(&pipeline)
     }
 
-    /// Checks the hierarchies that stayed open for the upload.
+    /// Updates the hierarchies that stayed open only until their uploads end.
     pub(crate) fn upload_ended(&mut self, state: &mut CoordinatorState) {
         for root in std::mem::take(&mut self.uploading) {
             self.update_open_mark(state, root);

@@ -109,7 +109,7 @@ impl RunnerService for Coordinator {
             if let BlobError::Full { .. } = error {
                 let _ = self.events.send(Event::StorageProblem(Some(error.to_string())));
                 // Set the flag after the event, so that the report of a recovery follows the event.
-                self.is_trace_full.store(true, Ordering::Relaxed);
+                self.was_disk_full.store(true, Ordering::Relaxed);
             }
         })?;
         match appended {
@@ -118,9 +118,9 @@ impl RunnerService for Coordinator {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
                     // Reserve before the flag is cleared, so that a canceled call loses no report.
-                    if self.is_trace_full.load(Ordering::Relaxed)
+                    if self.was_disk_full.load(Ordering::Relaxed)
                         && let Ok(permit) = self.commands.reserve().await
-                        && self.is_trace_full.swap(false, Ordering::Relaxed)
+                        && self.was_disk_full.swap(false, Ordering::Relaxed)
                     {
                         permit.send(Command::TraceRecovered);
                     }

@@ -18,7 +18,7 @@ const SLACK: usize = 512;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Delayed(JobId),
-    /// The number is the assignment.
+    /// The number is that of the assignment.
     AcceptTimeout(JobId, u32),
     /// A job on a runner may have run for too long, or its manager may have been silent for too long.
     Runner(JobId),

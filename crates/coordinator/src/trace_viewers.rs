@@ -24,7 +24,7 @@ impl TraceViewers {
         Self { clock, viewed_until: Mutex::default() }
     }
 
-    /// Also removes expired entries, which bounds the size of the map.
+    /// Records that the trace of `job` is viewed. Also removes expired entries, which bounds the size of the map.
     pub(crate) fn record(&self, job: JobId) {
         let now = self.clock.now();
         let mut viewed_until = self.viewed_until.lock();

@@ -76,8 +76,8 @@ impl Provider for Cloud {
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, Error> {
         let now = Instant::now();
-        let state = |runs: &Instant| if now >= *runs { InstanceState::Running } else { InstanceState::Creating };
-        Ok(self.state().instances.iter().map(|(id, runs)| (id.clone(), state(runs))).collect())
+        let state = |runs_at: &Instant| if now >= *runs_at { InstanceState::Running } else { InstanceState::Creating };
+        Ok(self.state().instances.iter().map(|(id, runs_at)| (id.clone(), state(runs_at))).collect())
     }
 
     async fn increase(&self, n: u32) -> Result<u32, PartialFailure<u32>> {
@@ -89,11 +89,11 @@ impl Provider for Cloud {
         let mut accepted = 0;
         while accepted < n && state.tokens >= 1.0 {
             (state.tokens, state.created, accepted) = (state.tokens - 1.0, state.created + 1, accepted + 1);
-            // The measurement reads the time from which the instance runs from the ID.
-            let runs = now + boot;
+            // The ID contains the time at which the instance begins to run, for the measurement.
+            let runs_at = now + boot;
             let wall = micros() + boot.as_micros();
             let id = InstanceId::new(format!("{}-{wall}", state.created));
-            state.instances.insert(id, runs);
+            state.instances.insert(id, runs_at);
         }
         Ok(accepted)
     }
@@ -157,19 +157,20 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
             let lease =
                 scaler.admit(TaskKey::new(job.to_string())).acquire(SlotRequest::default(), TIMEOUT).await.unwrap();
             let leased = micros();
-            let runs: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
+            let runs_at: u128 = lease.instance().as_str().rsplit_once('-').unwrap().1.parse().unwrap();
             // Keeping the lease ensures that no instance serves two jobs.
-            (lease, runs, leased)
+            (lease, runs_at, leased)
         });
     }
     let all = jobs.join_all().await;
     let boot = u128::from(boot_ms) * 1000;
-    let last = all.iter().map(|(_, runs, _)| runs - boot).max().unwrap();
+    let last = all.iter().map(|(_, runs_at, _)| runs_at - boot).max().unwrap();
     let seconds = |micros: u128| micros as f64 / 1e6;
     // Minimum time in which the rate limit permits all creations.
     let allowed = f64::from(instances.saturating_sub(rate)) / f64::from(rate);
     let took = seconds(last - begin);
-    let mut delays: Vec<f64> = all.iter().map(|(_, runs, leased)| seconds(leased.saturating_sub(*runs))).collect();
+    let mut delays: Vec<f64> =
+        all.iter().map(|(_, runs_at, leased)| seconds(leased.saturating_sub(*runs_at))).collect();
     delays.sort_by(f64::total_cmp);
     let percentile = |percent: usize| delays[(delays.len() * percent).div_ceil(100).saturating_sub(1)];
     let figures = serde_json::json!({

@@ -197,7 +197,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
 /// Moves a directory into the top directory for later removal.
 fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
     if unlock {
-        // This requires write permission in the directory.
+        // Moving a directory requires write permission in it, which `open_directory` adds.
         drop(open_directory(parent.as_fd(), name, unlock));
     }
     let random = RandomState::new().build_hasher().finish();

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Writes or replaces a file. Readers find either the old or the new content, even after a power failure. Blocks.
+/// Writes or replaces a file. Readers find either the old or the new content, even after a power failure. Blocks the
+/// thread.
 ///
 /// The new file has the permissions `mode`. A symbolic link is replaced.
 ///

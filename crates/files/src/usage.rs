@@ -45,7 +45,8 @@ pub struct Unmeasured {
 }
 
 impl DiskUsage {
-    /// Adds a directory with its content. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks.
+    /// Adds a directory with its content. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks the
+    /// thread.
     ///
     /// Symbolic links and other mounted file systems are excluded. Subvolumes of btrfs count. A missing directory has
     /// no content.

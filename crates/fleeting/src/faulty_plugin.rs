@@ -47,7 +47,7 @@ pub enum Behavior {
     HugeResponse,
     /// Returns an endless list for `Update`. Other calls respond normally.
     EndlessStream,
-    /// Returns an error after the listed instances of `Update`. Other calls return an error.
+    /// For `Update`, lists the instances and then returns an error. Other calls return an error.
     TruncatedStream,
     /// Exits.
     Exits,
@@ -92,12 +92,13 @@ pub enum Call {
 /// Behavior of each [`Call`], in the order of the calls.
 pub type Behaviors = [Behavior; 8];
 
-/// Start of the process, as shell commands that print a valid handshake. The shell variable `$socket` has the path of the socket.
+/// First part of the shell script that the process runs: prints a valid handshake.
+/// The shell variable `$socket` has the path of the socket.
 pub const WELL_BEHAVED: &str = "echo \"1|0|unix|$socket|grpc|\"";
-/// Rest of the process, as a shell command that only waits.
+/// Rest of the script: only waits.
 pub const IDLE_BODY: &str = "exec sleep 600";
 
-/// Possible starts of the process, as shell commands.
+/// Possible first parts of the script.
 const STARTS: [&str; 9] = [
     WELL_BEHAVED,
     "head -c 3000 /dev/urandom",
@@ -110,7 +111,7 @@ const STARTS: [&str; 9] = [
     "echo '1|0|unix|/nowhere/socket|grpc|'",
 ];
 
-/// Possible continuations of the process, as shell commands.
+/// Possible rests of the script.
 const BODIES: [&str; 4] = [
     IDLE_BODY,
     "while :; do echo garbage; done",
@@ -118,12 +119,12 @@ const BODIES: [&str; 4] = [
     "trap '' TERM INT; sleep 600 & exec sleep 600",
 ];
 
-/// A plugin: its process as shell commands, and the behaviors of its service.
+/// A plugin: the shell script that its process runs, and the behaviors of its service.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// Start of the process, as a shell command. [`WELL_BEHAVED`] prints a valid handshake.
+    /// First part of the shell script. [`WELL_BEHAVED`] prints a valid handshake.
     pub start: &'static str,
-    /// Rest of the process, as a shell command.
+    /// Rest of the shell script.
     pub body: &'static str,
     /// Behavior of each [`Call`], in the order of the calls.
     pub behaviors: Behaviors,

@@ -37,7 +37,8 @@ pub struct PolicyRule {
 
 /// Limits of the processes that run code of a job's author.
 ///
-/// The agent measures disk space. The kernel enforces the other limits, and a job does not start where it cannot.
+/// The agent measures disk space. The kernel enforces the other limits. A job does not start on a machine whose kernel
+/// cannot enforce them.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StepLimits {

@@ -8,7 +8,7 @@ pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client,
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for existing jobs. Unlike [`new`], sends requests without certificates while these are invalid.
+/// Returns a client for existing jobs. Unlike that of [`new`], it also works while the certificates are invalid.
 pub(crate) fn with_deferred_tls(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }

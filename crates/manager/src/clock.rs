@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
-/// A Tokio sleep does not notice that the wall clock was set or the machine was suspended.
+/// Maximum time of one sleep, because a sleep does not notice that the clock was set or the machine was suspended.
 const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// A wall clock.

@@ -79,7 +79,7 @@ pub struct Manager {
     cache_stores: Arc<CacheStores>,
     /// Limits on the number of running jobs: `concurrent`, and `limit` of each runner.
     limits: Arc<ConcurrencyLimits>,
-    /// Token that ends the jobs.
+    /// Ends the jobs when it is canceled.
     cancel: CancellationToken,
     run_state: RunState,
     /// Time from which `shutdown_timeout` counts.
@@ -242,7 +242,7 @@ impl Manager {
         }
     }
 
-    /// A runner with unchanged settings keeps its requests in flight.
+    /// Applies the settings. The requests in flight of runners with unchanged settings continue.
     fn configure(&mut self, settings: Settings) {
         self.settings = settings.carry_over(&self.settings);
         let admission = &self.admission;
@@ -274,8 +274,8 @@ impl Manager {
             ControlCommand::Reload(settings) => self.configure(*settings),
             ControlCommand::DumpState(to) => {
                 let (concurrent, jobs) = (self.settings.concurrent, self.admission.jobs());
-                // The receiver may have been dropped.
                 let (waiting, runners) = (self.limits.waiting(), self.admission.stats(Instant::now()));
+                // The receiver may have been dropped.
                 let _ = to.send(ManagerStats { concurrent, jobs, waiting, runners });
             }
             ControlCommand::Drain => self.stop_requests(RunState::Draining),
@@ -287,7 +287,7 @@ impl Manager {
         }
     }
 
-    /// The main loop still waits for requests that may have been answered.
+    /// Stops sending requests. The main loop still waits for requests that may have been answered.
     fn stop_requests(&mut self, run_state: RunState) {
         if self.run_state == RunState::Working {
             let (jobs, requests) = (self.jobs.len(), self.admission.requests());
@@ -326,7 +326,7 @@ impl Manager {
         decisions.wake
     }
 
-    /// `None` means never, or that jobs are in progress.
+    /// Returns when the manager ends for lack of jobs. `None` means never, or that jobs are in progress.
     fn idle_until(&self) -> Option<Instant> {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }

@@ -39,7 +39,7 @@ impl Observer {
         &self.telemetry
     }
 
-    /// The series of a removed runner are dropped after its last job.
+    /// Applies the settings. The metric series of a removed runner disappear after its last job.
     pub(crate) fn configure(&self, settings: &Settings) {
         self.telemetry.metrics.set_concurrent(settings.concurrent);
         let mut entries = HashMap::new();
@@ -51,14 +51,14 @@ impl Observer {
         *self.entries.lock() = entries;
     }
 
-    /// The request is open until the result is dropped.
+    /// Counts a request of the runner as open until the result is dropped.
     pub(crate) fn open_request(&self, runner: &RunnerSettings) -> OpenRequest {
         let entry = self.entry(runner);
         entry.poll_started();
         entry.token().count_open_request()
     }
 
-    /// `has_capacity` means that the manager could send another request.
+    /// Records the answer to a request. `has_capacity`: whether the manager could send another request.
     pub(crate) fn answered(
         &self,
         runner: &RunnerSettings,

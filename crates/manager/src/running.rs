@@ -52,7 +52,7 @@ impl ConcurrencyLimits {
         Arc::new(Self { state: Mutex::default(), changed: watch::Sender::default() })
     }
 
-    /// Jobs beyond the new limits continue to run.
+    /// Sets the limits. Running jobs that exceed them continue.
     pub(crate) fn configure(&self, concurrent: usize, limits: HashMap<RunnerKey, usize>) {
         let mut state = self.state.lock();
         (state.concurrent, state.limits) = (concurrent, limits);

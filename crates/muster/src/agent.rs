@@ -145,7 +145,7 @@ fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgen
 /// Copies between the socket and stdin and stdout until one of them is closed. Blocks the thread.
 pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
     let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
-    // Do not join the second thread: it may be blocked in a read.
+    // Do not join the threads: after the first has ended, the other may be blocked in a read.
     let (done, first_done) = std::sync::mpsc::channel();
     let also_done = done.clone();
     std::thread::spawn(move || {

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use muster_cache_store::{CacheStore, CollectOptions};
-use muster_chunks::{Collection, Store, directories};
+use muster_chunks::{Collection, Store, stores_below};
 use muster_config::SettingsContext;
 use muster_config::settings::{ChunkGcSettings, RunnerSettings};
 use muster_job::{error_chain, short_token};
@@ -85,7 +85,7 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
         }
     }
     for (root, options) in roots {
-        for store in directories(&root) {
+        for store in stores_below(&root) {
             is_complete &= collect_directory(&store, options, args.due);
         }
     }
@@ -102,7 +102,7 @@ fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) 
     Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
 }
 
-/// Collects the chunk stores in the object store of a runner. Returns false if a collection failed.
+/// Deletes unused data in the chunk stores of a runner's object store. Returns false if a collection failed.
 async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bool {
     let Some(store) = &runner.cache.store else { return true };
     let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
@@ -117,7 +117,7 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
         }
         Err(error) => {
             ui::error(&format!(
-                "failed to collect the caches of the runner {:?}: {}",
+                "failed to delete unused cache data of the runner {:?}: {}",
                 runner.name,
                 error_chain(&error)
             ));
@@ -126,7 +126,8 @@ async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bo
     }
 }
 
-/// Collects a store on this machine, unless its last collection is too recent. Returns false if the collection failed.
+/// Deletes unused data in a store on this machine, unless its last collection is too recent. Returns false if the
+/// collection failed.
 ///
 /// `only_own` skips the stores of other users.
 fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> bool {
@@ -148,7 +149,8 @@ fn collect_directory(store: &Store, options: CollectOptions, only_own: bool) -> 
             true
         }
         Err(error) => {
-            ui::error(&format!("failed to collect the caches in {}: {}", store.root().display(), error_chain(&error)));
+            let root = store.root().display();
+            ui::error(&format!("failed to delete unused cache data in {root}: {}", error_chain(&error)));
             false
         }
     }

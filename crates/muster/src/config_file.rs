@@ -58,7 +58,7 @@ impl ConfigArg {
     }
 }
 
-/// Creates a client with the certificates of a runner's table.
+/// Creates a client for the server at `url`, with the certificates that a runner's table in the configuration names.
 pub(crate) fn client(url: &str, table: &config::tree::Table) -> Result<Client, ClientError> {
     let url = Url::parse(url).map_err(|error| ClientError::Setup(format!("`{url}`: {error}")))?;
     let file = |key: &str| table.str(key).map(PathBuf::from);
@@ -80,7 +80,7 @@ pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Returns whether the runner was created on the server. Its token is verified, not registered.
+/// Returns whether the runner was created on the server. Then, the token is only verified, and no runner is registered.
 pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }

@@ -1,8 +1,8 @@
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// Arguments of a command with many flags, which are defined only when the command is called or its help is printed.
-/// Other commands start faster.
+/// Arguments of a command with many flags. So that other commands start faster, the flags are defined only when the
+/// command is called or its help is printed.
 #[derive(Debug)]
 pub(crate) struct Deferred<T>(pub(crate) Box<T>);
 

@@ -145,7 +145,7 @@ pub(crate) fn go_int(text: &str) -> Result<i64, FlagError> {
 
 /// Returns the choice that matches the text, ignoring case. Returns `None` for the empty text, as from an empty
 /// environment variable.
-pub(crate) fn optional<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Option<T>, FlagError> {
+pub(crate) fn optional_choice<T: Copy>(text: &str, choices: &[(&str, T)]) -> Result<Option<T>, FlagError> {
     if text.is_empty() {
         return Ok(None);
     }

@@ -6,7 +6,7 @@ use super::Cli;
 
 fn append_help(command: &mut Command, path: &str, text: &mut String) {
     if ["register", "run-single"].contains(&command.get_name()) {
-        // These flags get their help from the schema of the configuration, which has a reference page.
+        // Hides the flags for keys of the configuration. Their help comes from its schema, which has a reference page.
         let is_key = |arg: &clap::Arg| crate::runner::is_entry_flag(arg.get_id().as_str());
         *command = std::mem::take(command).mut_args(|arg| if is_key(&arg) { arg.hide(true) } else { arg });
     }
@@ -24,7 +24,7 @@ fn help_of_every_command_matches_its_snapshot() {
     let mut root = Cli::command().term_width(100);
     root.build();
     let overview = root.render_long_help().to_string();
-    // The help shows the current values of environment variables.
+    // Removes the current values of environment variables, which the help shows.
     let mut settings = insta::Settings::clone_current();
     settings.add_filter(r"\[env: (\w+)=[^\]]*\]", "[env: $1]");
     settings.set_omit_expression(true);

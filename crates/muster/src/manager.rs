@@ -182,8 +182,8 @@ async fn build(args: ManagerArgs, telemetry: Arc<Telemetry>) -> Result<Manager, 
         pull_policy: vec!["if-not-present".to_owned()],
         allowed_pull_policies: PULL_POLICIES.map(str::to_owned).to_vec(),
         wait_for_services_s: SERVICE_TIMEOUT_S,
-        // Each run has a new runner, so later runs could not find its volumes. The job's end removes all volumes except
-        // the one for caches.
+        // Each `muster ci run` creates a new runner, whose volumes later runs could not find. So all volumes except the
+        // one for caches are removed at the end of the job.
         disable_cache: true,
         volumes: vec![cache_volume],
         ..DockerSettings::default()

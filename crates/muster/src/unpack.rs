@@ -37,7 +37,8 @@ impl UnpackArgs {
         }
     }
 
-    /// Returns the limits of a job. Errors name `ci.toml`, because only `muster ci` gives these flags to a manager.
+    /// Returns the limits of a job. Errors about an exceeded limit name `ci.toml`, because only `muster ci` starts a
+    /// manager with these flags.
     pub(crate) fn job_settings(&self) -> UnpackSettings {
         let value = |value: Option<NonZeroU64>| value.map_or(0, NonZeroU64::get);
         UnpackSettings {

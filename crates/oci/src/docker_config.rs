@@ -94,7 +94,7 @@ impl DockerConfig {
 
     /// Replaces the file atomically, without access for other users.
     fn write(&self, config: &Map<String, Value>) -> std::io::Result<()> {
-        // Replaces the target of a symbolic link.
+        // If the file is a symbolic link, its target is replaced.
         let path = std::fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         let directory = path.parent().unwrap_or(Path::new("."));
         std::fs::create_dir_all(directory)?;
@@ -125,8 +125,8 @@ pub fn credentials_in(text: &str, repository: &Repository) -> Result<Option<Cred
     entry_credentials(config, &[&repository.to_string(), &key(&repository.registry)])
 }
 
-/// Returns the credentials of the first key with an entry. The last key is a registry, of which other spellings, such
-/// as a URL, are also used.
+/// Returns the credentials of the first key with an entry. The last key is a registry. If no key has an entry, an entry
+/// with another spelling of the registry, such as a URL, is used.
 fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Option<Credentials>, String> {
     let Some(auths) = config.get("auths").and_then(Value::as_object) else { return Ok(None) };
     let exact = keys.iter().find_map(|key| Some((*key, auths.get(*key)?)));

@@ -27,7 +27,8 @@ impl SentBytes {
         Self { size, ..Self::default() }
     }
 
-    /// Adds bytes that are passed to the connection, which requests them after it has accepted the previous ones.
+    /// Counts bytes that are passed to the connection. It asks for more bytes only after it has accepted the previous
+    /// ones.
     pub(crate) fn add(&self, bytes: usize) {
         self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -85,7 +85,7 @@ pub fn write_layout(to: impl Write, built: &BuiltIndex, version: &str) -> io::Re
         }],
     });
     let documents = built.manifests.iter().chain([&built.index]).map(|document| Blob::from(document.bytes.clone()));
-    // Images can share layers.
+    // The map has each blob once, because images can share layers.
     let blobs: BTreeMap<String, Blob> = built
         .blobs
         .iter()

@@ -87,7 +87,7 @@ impl LockFile {
         Ok(file)
     }
 
-    /// Replaces the file atomically and durably. `mode` is its mode.
+    /// Replaces the file atomically and durably. `mode` has the permissions of the new file.
     ///
     /// # Errors
     /// [`LockFileError::File`].

@@ -69,8 +69,8 @@ pub struct Unpacked {
 /// Decision about an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// Write the file at this path below the directory, with `/` between segments. For a directory, this rejects the
-    /// archive.
+    /// Write the file at this path below the directory, with `/` between segments. If the entry is a directory, the
+    /// archive is rejected.
     File(String),
     /// Skip the entry.
     Skipped,

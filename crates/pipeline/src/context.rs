@@ -1,4 +1,4 @@
-//! Input of a compilation besides the configuration: the event, its variables, and the port to files.
+//! Input of a compilation besides the configuration: the event, its variables, and the trait that reads files.
 
 use std::collections::BTreeSet;
 
@@ -73,7 +73,7 @@ pub struct ScopedVariable {
     pub environment_scope: String,
 }
 
-/// All input of a compilation except the configuration and the port to files.
+/// All input of a compilation except the configuration and the files that [`Sources`] reads.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
     /// Event that started the pipeline.
@@ -111,9 +111,9 @@ pub struct Context {
     /// All tracked paths of the commit, with `/` as the separator.
     pub tracked_paths: std::sync::Arc<BTreeSet<String>>,
     /// Whether to skip includes that this machine cannot reach, with a warning for each. Jobs that are incomplete as a
-    /// result remain in the pipeline. For showing a pipeline, not for running it.
+    /// result remain in the pipeline. Such a pipeline can be shown but not run.
     pub stubs_includes: bool,
-    /// Whether to read every include regardless of its rules. For downloading all files that may be needed.
+    /// Whether to read every include regardless of its rules, to download all files that may be needed.
     pub ignores_include_rules: bool,
     /// Whether to record the values that rules compared, for `muster ci explain`.
     pub explains: bool,
@@ -245,7 +245,7 @@ pub enum SourceError {
     Unreadable(String),
 }
 
-/// Port to files. This crate accesses nothing else outside of its input.
+/// Reads files. This crate accesses nothing else outside of its input.
 pub trait Sources {
     /// Announces files that will be read, so that they can be downloaded concurrently.
     fn prefetch(&self, _targets: &[IncludeTarget]) {}

@@ -62,7 +62,7 @@ impl Diagnostic {
         self
     }
 
-    /// The problem concerns the bytes `range` of `text`, the value of the scalar at the span.
+    /// Restricts the problem to the bytes `range` of `text`, the value of the scalar at the span.
     pub(crate) fn inside(mut self, text: &Arc<str>, range: Range<usize>) -> Self {
         self.sub_span = Some(Box::new(SubSpan { text: text.clone(), offset: range.start, length: range.len() }));
         self

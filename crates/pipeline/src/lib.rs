@@ -6,7 +6,7 @@
 //!                              extends, !reference) default)       workflow, rules)
 //! ```
 //! The order is GitLab's (docs/spec/pipeline-yaml.md, section 2.1). All other input is in a [`context::Context`], or
-//! comes through the [`context::Sources`] port. The crate uses neither the clock nor random numbers.
+//! comes from files that a [`context::Sources`] reads. The crate uses neither the clock nor random numbers.
 //!
 //! No input makes this crate panic or run without bound. As many errors of a configuration as possible are reported at once.
 

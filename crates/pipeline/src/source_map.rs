@@ -68,7 +68,7 @@ pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usi
     }
 }
 
-/// Files are far smaller than 4 GiB.
+/// Converts a count of bytes, lines or columns. No count reaches `u32::MAX`, because files are far smaller than 4 GiB.
 pub(crate) fn saturated(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -39,7 +39,7 @@ struct Line {
     keys: Vec<String>,
 }
 
-/// The last line of each machine counts.
+/// File with the keys of first connections. The last line of each machine counts.
 #[derive(Debug)]
 struct HostKeyFile {
     path: PathBuf,
@@ -76,8 +76,9 @@ impl KnownHosts {
         Ok(Self(Arc::new(Mutex::new(hosts))))
     }
 
-    /// Returns the known fingerprints if none of them matches. Without a known fingerprint, stores this one.
-    pub(super) fn mismatched_keys(&self, machine: &str, fingerprint: &str) -> Option<String> {
+    /// Checks a fingerprint. Returns the known fingerprints if none of them matches. If the machine has no known
+    /// fingerprint, accepts and stores this one.
+    pub(super) fn check_or_learn(&self, machine: &str, fingerprint: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = hosts.keys.get(machine) {
             let known = &known.fingerprints;
@@ -148,7 +149,7 @@ impl Hosts {
         }
     }
 
-    /// After a failure, the next change rewrites the file.
+    /// Writes a line to the file, if there is one. After a failure, the next change rewrites the file.
     fn store(&mut self, line: Line) {
         if self.file.is_none() {
             return;
@@ -203,19 +204,19 @@ mod tests {
         let path = directory.path().join("one.hosts");
         let [one, two, three] = ["i-1", "i-2", "i-3"];
         let hosts = KnownHosts::load(&path).unwrap();
-        assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);
-        assert_eq!(hosts.mismatched_keys(two, "SHA256:b"), None);
+        assert_eq!(hosts.check_or_learn(one, "SHA256:a"), None);
+        assert_eq!(hosts.check_or_learn(two, "SHA256:b"), None);
         hosts.forget(two);
         hosts.pin(three, &["SHA256:c".to_owned()]);
         drop(hosts);
         File::options().append(true).open(&path).unwrap().write_all(b"{\"machine\":").unwrap();
         let hosts = KnownHosts::load(&path).unwrap();
-        assert_eq!(hosts.mismatched_keys(one, "SHA256:other"), Some("SHA256:a".to_owned()));
-        assert_eq!(hosts.mismatched_keys(two, "SHA256:other"), None, "a removed key must stay removed");
-        assert_eq!(hosts.mismatched_keys(three, "SHA256:other"), None, "pinned keys must not be stored");
+        assert_eq!(hosts.check_or_learn(one, "SHA256:other"), Some("SHA256:a".to_owned()));
+        assert_eq!(hosts.check_or_learn(two, "SHA256:other"), None, "a removed key must stay removed");
+        assert_eq!(hosts.check_or_learn(three, "SHA256:other"), None, "pinned keys must not be stored");
         hosts.retain(|id| id == two);
-        assert_eq!(hosts.mismatched_keys(one, "SHA256:new"), None);
-        assert_eq!(hosts.mismatched_keys(two, "SHA256:new"), Some("SHA256:other".to_owned()));
+        assert_eq!(hosts.check_or_learn(one, "SHA256:new"), None);
+        assert_eq!(hosts.check_or_learn(two, "SHA256:new"), Some("SHA256:other".to_owned()));
     }
 
     #[test]
@@ -223,12 +224,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("one.hosts");
         let hosts = KnownHosts::load(&path).unwrap();
-        assert_eq!(hosts.mismatched_keys("i-1", "SHA256:a"), None);
+        assert_eq!(hosts.check_or_learn("i-1", "SHA256:a"), None);
         hosts.pin("i-1", &["SHA256:b".to_owned()]);
         hosts.forget("i-1");
         drop(hosts);
         let hosts = KnownHosts::load(&path).unwrap();
-        assert_eq!(hosts.mismatched_keys("i-1", "SHA256:new"), None, "another machine may have this name now");
+        assert_eq!(hosts.check_or_learn("i-1", "SHA256:new"), None, "another machine may have this name now");
     }
 
     #[test]
@@ -238,7 +239,7 @@ mod tests {
         let hosts = KnownHosts::load(&path).unwrap();
         let one = "i-1";
         for _ in 0..MAX_SURPLUS_LINES * 2 {
-            assert_eq!(hosts.mismatched_keys(one, "SHA256:a"), None);
+            assert_eq!(hosts.check_or_learn(one, "SHA256:a"), None);
             hosts.forget(one);
         }
         let lines = std::fs::read_to_string(&path).unwrap().lines().count();

@@ -100,7 +100,7 @@ mod tests {
         Target { timeout: Duration::from_secs(timeout_s), ..Target::default() }
     }
 
-    /// As if sshd looked up names.
+    /// Takes long, as a login does if sshd looks up names.
     async fn slow_login(seconds: u64) -> Result<(), AttemptError> {
         tokio::time::sleep(Duration::from_secs(seconds)).await;
         Ok(())

@@ -30,7 +30,7 @@ struct OpenChannel {
 impl Drop for OpenChannel {
     fn drop(&mut self) {
         let channel = Arc::clone(&self.channel);
-        // Without a runtime, the connection is closed as well.
+        // Without a runtime, the whole connection is closed anyway.
         if !self.is_closed.load(Ordering::Relaxed)
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
@@ -56,7 +56,7 @@ impl client::Handler for HostKeyVerifier {
                 russh::keys::PublicKey::from(certificate.public_key().clone()).fingerprint(HashAlg::Sha256).to_string()
             }
         };
-        match self.hosts.mismatched_keys(&self.machine, &found) {
+        match self.hosts.check_or_learn(&self.machine, &found) {
             None => Ok(true),
             Some(known) => {
                 *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some((found, known));
@@ -318,7 +318,7 @@ impl Session for SshSession {
     }
 }
 
-/// A command may end without reading its input.
+/// Copies the input of a command. Ignores errors, because a command may end without reading its input.
 async fn copy(from: &mut (dyn AsyncRead + Send + Unpin), to: impl AsyncWrite) {
     tokio::pin!(to);
     let mut buffer = vec![0; 32 * 1024];

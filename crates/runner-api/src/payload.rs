@@ -33,7 +33,7 @@ pub struct JobPayload {
     /// Repository and commit to check out.
     #[serde(default, deserialize_with = "null_default")]
     pub git_info: GitInfo,
-    /// Limits of the server.
+    /// Limits that the server sets for the job.
     #[serde(default, deserialize_with = "null_default")]
     pub runner_info: RunnerInfo,
     /// Variables of the job. The last variable of a name applies.

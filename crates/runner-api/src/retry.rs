@@ -1,7 +1,7 @@
 //! Retry policy for calls of the runner API.
 //!
-//! Waits double up to a maximum. A random part of up to a half shortens each wait, so that callers do not retry
-//! together. `Retry-After` is a minimum.
+//! The waits between attempts double up to a maximum. Each wait is shortened by a random part of up to a half, so that
+//! callers do not retry together. `Retry-After` is a minimum.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ impl Policy {
         Self { first: Duration::from_millis(200), cap: Duration::from_secs(60), attempts: None };
 }
 
-/// Waits for a sequence of failures.
+/// Computes the waits after a sequence of failures.
 #[derive(Debug)]
 pub struct Backoff {
     policy: Policy,

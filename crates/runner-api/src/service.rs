@@ -1,4 +1,4 @@
-//! Port behind the server routes, for coordinators.
+//! Interface that the server routes call, and that coordinators implement.
 
 use std::time::Duration;
 

@@ -85,7 +85,7 @@ impl VaultOptions {
         Ok(options)
     }
 
-    /// Reads the files again for each client, because they may change.
+    /// Creates a client. The files are read again for each client, because they may change.
     pub(crate) async fn client(&self) -> Result<reqwest::Client, VaultError> {
         let builder = reqwest::Client::builder().http1_only().timeout(self.timeout);
         // [`crate::transport`] follows redirects, because it knows where a token may be sent.

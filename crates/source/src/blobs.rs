@@ -3,7 +3,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::git::Git;
 
-/// Maximum number of bytes that are read from a file. More than GitLab accepts, so that a caller detects larger files.
+/// Maximum number of bytes that are read from a file. GitLab accepts fewer, so a caller notices an oversized file.
 pub const MAX_FILE_BYTES: u64 = 11 << 20;
 
 /// A running `git cat-file --batch`.

@@ -14,7 +14,7 @@ pub struct Commit {
     pub committed_at: String,
     /// Complete commit message.
     pub message: String,
-    /// In git's order, annotated or not.
+    /// Its tags in git's order, annotated or not.
     pub tags: Vec<String>,
 }
 

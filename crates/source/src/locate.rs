@@ -32,7 +32,8 @@ pub(super) struct FoundRepository {
     pub(super) branch: Option<String>,
 }
 
-/// `git rev-parse` stops at the first argument that fails, so the number of lines shows what is missing.
+/// Finds the repository of `directory`. `git rev-parse` stops at the first argument that fails, so the number of lines
+/// shows what is missing.
 pub(super) fn locate(directory: &Path) -> Result<FoundRepository, SnapshotError> {
     let git = Git::discover(directory);
     let output = git.output(&LOCATE)?;

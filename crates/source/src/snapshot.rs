@@ -1,8 +1,8 @@
 //! The commit that jobs check out: `HEAD` if the working tree is clean, or else a commit on top of it with the current
 //! files.
 //!
-//! Nothing is written to the user's repository, so the user may run `git commit` at the same time. The index is a
-//! private copy, so that only changed files are hashed.
+//! Nothing is written to the user's repository, so the user may run `git commit` at the same time. git works on a
+//! private copy of the index, which tells it which files have changed and must be hashed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -179,7 +179,7 @@ impl Snapshot {
         self.first_commit(&candidates)
     }
 
-    /// Returns the first commit that one of the `names` has.
+    /// Returns the commit of the first of the `names` that has one.
     fn first_commit(&self, names: &[String]) -> Option<String> {
         // One process looks up all names. `cat-file` ends at a name such as `@{upstream}` if the branch has no
         // upstream.

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::SnapshotError;
 use crate::locate::FoundRepository;
 
-/// Idempotent.
+/// Creates or updates the files of the store. Idempotent.
 pub(super) fn prepare_store(store: &Path, located: &FoundRepository) -> Result<(), SnapshotError> {
     let write = || -> io::Result<()> {
         fs::create_dir_all(store.join("objects/info"))?;

@@ -95,7 +95,7 @@ pub struct Replacement {
 /// Built-in step that creates an environment with a second agent. The steps inside it run at that agent.
 #[async_trait]
 pub trait DelegateTarget<J>: Send + Sync {
-    /// Creates the environment. Runs `beside` once, when everything that those steps need exists.
+    /// Creates the environment. Runs the steps of `beside` once, as soon as everything that they need exists.
     ///
     /// # Errors
     /// [`Failure`], after everything that was created has been removed.

@@ -1,5 +1,5 @@
-//! Port to the steps that come with the agent and that lists of steps may call: `dist://...` and
-//! `builtin://function/...`.
+//! Port to the steps that come with the agent and that lists of steps may call: `dist://...` and some of
+//! `builtin://...`.
 
 use std::path::Path;
 

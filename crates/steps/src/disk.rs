@@ -24,7 +24,7 @@ pub(crate) struct DiskLimit {
     /// Maximum space in bytes of all directories together.
     pub(crate) bytes: u64,
     pub(crate) directories: Vec<PathBuf>,
-    /// Whether the directories may exceed the limit when the step starts. They must not grow then.
+    /// Whether the directories may exceed the limit when the step starts. If they do, they must not grow.
     pub(crate) may_start_above: bool,
 }
 
@@ -93,7 +93,8 @@ impl DiskLimit {
 
     /// Measures the directories after the work.
     ///
-    /// Only here, an unreadable directory is an error, because a job may make directories unreadable for a while.
+    /// An unreadable directory is an error only after the work, because a job may make directories unreadable for a
+    /// while.
     async fn check_at_end(&self, allowed: u64, log: &Arc<dyn Log>) -> Option<DiskError> {
         let usage = self.measure(allowed).await;
         if usage.bytes > allowed {

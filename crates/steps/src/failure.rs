@@ -35,7 +35,7 @@ pub enum Failure {
     /// GitLab's text for containers differs, and tools search logs for it (docs/spec/job-execution.md, section 1.9).
     #[error("exit code {0}")]
     ContainerExit(i32),
-    /// A command of the job was terminated by this signal, but not by Muster.
+    /// A command of the job was terminated by this signal, which Muster did not send.
     #[error("signal: {}", signal_name(*.0))]
     Signal(i32),
     /// The step was stopped.

@@ -31,7 +31,7 @@ impl StopToken {
 
     /// Stops the token and its children. The first cause remains, but the cause of a parent takes precedence.
     pub fn stop(&self, cause: TerminationCause) {
-        // A task that sees the stopped token must find the cause.
+        // Set first, because a task that sees the stopped token must find the cause.
         let _ = self.cause.set(cause);
         self.token.cancel();
     }

@@ -112,9 +112,9 @@ enum YamlProblem {
     MergeNotMapping,
 }
 
-/// With expanded aliases.
+/// Maximum number of values, with expanded aliases.
 const MAX_NODES: usize = 100_000;
-/// With expanded aliases.
+/// Maximum depth of a value, with expanded aliases.
 const MAX_DEPTH: usize = 64;
 
 /// Reads at most `max_documents` documents. Later documents are not parsed.

@@ -132,9 +132,10 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     }
     let instance_bytes = counting::allocated() - before;
     let before = counting::allocated();
-    let waits: Vec<Duration> = (0..WAITING).map(|job| timed(|| fleet.acquire(running + job, request(job))).0).collect();
+    let enqueue_times: Vec<Duration> =
+        (0..WAITING).map(|job| timed(|| fleet.acquire(running + job, request(job))).0).collect();
     let queue_bytes = counting::allocated() - before;
-    print_times("job is queued", waits);
+    print_times("job is queued", enqueue_times);
     let ends: Vec<Duration> =
         (0..10_000.min(running)).map(|job| timed(|| fleet.handle(Event::Release { key: key(job) })).0).collect();
     print_times("job ends, next job is assigned", ends);

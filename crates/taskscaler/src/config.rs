@@ -48,7 +48,7 @@ pub struct Config {
     pub ready_timeout: Duration,
     /// Interval between health checks of a ready instance. `None` disables them.
     pub heartbeat_interval: Option<Duration>,
-    /// Whether an instance with only reservations is deleted after its idle time.
+    /// Whether an instance that only reservations need is deleted after its idle time.
     ///
     /// A preemptive policy with idle slots ignores this.
     pub reservation_throttling: bool,
@@ -60,8 +60,8 @@ pub struct Config {
     pub unmanaged: UnmanagedPolicy,
     /// Whether instances without jobs are deleted on shutdown (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
-    /// Whether each job runs in a virtual machine on the instance. A job that was lost in a restart then does not spoil
-    /// the instance.
+    /// Whether each job runs in a virtual machine on the instance. If so, an instance can be used again after a restart
+    /// of the manager lost its job.
     pub jobs_are_isolated: bool,
     /// Time after which a suspended environment that no job resumed is deleted.
     pub suspended_ttl: Duration,
@@ -74,7 +74,8 @@ pub struct Config {
 pub struct GroupConfig {
     /// Name, unique in the scaler.
     pub name: String,
-    /// Whether the name comes from the configuration. A runner's only group is named after the runner.
+    /// Whether the name comes from the configuration. Otherwise, the group is its runner's only group and has the
+    /// runner's name.
     pub is_named: bool,
     /// Maximum number of instances in any state. 0 uses the plugin's limit.
     pub max_instances: u32,

@@ -124,9 +124,9 @@ impl Cron {
     /// Returns true if the expression matches every minute.
     #[must_use]
     pub fn always_matches(&self) -> bool {
-        let weekday = |index: usize| if index == 4 { SUNDAY_AS_7 } else { 0 };
+        let bit_replaced_by_parsing = |index: usize| if index == 4 { SUNDAY_AS_7 } else { 0 };
         (self.fields.iter().zip(&FIELDS).enumerate())
-            .all(|(index, (set, field))| *set | weekday(index) == range(field.min, field.max))
+            .all(|(index, (set, field))| *set | bit_replaced_by_parsing(index) == range(field.min, field.max))
     }
 }
 

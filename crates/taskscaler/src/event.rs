@@ -119,7 +119,7 @@ pub enum Event {
         /// Whether the coordinator returned a job within [`crate::time::HELD_AFTER`].
         is_immediate_job: bool,
     },
-    /// A queued request is canceled, except for its reservation ([`Event::Unreserve`]).
+    /// A queued request is canceled. Its reservation remains until [`Event::Unreserve`].
     Cancel {
         /// Key of the request.
         key: TaskKey,

@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// In seconds.
+/// Length of a bucket, the interval in which the demand is recorded, in seconds.
 pub(crate) const BUCKET_S: i64 = 300;
 const BUCKETS_PER_DAY: i64 = 24 * 3600 / BUCKET_S;
 const TREND_BUCKETS: i64 = 2;
@@ -112,16 +112,16 @@ impl Forecast {
         self.history.get(&bucket).copied()
     }
 
-    /// Records the demand, in slots, at `unix` seconds since 1970. Must be called at least once a minute.
+    /// Records the demand (slots in use and queued) at `unix` seconds since 1970.
     ///
-    /// Returns the buckets whose record changed.
-    pub fn record(&mut self, unix: i64, in_use: u64) -> Vec<i64> {
+    /// Must be called at least once a minute. Returns the buckets whose record changed.
+    pub fn record(&mut self, unix: i64, demand: u64) -> Vec<i64> {
         let mut changed = Vec::new();
         let bucket = unix.div_euclid(BUCKET_S);
-        let in_use = u32::try_from(in_use).unwrap_or(u32::MAX);
+        let demand = u32::try_from(demand).unwrap_or(u32::MAX);
         let recorded = self.history.entry(bucket).or_default();
-        if in_use > *recorded || *recorded == 0 {
-            *recorded = in_use;
+        if demand > *recorded || *recorded == 0 {
+            *recorded = demand;
             changed.push(bucket);
         }
         let retention = i64::from(self.config.days) * BUCKETS_PER_DAY + BUCKETS_PER_DAY;
@@ -175,22 +175,22 @@ impl Forecast {
         (self.today, self.idle_slot_seconds, self.last) = (day, to_float(slot_seconds), None);
     }
 
-    /// Returns the number of idle slots that should exist in addition to the `in_use` slots.
+    /// Returns the number of idle slots that should exist in addition to the slots of `demand`, in use or queued.
     ///
     /// `boot` is the time until a new instance is ready.
     #[must_use]
-    pub fn idle_target(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.idle_slots(unix, in_use, boot, self.config.safety_factor)
+    pub fn idle_target(&self, unix: i64, demand: u64, boot: Duration) -> u64 {
+        self.idle_slots(unix, demand, boot, self.config.safety_factor)
     }
 
     /// Returns the number of existing idle slots to retain, at least [`Self::idle_target`].
     #[must_use]
-    pub fn retained_idle(&self, unix: i64, in_use: u64, boot: Duration) -> u64 {
-        self.idle_slots(unix, in_use, boot, self.config.retention_factor.max(self.config.safety_factor))
+    pub fn retained_idle(&self, unix: i64, demand: u64, boot: Duration) -> u64 {
+        self.idle_slots(unix, demand, boot, self.config.retention_factor.max(self.config.safety_factor))
     }
 
     /// `factor` is that of the safety stock.
-    fn idle_slots(&self, unix: i64, in_use: u64, boot: Duration, factor: f64) -> u64 {
+    fn idle_slots(&self, unix: i64, demand: u64, boot: Duration, factor: f64) -> u64 {
         let hours = self.idle_slot_seconds / 3600.0;
         if self.config.max_idle_slot_hours_per_day.is_some_and(|max| hours >= max) {
             return 0;
@@ -199,12 +199,12 @@ impl Forecast {
         let bucket = unix.div_euclid(BUCKET_S);
         let until = unix.saturating_add(horizon).div_euclid(BUCKET_S).min(bucket + BUCKETS_PER_DAY);
         let projection = self.projection(bucket, until);
-        let in_use = to_float(in_use);
-        let rise = projection.rise.max(self.trend(bucket, in_use, horizon));
+        let demand = to_float(demand);
+        let rise = projection.rise.max(self.trend(bucket, demand, horizon));
         // Without history, the usual demand is unknown.
         let (ahead, returning) = match projection.ahead {
-            ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (projection.usual - in_use)),
-            _ => (in_use, 0.0),
+            ahead if ahead > 0.0 => (ahead, RETURNING_FRACTION * (projection.usual - demand)),
+            _ => (demand, 0.0),
         };
         to_count(rise + factor * ahead.sqrt() + returning)
     }
@@ -233,7 +233,7 @@ impl Forecast {
         Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
-    /// Smoothed unless the neighbors differ by more than noise.
+    /// Smoothed, unless the bucket differs from its neighbors by more than noise.
     fn usual_demand(&self, bucket: i64) -> f64 {
         let (exact, smooth) = (self.past_demand(bucket, 0), self.past_demand(bucket, SMOOTHING_RADIUS));
         if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
@@ -255,16 +255,16 @@ impl Forecast {
     }
 
     /// 0 if the trend is only noise.
-    fn trend(&self, bucket: i64, in_use: f64, horizon_s: i64) -> f64 {
+    fn trend(&self, bucket: i64, demand: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - TREND_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };
-        let rise = in_use - before;
+        let rise = demand - before;
         if rise <= noise(before) {
             return 0.0;
         }
         let per_second = rise / to_float((TREND_BUCKETS * BUCKET_S).unsigned_abs());
         // Demand at most doubles, because a burst is not a trend.
-        (per_second * to_float(horizon_s.unsigned_abs())).min(in_use)
+        (per_second * to_float(horizon_s.unsigned_abs())).min(demand)
     }
 }
 

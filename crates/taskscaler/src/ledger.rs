@@ -37,7 +37,7 @@ pub enum RowKey {
         /// ID of the instance.
         id: String,
     },
-    /// An instance that this manager did not create, so that it is not matched to a later scale-up request.
+    /// An instance that this manager did not create. The row prevents a match with a later scale-up request.
     Unmanaged {
         /// Name of the group.
         group: String,

@@ -118,7 +118,7 @@ pub struct UsageSamples {
 }
 
 impl UsageSamples {
-    /// `None` means too few runs.
+    /// A field is `None` after too few runs.
     fn need(&self, density: &Density) -> ResourceRequest {
         let expected = |runs: &VecDeque<u32>| {
             let has_enough = runs.len() >= density.min_runs.max(1);

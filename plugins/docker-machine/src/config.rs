@@ -42,7 +42,7 @@ pub(crate) struct Config {
     pub(crate) storage_path: PathBuf,
     /// Timeout for creating a machine, in seconds.
     pub(crate) create_timeout_s: u64,
-    /// Timeout for every other command, in seconds. Some commands have a shorter one.
+    /// Timeout for every other command, in seconds. Some commands have a shorter timeout.
     pub(crate) command_timeout_s: u64,
     /// Interval between attempts to remove a machine, in seconds.
     pub(crate) removal_interval_s: u64,

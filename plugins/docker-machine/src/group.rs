@@ -11,7 +11,7 @@ const MAX_FAILED_POLLS: u32 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct Machines {
     known: BTreeMap<String, MachineState>,
-    /// Names that were removed. A list that is still in progress may contain them.
+    /// Names of removed machines. A list that is still in progress may contain them.
     removed: BTreeSet<String>,
 }
 
@@ -20,7 +20,7 @@ enum MachineState {
     /// Canceling the token prevents a creation that has not started.
     Creating(CancellationToken),
     Ready {
-        /// Consecutive lists with an error or no state of the machine.
+        /// Number of consecutive lists with an error or no state of the machine.
         failed_polls: u32,
         /// Whether docker-machine has listed the machine since its creation.
         listed: bool,

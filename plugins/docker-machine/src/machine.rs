@@ -16,7 +16,7 @@ const SHORT_CALL_TIMEOUT: Duration = Duration::from_secs(50);
 const LONG_CALL_TIMEOUT: Duration = Duration::from_secs(100);
 const DEFAULT_USER: &str = "root";
 const DEFAULT_PORT: u16 = 22;
-/// In seconds, as in docker-machine.
+/// Default of `docker-machine ls --timeout`, in seconds.
 const LIST_TIMEOUT_S: &str = "10";
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl DockerMachine {
         self.list_within(LONG_CALL_TIMEOUT).await
     }
 
-    /// The host's timeout for `Init` applies.
+    /// Like [`Self::list`], but within the host's timeout for `Init`.
     pub(crate) async fn first_list(&self) -> Result<BTreeMap<String, String>, ProgramError> {
         self.list_within(SHORT_CALL_TIMEOUT).await
     }

@@ -195,7 +195,7 @@ impl Provider for DockerMachine {
             creation_markers,
             docker_machine: machine::DockerMachine::new(config, storage),
         });
-        // Also checks that docker-machine can be run.
+        // The call also checks that docker-machine can be run.
         let all = inner.docker_machine.first_list().await?;
         let (own, others): (Vec<&String>, Vec<&String>) =
             all.keys().partition(|name| inner.names.may_belong_to_group(name));

@@ -12,7 +12,7 @@ const MOUNT_POINT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "muster-local-";
 /// In microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Attempts fail while the cgroup has processes.
+/// The removal of a cgroup fails while it has processes.
 const MAX_REMOVE_ATTEMPTS: u32 = 40;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -132,7 +132,7 @@ impl Cgroups {
 }
 
 impl Cgroups {
-    /// All instances must have ended.
+    /// Removes the cgroups. All instances must have ended.
     pub(crate) fn remove(&self) {
         for (_, parent) in &self.parents {
             let _ = std::fs::remove_dir(parent);

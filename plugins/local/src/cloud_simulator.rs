@@ -11,7 +11,7 @@ use crate::config::Config;
 pub(crate) struct CloudSimulator {
     config: Config,
     random: StdRng,
-    /// Number of next requests that will fail.
+    /// Number of upcoming requests that will fail.
     remaining_failures: u32,
     /// Number of instances that may be created now.
     tokens: f64,

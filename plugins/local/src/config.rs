@@ -28,7 +28,7 @@ pub(crate) struct Config {
     pub(crate) boot_delay_ms: u64,
     /// Random variation of the boot delay, as a fraction from 0 to 1.
     pub(crate) boot_jitter: f64,
-    /// Maximum number of instances that the cloud creates per second. 0 means no limit. Requests beyond it are not
+    /// Maximum number of instances that the cloud creates per second. 0 means no limit. Further instances are not
     /// accepted.
     pub(crate) creations_per_second: u32,
     /// Maximum number of instances that are accepted per request. 0 means no limit.

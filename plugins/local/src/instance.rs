@@ -26,7 +26,7 @@ pub(crate) const PERSISTENT_ARG: &str = "persistent";
 /// Arguments that make this executable the plugin.
 static PLUGIN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
 
-/// Only the first call has an effect.
+/// Sets the arguments that make this executable the plugin. Only the first call has an effect.
 pub(crate) fn set_plugin_arguments(arguments: &'static [&'static str]) {
     let _ = PLUGIN_ARGUMENTS.set(arguments);
 }
@@ -99,7 +99,7 @@ impl Running {
         let mut child = command(&start)?.spawn().map_err(|error| format!("failed to start an instance: {error}"))?;
         match set_up(&start, &mut child).await {
             Ok((None, stdin, connection)) => Ok(Self { lifetime: Lifetime::Attached { child, stdin }, connection }),
-            // The runtime reaps the child when it ends.
+            // `child` is dropped here. Tokio reaps the process when it ends.
             Ok((Some(process), _, connection)) => Ok(Self { lifetime: Lifetime::Detached(process), connection }),
             Err(error) => {
                 let _ = child.kill().await;
@@ -135,7 +135,8 @@ impl Running {
     }
 }
 
-/// A persistent instance is watched before it gets its key, because from then on it runs independently of the plugin.
+/// Opens the process of a persistent instance before the instance gets its key: from then on, it runs independently of
+/// the plugin.
 async fn set_up(
     start: &Start<'_>,
     child: &mut Child,

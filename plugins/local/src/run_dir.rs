@@ -40,7 +40,7 @@ impl RunDir {
         &self.path
     }
 
-    /// No process may use the directory anymore.
+    /// Removes the directory, which no process may use anymore.
     pub(crate) fn remove(&self) {
         match muster_files::remove_tree(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -25,7 +25,7 @@ impl Commands {
         update(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The command's process must be the leader of its process group.
+    /// Adds a command, whose process must be the leader of its process group. Returns the group.
     pub(crate) fn begin(&self, child: &Child) -> i32 {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
         self.update(|groups| {

@@ -24,7 +24,7 @@ fn parse(text: &str) -> Option<Stat> {
     Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks, pages: number(21)? })
 }
 
-/// Includes the descendants of `root`. `None` if the process does not exist.
+/// Measures the process `root` and its descendants. Returns `None` if `root` does not exist.
 #[expect(clippy::cast_precision_loss, reason = "f64 represents the ticks of many years exactly")]
 pub(crate) fn measure(root: u32) -> Option<ProcessUsage> {
     let mut stats: HashMap<u32, Stat> = HashMap::new();

@@ -27,7 +27,8 @@ pub(crate) struct Config {
     pub(crate) timeout_s: u64,
     /// Timeouts in seconds for single calls by name, such as `{ increase = 300 }`.
     pub(crate) timeouts_s: BTreeMap<String, u64>,
-    /// Settings for the programs: any table. They get it as JSON, and its plain values as variables `SETTING_NAME`.
+    /// Settings for the programs: any table. The programs get the table as JSON, and its plain values as variables
+    /// `SETTING_NAME`.
     pub(crate) settings: Map<String, Value>,
 }
 

@@ -3,7 +3,7 @@
 use muster_fleeting::sdk::{ConnectInfo, ConnectorConfig, InstanceId, InstanceState};
 use serde_json::{Map, Value};
 
-/// In bytes, as for hosts.
+/// Maximum length of an instance ID in bytes. The host of the plugin has the same limit.
 const MAX_ID_BYTES: usize = 4096;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +28,7 @@ pub(crate) enum OutputError {
     Value { key: &'static str, value: String, expected: &'static str },
 }
 
-/// `None` if the text does not start with `{`.
+/// Parses a JSON object. `None` means that the text does not start with `{`.
 fn parse_json(text: &str) -> Result<Option<Map<String, Value>>, OutputError> {
     if !text.trim_start().starts_with('{') {
         return Ok(None);
@@ -55,7 +55,7 @@ fn parse_id(text: &str) -> Result<InstanceId, OutputError> {
     Ok(InstanceId::new(text))
 }
 
-/// Lines of `ID STATE`, or an object of states by ID.
+/// Parses lines of the form `ID STATE`, or a JSON object with the states by ID.
 pub(crate) fn parse_update(text: &str) -> Result<Vec<(InstanceId, InstanceState)>, OutputError> {
     let pairs: Vec<(String, String)> = match parse_json(text)? {
         Some(object) => object.iter().map(|(id, state)| (id.clone(), value_text(state))).collect(),
@@ -85,9 +85,9 @@ fn parse_state(id: &str, state: &str) -> Result<InstanceState, OutputError> {
     })
 }
 
-/// A number in the last line, or `succeeded` of an object.
+/// Parses a number in the last line, or `succeeded` of a JSON object.
 ///
-/// `None` if the output is empty or the object has no `succeeded`.
+/// `None` means that the output is empty, or that the object has no `succeeded`.
 pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
     let number = match parse_json(text)? {
         Some(object) => object.get("succeeded").map(value_text),
@@ -96,9 +96,9 @@ pub(crate) fn parse_increase(text: &str) -> Result<Option<u32>, OutputError> {
     number.map(|text| text.parse().map_err(|_| OutputError::Count { text })).transpose()
 }
 
-/// An ID per line, or `succeeded` of an object.
+/// Parses lines with one ID each, or `succeeded` of a JSON object.
 ///
-/// `None` if the output is empty or `succeeded` is not a list.
+/// `None` means that the output is empty, or that `succeeded` is not a list.
 pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputError> {
     let ids: Vec<String> = match parse_json(text)? {
         Some(object) => match object.get("succeeded") {
@@ -115,7 +115,7 @@ pub(crate) fn parse_ids(text: &str) -> Result<Option<Vec<InstanceId>>, OutputErr
     ids.iter().map(|text| parse_id(text)).collect::<Result<_, _>>().map(Some)
 }
 
-/// Lines of `KEY VALUE`, or an object. Only the keys in `known` are allowed.
+/// Parses lines of the form `KEY VALUE`, or a JSON object. Only the keys in `known` are allowed.
 fn parse_table(text: &str, known: &[&str]) -> Result<Map<String, Value>, OutputError> {
     let table = match parse_json(text)? {
         Some(object) => object,
@@ -161,7 +161,7 @@ pub(crate) fn parse_init(text: &str) -> Result<InitOutput, OutputError> {
     })
 }
 
-/// The user's settings take precedence over the output.
+/// Parses the connection info of an instance. The user's settings take precedence over the output.
 ///
 /// Also returns `key_path` if neither the user's settings nor the output contain a key.
 pub(crate) fn parse_connect_info(

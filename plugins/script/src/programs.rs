@@ -30,7 +30,7 @@ impl Programs {
         self.run(call, ids.iter().map(|id| id.as_str().to_owned()).collect()).await
     }
 
-    /// `None` if no program implements the call.
+    /// Runs the program of a call. `None` means that no program implements the call.
     pub(crate) async fn run(&self, call: Call, arguments: Vec<String>) -> Result<Option<Finished>, ProgramError> {
         let mut command = match self.config.command.split_first() {
             None if !self.has_executable(call) => return Ok(None),
@@ -51,7 +51,7 @@ impl Programs {
         Ok(Some(finished))
     }
 
-    /// Other processes of the same user can read the environment, so it contains no password or key.
+    /// Sets the environment. Other processes of the same user can read it, so it contains no password or key.
     ///
     /// Nested tables of `settings` are passed on stdin only.
     fn set_environment(&self, command: &mut Command, call: Call) {

@@ -27,7 +27,7 @@ fn required_output(call: Call, finished: Result<Option<Finished>, ProgramError>)
 }
 
 impl Script {
-    /// Success without output means all IDs.
+    /// Runs the program of a call, and returns the accepted IDs. Success without output means that all are accepted.
     async fn run_for_ids(
         &self,
         call: Call,

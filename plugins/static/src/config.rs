@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Config {
     /// Name of the pool.
     pub(crate) name: String,
-    /// Machines: tables with `name` and `address`, and optionally the keys that differ from `connector_config`: `port`,
-    /// `username`, `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (its fingerprint,
-    /// `SHA256:...`), `allow_unencrypted` (permits checks to log in by `winrm` over plain HTTP).
+    /// Machines: tables with `name` and `address`. Optional keys override `connector_config`: `port`, `username`,
+    /// `password`, `key_path`, `protocol`, `os`, `arch`, `external_address`, `host_key` (fingerprint `SHA256:...`) and
+    /// `allow_unencrypted` (permits checks to log in by `winrm` over plain HTTP).
     pub(crate) machines: Vec<Machine>,
     /// TOML file with further `[[machines]]`. Reloaded when it changes.
     pub(crate) machines_file: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct Config {
     pub(crate) health: HealthCheck,
     /// Command that succeeds on a healthy machine.
     pub(crate) health_command: String,
-    /// Interval in seconds between checks of an unused machine, and between attempts to clean one up.
+    /// Interval in seconds between checks of an unused machine, and between attempts to clean up a machine.
     pub(crate) health_interval_s: u64,
     /// Timeout for a check in seconds, including the connection.
     pub(crate) health_timeout_s: u64,

@@ -97,7 +97,7 @@ impl Pool {
         pool
     }
 
-    /// Leased machines that are not in the new list stay in the pool until they are cleaned up.
+    /// Applies a new list of machines. Leased machines that it lacks stay in the pool until they are cleaned up.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for pooled in self.machines.values_mut() {
             pooled.removed_from_list = true;

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::config::{Config, HealthCheck, Machine};
 use crate::pool::MachineTask;
 
-/// Settings of the machine take precedence over `connector_config`.
+/// Returns how to connect to the machine. Its own settings take precedence over `defaults`, the `connector_config`.
 pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) -> Result<ConnectInfo, String> {
     let or_default = |own: &str, default: &str| if own.is_empty() { default.to_owned() } else { own.to_owned() };
     let key = if machine.key_path.as_os_str().is_empty() {
@@ -41,7 +41,7 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
     })
 }
 
-/// A cleanup ends with a check.
+/// Checks the machine, after a cleanup if the task is one.
 pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
     match task {
         MachineTask::Check(machine) => check(machine, config, defaults).await,

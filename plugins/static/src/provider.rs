@@ -18,7 +18,7 @@ use crate::store::Store;
 const MAX_CONCURRENT_TASKS: usize = 64;
 /// The host's timeout for `Init` is one minute.
 const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
-/// Applies once one machine is healthy.
+/// Maximum wait for the first checks of the other machines, once one machine is healthy.
 const STRAGGLER_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Static {

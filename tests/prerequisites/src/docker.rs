@@ -44,7 +44,7 @@ const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
 pub struct DockerEngine {
     supervisor: Child,
     dir: PathBuf,
-    /// Relative to the directory.
+    /// Path of the socket, relative to `dir`.
     socket: &'static str,
 }
 
@@ -135,7 +135,7 @@ impl DockerEngine {
         self.in_network(move || TcpStream::connect(address))
     }
 
-    /// The socket remains in the network of the engine's containers.
+    /// Opens a socket in the network of the engine's containers, where it stays.
     fn in_network<T: Send + 'static>(
         &self,
         open: impl FnOnce() -> std::io::Result<T> + Send + 'static,

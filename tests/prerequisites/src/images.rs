@@ -11,7 +11,7 @@ use crate::missing;
 const BUSYBOX: &str = "/bin/busybox";
 /// Names of the only executable in an image without a shell. The name selects what it does.
 const TOOLS: [&str; 4] = ["cat", "id", "pwd", "touch"];
-/// Does not occur, because the file is in memory.
+/// Message of an error that cannot occur, because the archive is in memory.
 const IN_MEMORY: &str = "failed to write to memory";
 
 impl DockerEngine {
@@ -34,7 +34,7 @@ impl DockerEngine {
     pub fn import_image(&self, name: &str, root: &[u8], instructions: &[&str]) {
         let encode = |text: &str| text.bytes().map(|byte| format!("%{byte:02X}")).collect::<String>();
         let changes: String = instructions.iter().map(|line| format!("&changes={}", encode(line))).collect();
-        // Podman ignores a separate tag.
+        // The name includes the tag, because Podman ignores a separate tag.
         let path = format!("/images/create?fromSrc=-&repo={name}{changes}");
         let (status, answer) = self.call("POST", &path, root);
         assert!(status == 200 && !answer.contains("errorDetail"), "{status} {answer}");
@@ -68,7 +68,7 @@ pub fn bash_root() -> Option<Vec<u8>> {
     let listed = String::from_utf8_lossy(&listed).into_owned();
     let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
     for file in [BASH].into_iter().chain(libraries) {
-        // Replaces a link by its target.
+        // If the file is a link, its target is added.
         tar.append_path_with_name(file, file.trim_start_matches('/')).expect("failed to read bash");
     }
     Some(finish(tar))

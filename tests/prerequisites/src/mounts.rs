@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::can_unshare;
 
-/// Set in a test that runs again: the directory with the mounts.
+/// Environment variable with the directory of the mounts, which is set only when a test runs again.
 const DIRECTORY: &str = "MUSTER_TEST_MOUNTS";
 
 /// Returns whether file systems can be mounted in a user namespace.
@@ -41,7 +41,7 @@ pub fn run_with_mounts(test: &str, script: &str) -> Option<PathBuf> {
     let output =
         command.arg(directory.path()).env(DIRECTORY, directory.path()).output().expect("failed to run unshare");
     let log = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // A name that no test has would succeed, too.
+    // If no test has this name, the run succeeds, too.
     assert!(output.status.success() && log.contains("1 passed"), "{log}");
     None
 }

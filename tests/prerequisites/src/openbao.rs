@@ -46,14 +46,14 @@ impl Drop for OpenBao {
 }
 
 impl OpenBao {
-    /// Returns `None` if the program is missing.
+    /// Starts a server without TLS. Returns `None` if the program is missing.
     #[track_caller]
     #[must_use]
     pub fn start() -> Option<Self> {
         Self::start_with(&[])
     }
 
-    /// Starts a server with TLS. Its certificate is signed by [`Self::ca_file`].
+    /// Starts a server with TLS. Its certificate is signed by the authority of [`Self::ca_file`].
     #[track_caller]
     #[must_use]
     pub fn start_with_tls() -> Option<Self> {
@@ -90,7 +90,7 @@ impl OpenBao {
         is_ready.then_some(server)
     }
 
-    /// Returns the certificate of the authority of a server with TLS.
+    /// Returns the path of the authority's certificate, for a server with TLS.
     #[must_use]
     pub fn ca_file(&self) -> PathBuf {
         self.dir.path().join("vault-ca.pem")
@@ -108,7 +108,7 @@ impl OpenBao {
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("OpenBao's command cannot be run");
-        // The pipe is closed at the end of the statement. The command may not read it.
+        // The pipe is closed at the end of the statement. Writing fails if the command does not read its input.
         let _ = process.stdin.take().map(|mut pipe| pipe.write_all(input.as_bytes()));
         let output = process.wait_with_output().expect("OpenBao's command does not end");
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -27,7 +27,7 @@ const NAME: &str = "engine.example";
 /// A Docker Engine with its own network and files, and an SSH server beside it.
 #[derive(Debug)]
 pub struct RemoteEngine {
-    /// Only the test itself uses the socket and [`DockerEngine::call`].
+    /// The engine. Its socket and [`DockerEngine::call`] are for the test itself, not for the tested program.
     pub engine: DockerEngine,
     /// Ends with the namespaces of the engine.
     _sshd: Child,

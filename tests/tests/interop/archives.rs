@@ -28,7 +28,7 @@ impl Program {
         Self(vec![muster().into(), "runner".into()])
     }
 
-    /// The command must succeed. Returns its standard error.
+    /// Runs the command, which must succeed. Returns its standard error.
     fn run(&self, directory: &Path, arguments: &[&str]) -> String {
         let mut command: Command = clean_command(&self.0[0], directory);
         let output = command.args(&self.0[1..]).args(arguments).output().unwrap();

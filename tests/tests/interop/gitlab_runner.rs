@@ -56,7 +56,7 @@ pub(crate) fn stock_runner() -> Option<OsString> {
     runner
 }
 
-/// The environment of the command has only `HOME` and `PATH`.
+/// Returns a command whose environment has only `HOME` and `PATH`.
 pub(crate) fn clean_command(program: impl AsRef<OsStr>, home: &Path) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap()).current_dir(home);

@@ -15,7 +15,7 @@ fn stock_runner_scales_with_local_plugin() {
     let Some(stock) = stock_runner() else { return };
     let directory = tempfile::tempdir().unwrap();
     let job = |n| format!("job {n}:\n  script: ['echo \"this is $HOME of {n}\"']\n");
-    // `gitlab-runner register` has no flags for the autoscaler keys.
+    // `gitlab-runner register` has no flags for the autoscaler keys, so the test writes the configuration.
     let registered =
         RegisteredRunner::start(&stock, directory.path(), "instance", &(0..JOBS).map(job).collect::<String>());
     let (url, config) = (&registered.url, &registered.config);
@@ -67,6 +67,8 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
+    /// Starts the pipeline `yaml`, and a runner with the executor `instance` for its jobs.
+    ///
     /// `autoscaler` and `plugin` are additional keys of `[runners.autoscaler]` and `plugin_config`.
     pub(crate) fn start(yaml: &str, autoscaler: &str, plugin: &str) -> Self {
         Self::with_executor("instance", "shell = \"bash\"", yaml, autoscaler, plugin)
@@ -133,7 +135,7 @@ impl Fleet {
         (last, logs)
     }
 
-    /// Also returns the log of the runner.
+    /// Like [`Self::finish`]. Also returns the log of the runner.
     pub(crate) fn finish_with_log(self, jobs: &[String]) -> (Value, Vec<String>, Vec<String>) {
         let (lines, status) = self.pipeline.finish();
         if !self.deletes_on_shutdown && status == Some(0) {

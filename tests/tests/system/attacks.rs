@@ -46,12 +46,12 @@ const LEAVE_MARKER: &str = r#"set +e; marker=marker-of-the-"victim-7151"; export
 for directory in . /tmp /var/tmp /dev/shm "$HOME"; do echo "$marker" 2>/dev/null > "$directory/victim-file"; done
 sleep 100000 & until [ -e go ]; do echo waiting; sleep 1; done"#;
 
-/// Jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
+/// Starts a manager whose jobs run in containers of `engine`. `docker` is added to `[runners.docker]`.
 async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Harness> {
     if !engine.create_image(IMAGE, &[]) {
         return None;
     }
-    let write = |harness: &Harness| {
+    let config = |harness: &Harness| {
         format!(
             "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
              executor = \"docker\"\n  request_concurrency = 2\n  [runners.docker]\n    host = {:?}\n    image = \"{IMAGE}\"\n    \
@@ -60,7 +60,7 @@ async fn start_with_containers(engine: DockerEngine, docker: &str) -> Option<Har
             engine.url()
         )
     };
-    let mut harness = Harness::with_config(2, write).await;
+    let mut harness = Harness::with_config(2, config).await;
     harness.engine = Some(engine);
     Some(harness)
 }
@@ -154,7 +154,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
             muster_test_prerequisites::missing("only root can start a process of another user")
         };
     }
-    let write = |harness: &Harness| {
+    let config = |harness: &Harness| {
         format!(
             "concurrent = 2\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  url = {:?}\n  token = \"{RUNNER_TOKEN}\"\n  \
              executor = \"shell\"\n  shell = \"bash\"\n  request_concurrency = 2\n  builds_dir = \"{}\"\n  cache_dir = \"{}\"\n",
@@ -163,7 +163,7 @@ async fn job_of_a_separate_user_reads_neither_token_nor_memory_nor_spool_of_the_
             harness.path("cache").display()
         )
     };
-    let mut harness = Harness::with_config_for_user(2, JOB_USER, write).await;
+    let mut harness = Harness::with_config_for_user(2, JOB_USER, config).await;
     // The first job starts the agent.
     run(&harness, 9, &["echo started"], &json!({})).await;
     let pids: Vec<String> = harness.process_ids().iter().map(ToString::to_string).collect();

@@ -18,7 +18,7 @@ pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
     first..first + runs
 }
 
-/// For systems whose `date` has no nanoseconds.
+/// Prints the uptime in nanoseconds. Used on systems whose `date` has no nanoseconds.
 const UPTIME: &str = r#"read -r up _ </proc/uptime; echo "${up%.*}${up#*.}0000000""#;
 
 /// Output of a script, by its number of lines. The lines have different lengths, and some follow a pause.

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::checks::{self, Lines};
 
-/// These test environments are idle most of the time.
+/// Number of test environments that run at the same time. They are idle most of the time.
 const PARALLEL_HARNESSES: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,7 +21,7 @@ use rand::{Rng, SeedableRng};
 use crate::checks;
 use crate::kill::{JOBS, Point, Tally, Victim, run, run_without_kill};
 
-/// These test environments are idle most of the time.
+/// Number of test environments that run at the same time. They are idle most of the time.
 const PARALLEL_HARNESSES: usize = 3;
 /// Number of consecutive seeds that share one test environment. The first of them is a multiple of this number.
 const SEEDS_PER_HARNESS: u64 = 4;

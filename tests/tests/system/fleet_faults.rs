@@ -20,7 +20,7 @@ use serde_json::json;
 
 use crate::checks::{self, Lines};
 
-/// These test environments are idle most of the time.
+/// Number of test environments that run at the same time. They are idle most of the time.
 const PARALLEL_HARNESSES: usize = 3;
 /// Number of consecutive seeds that share one test environment, and therefore the faults of its plugin.
 const SEEDS_PER_HARNESS: u64 = 10;

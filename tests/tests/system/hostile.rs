@@ -43,7 +43,7 @@ async fn run_manager(seeds: &[u64]) {
     let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_secs(5)));
     let idle_server = serve(coordinator).await.unwrap();
     let plugins = tempfile::tempdir().unwrap();
-    let write = |harness: &Harness| {
+    let config = |harness: &Harness| {
         let entries = seeds
             .iter()
             .enumerate()
@@ -57,7 +57,7 @@ async fn run_manager(seeds: &[u64]) {
             entries.collect::<String>()
         )
     };
-    let mut harness = Harness::with_config(4, write).await;
+    let mut harness = Harness::with_config(4, config).await;
     run_jobs(&harness, 1..4).await;
     let expected: BTreeMap<String, &[&str]> =
         seeds.iter().map(|seed| (format!("hostile-{seed}"), possible_messages(&script(*seed)))).collect();

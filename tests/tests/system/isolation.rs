@@ -24,7 +24,7 @@ const NEXT: JobId = JobId(2);
 /// Prints its home directory and image, records its start, and waits until the file `go` exists.
 const WAITING_SCRIPT: &str = "echo \"home=$HOME image=$VM_IMAGE\"; echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done";
 
-/// `isolation` has additional keys of `vm_isolation`.
+/// Starts a manager whose jobs run in VMs. `isolation` has additional keys of `vm_isolation`.
 async fn start_harness(nest: &NestingFixture, concurrent: usize, autoscaler: &str, isolation: &str) -> Harness {
     let table = nest.table(isolation);
     Harness::with_instances(concurrent, &format!("{autoscaler}\n    {table}"), "").await
@@ -161,7 +161,7 @@ async fn virtual_machine_of_canceled_job_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_vm_creation_is_retried_and_then_fails_job_with_reason() {
     let nest = NestingFixture::start();
-    // All instances would use the same daemon.
+    // There is only one instance, because all instances would use the same daemon.
     let harness = start_harness(&nest, 1, "max_instances = 1", "").await;
     nest.vms.fail_creations(1);
     let lines = Lines::random(&mut StdRng::seed_from_u64(12));

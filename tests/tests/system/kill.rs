@@ -82,7 +82,7 @@ pub(crate) enum Victim {
 }
 
 impl Victim {
-    /// Returns whether a victim existed.
+    /// Kills or interrupts the victim. Returns whether it existed.
     fn kill(self, harness: &mut Harness, rng: &mut StdRng) -> bool {
         let mut kill_random = |kind| {
             let pids = harness.machines.processes(kind);
@@ -159,7 +159,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Also checks that at least a quarter of the runs had a kill.
+    /// Prints the numbers, and checks that at least a quarter of the runs had a kill.
     pub(crate) fn print_and_check(&self) {
         println!("{} kills in {} runs, no job lost or duplicated: {self:?}", self.kills, self.runs);
         assert!(self.kills * 4 >= self.runs || self.runs < MIN_RUNS_TO_CHECK, "too few runs had a kill: {self:?}");

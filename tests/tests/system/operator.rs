@@ -31,7 +31,7 @@ async fn start_job(harness: &Harness, job: i64) {
     assert!(wait_until(|| harness.start_count(JobId(job)) == 1).await, "job {job} did not start:\n{}", harness.log());
 }
 
-/// Returns the trace.
+/// Waits until the job has succeeded. Returns its trace.
 async fn wait_for_success(harness: &Harness, job: i64) -> String {
     let job = harness.coordinator.wait_for_end(JobId(job)).await;
     assert_eq!(job.status, JobStatus::Success, "{}\n{}", job.text(), harness.log());

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 const PROJECT: i64 = 5;
 
-/// The runner allows suspended environments. `suspendable` sets whether the plugin supports them.
+/// Starts a manager whose runner allows suspended environments. `suspendable` sets whether the plugin supports them.
 async fn start_harness(suspendable: bool) -> Harness {
-    let write = |harness: &Harness| {
+    let config = |harness: &Harness| {
         let (url, executable, machines) = (&harness.proxy.url, plugin_local(), harness.path("machines"));
         format!(
             "concurrent = 3\ncheck_interval = 1\n[[runners]]\n  name = \"ours\"\n  id = 7\n  url = {url:?}\n  \
@@ -26,7 +26,7 @@ async fn start_harness(suspendable: bool) -> Harness {
              suspendable = {suspendable}\n"
         )
     };
-    Harness::with_config(3, write).await
+    Harness::with_config(3, config).await
 }
 
 fn push(harness: &Harness, id: i64, project: i64, script: &[&str], options: &Value) {

@@ -21,7 +21,8 @@ fn unix_seconds() -> i64 {
     i64::try_from(duration.unwrap().as_secs()).unwrap()
 }
 
-/// 0 instances means the plugin's limit. Idle instances are deleted immediately.
+/// Returns a configuration with which idle instances are deleted immediately. If `max_instances` is 0, the limit of
+/// the plugin applies.
 fn config(max_instances: u32, capacity: u32) -> Config {
     let mut config = Config::new(GroupConfig::new("main", max_instances));
     config.capacity = capacity.try_into().unwrap();

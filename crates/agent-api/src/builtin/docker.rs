@@ -67,12 +67,12 @@ impl Inputs for DockerContainer {
 pub struct PreparedPolicy {
     /// Maximum number of unused prepared containers of the runner at the engine.
     pub max_containers: u32,
-    /// Number of jobs within the window for each prepared container.
+    /// Number of jobs within the window for which one container is prepared.
     pub min_uses: u32,
-    /// Time for which a job counts, in milliseconds.
+    /// Length of the window, in milliseconds.
     pub window_ms: u64,
-    /// Maximum waiting time of a prepared container, in milliseconds. After this time without use, no container is
-    /// prepared.
+    /// Maximum waiting time of a prepared container, in milliseconds. If no job needed such a container for
+    /// this time, none is prepared.
     pub max_idle_ms: u64,
 }
 

@@ -103,7 +103,7 @@ pub struct Tls {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentProcess {
-    /// Program and arguments. Serves an agent on `socket` until the step engine stops the process.
+    /// Program and arguments. The program serves an agent on `socket` until the step engine stops the process.
     pub command: Vec<String>,
     /// Working directory of the process.
     pub work_dir: String,
@@ -245,7 +245,7 @@ pub struct CacheEntry {
     pub policy: String,
     /// Human-readable keys: `key`, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
-    /// Other form of the key (hashed or plain) of an earlier cache.
+    /// Other form of `key` (hashed or plain), which an earlier cache may have.
     pub alternate: String,
     /// Whether the files of a failed extraction are deleted (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
     pub clean_up_failed: bool,

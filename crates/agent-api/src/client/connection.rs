@@ -40,7 +40,7 @@ pub struct KeepAlive {
     pub timeout: Duration,
 }
 
-/// Connection to an agent that could not be opened, or that broke. A retry may succeed.
+/// A connection to an agent could not be opened, or broke. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("no agent answers on {location}: {message}")]
 pub struct Unreachable {
@@ -171,7 +171,7 @@ impl AgentConnection {
         C::Response: hyper::rt::Read + hyper::rt::Write + Send + Unpin,
         C::Future: Send,
     {
-        // Unused, because the connector has its own address.
+        // The URL is not used, because the connector has its own address.
         let mut endpoint = Endpoint::from_static("http://agent.invalid")
             .connect_timeout(CONNECT_TIMEOUT)
             .max_frame_size(max_frame_size);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn code_unknown_rejects_the_request_unless_the_connection_broke() {
+    fn code_unknown_means_a_rejected_request_unless_the_connection_broke() {
         assert!(matches!(error(Status::unknown("no job with id \"1\"")), AgentError::Unknown));
         assert!(matches!(error(Status::unknown("loading step: reading steps")), AgentError::Refused(_)));
         let broken = Status::from_error(Box::new(std::io::Error::other("connection reset")));

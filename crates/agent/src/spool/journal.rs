@@ -87,7 +87,7 @@ impl Journal {
 
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct JournalContents {
-    /// The `Run` request. `None` means incomplete, and never answered.
+    /// The `Run` request. `None` means that it was written incompletely, and therefore never answered.
     pub(crate) request: Option<RunRequest>,
     /// Boot ID of the process records. `None` means that nothing started.
     pub(crate) boot: Option<String>,

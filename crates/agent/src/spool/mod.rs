@@ -258,7 +258,7 @@ impl Entry {
         tokio::task::spawn_blocking(move || entry.remove()).await?
     }
 
-    /// Deletes the entry, if it exists. Blocks.
+    /// Deletes the entry, if it exists. Blocks the thread.
     pub(crate) fn remove(&self) -> io::Result<()> {
         self.recycler.put(&self.dir)?;
         self.quota.release(&self.id);

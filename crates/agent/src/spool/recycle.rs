@@ -22,7 +22,7 @@ pub(super) struct Recycler {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<PathBuf>,
-    /// Number of attempts to move a directory to `root`, which is also the directory's name.
+    /// Number of attempts to move a directory to `root`. Each moved directory gets this number as its name.
     moved: u64,
 }
 
@@ -58,8 +58,7 @@ impl Recycler {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             renamed => renamed?,
         }
-        // Emptied now, so that secrets do not remain. A directory with anything but regular files without hard links is
-        // deleted.
+        // The files are emptied now, so that secrets do not remain. If that is not possible, the directory is deleted.
         let is_directory = fs::symlink_metadata(&target)?.is_dir();
         let is_below_limit = self.state.lock().free.len() < MAX_CACHED_DIRS;
         let has_temp_dir = fs::symlink_metadata(target.join(TEMP_DIR)).is_ok();

@@ -80,7 +80,7 @@ fn recycled_directory_is_empty_and_reused() {
 type Create<'a> = &'a dyn Fn(&Path);
 
 #[test]
-fn replaced_files_are_not_emptied_or_waited_for() {
+fn removing_an_entry_with_a_replaced_log_ends_and_changes_no_other_file() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("spool");
     let spool = Spool::open(&root, u64::MAX).unwrap();

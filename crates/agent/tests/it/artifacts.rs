@@ -139,7 +139,7 @@ async fn report_is_uploaded_as_gzip_and_a_failed_upload_fails_the_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
-/// The archive would have an entry with another name, or one entry for two files.
+/// Otherwise, the archive would have an entry with another name, or one entry for two files.
 #[tokio::test]
 async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let (coordinator, served) = coordinator().await;

@@ -24,7 +24,7 @@ fn call(step: &str, inputs: Value) -> Value {
     json!([{ "name": "it", "func": format!("builtin://{step}"), "inputs": inputs }])
 }
 
-/// Runs a job with this list. `declared` are the steps for other keywords of the job, such as `cache`.
+/// Runs a job with the `run:` list `entries`. `declared` are the steps for other keywords of the job, such as `cache`.
 async fn run(agent: &mut Agent, declared: Vec<Step>, entries: Value) -> (String, JobResult) {
     let plan = agent.plan([declared, vec![list(entries)]].concat());
     agent.complete(&plan).await
@@ -226,7 +226,7 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     let limits = StepLimits { file_bytes: Some(1 << 30), ..StepLimits::default() };
     let cases = [
         (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
-        // A service runs commands of the author, so it needs a rule like a script.
+        // A service runs commands of the author, so, like a script, it needs a rule.
         (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
         (
             vec![],
@@ -288,7 +288,7 @@ async fn step_without_network_cannot_upload_files() {
         let file = json!({ "run": [{ "name": "upload", "func": step, "inputs": inputs }] });
         std::fs::write(dir.join("step.yml"), format!("{{}}\n---\n{file}\n")).unwrap();
         let mut plan = agent.plan(vec![declared, list(json!([{ "name": "it", "step": "./ci" }]))]);
-        // The uploading step has the limit of its caller, even with its own rule.
+        // The uploading step has the limit of its caller, although its own rule has no limits.
         let rule = |pattern: &str, limits| PolicyRule {
             pattern: pattern.to_owned(),
             is_allowed: true,

@@ -156,7 +156,7 @@ async fn environment_is_retried_when_machine_cannot_create_it() {
 }
 
 #[tokio::test]
-async fn steps_beside_an_environment_run_before_it_and_are_part_of_its_result() {
+async fn beside_steps_run_outside_the_environment_before_its_steps_and_are_in_its_result() {
     let mut agent = Agent::start().await;
     let second_agent = SecondAgent::below(&agent);
     let mut step = second_agent.step(vec![script(&["echo inside"])]);
@@ -210,7 +210,7 @@ async fn cancel_reaches_a_delegated_script_and_its_after_script() {
 }
 
 #[tokio::test]
-async fn timeout_and_close_end_delegated_steps() {
+async fn delegated_steps_are_ended_by_timeout_and_by_close() {
     for uses_close in [false, true] {
         let mut agent = Agent::start().await;
         let second_agent = SecondAgent::below(&agent);
@@ -233,8 +233,8 @@ async fn timeout_and_close_end_delegated_steps() {
 
 #[tokio::test]
 async fn killed_second_agent_fails_its_step() {
-    // A separate process, because in the test process, the first agent could not distinguish the second agent's
-    // processes from processes of other tests.
+    // The first agent is a separate process. In the test process, it could not distinguish the second agent's processes
+    // from processes of other tests.
     let dir = tempfile::tempdir().unwrap();
     let mut process = spawn_agent_with(dir.path(), muster_steps::process::Containment::default());
     let mut agent = Agent::attach(dir).await;

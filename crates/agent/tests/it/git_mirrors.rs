@@ -79,6 +79,7 @@ impl Fixture {
         plan
     }
 
+    /// Runs a job, which must succeed, and returns its log.
     pub(crate) async fn pass(&mut self, plan: &JobPlan) -> String {
         let (log, result) = self.agent.complete(plan).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
@@ -102,7 +103,7 @@ async fn second_job_of_a_commit_fetches_nothing_from_the_server() {
     fixture.publish("three");
     let first = fixture.pass(&fixture.plan("first", "clone", 0, &[INSPECT])).await;
     assert!(first.contains(UPDATED) && first.contains("\nran\nthree"), "{first}");
-    assert!(!fixture.server.requests().is_empty());
+    assert!(!fixture.server.take_requests().is_empty());
     for (job, strategy, depth, commits) in [
         ("clone", "clone", 0, 3),
         ("shallow", "clone", 2, 2),
@@ -114,7 +115,7 @@ async fn second_job_of_a_commit_fetches_nothing_from_the_server() {
         assert!(log.contains(USED) && log.contains("\nran\nthree"), "{log}");
         let origin = format!("http://{}/bare.git\n{commits}\n", fixture.server.address);
         assert!(log.contains(&origin), "{log}");
-        assert_eq!(fixture.server.requests(), [], "{job} {depth}");
+        assert_eq!(fixture.server.take_requests(), [], "{job} {depth}");
     }
     let left = fs::read_dir(fixture.mirror_dir().join("views")).unwrap().count();
     assert_eq!(left, 0, "the views of ended jobs must be removed");
@@ -130,10 +131,10 @@ async fn new_commit_is_fetched_once_and_without_the_history_that_the_mirror_has(
     assert!(log.contains(UPDATED) && log.contains("\nran\ntwo"), "{log}");
     let sizes: Vec<u64> = fixture.packs().iter().map(|pack| fs::metadata(pack).unwrap().len()).collect();
     assert!(sizes.len() == 2 && *sizes.iter().min().unwrap() < large, "{sizes:?}");
-    fixture.server.requests();
+    fixture.server.take_requests();
     let log = fixture.pass(&fixture.plan("two", "clone", 1, &[INSPECT])).await;
     assert!(log.contains(USED) && log.contains("\nran\ntwo"), "{log}");
-    assert_eq!(fixture.server.requests(), []);
+    assert_eq!(fixture.server.take_requests(), []);
 }
 
 #[tokio::test]
@@ -151,7 +152,7 @@ async fn jobs_of_one_commit_that_start_together_fetch_it_once() {
         updates += usize::from(log.contains(UPDATED));
     }
     assert_eq!(updates, 1);
-    let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
+    let paths: Vec<String> = fixture.server.take_requests().into_iter().map(|(path, _)| path).collect();
     // `info/refs` is not counted, because it may be repeated with credentials.
     assert_eq!(paths.iter().filter(|path| path.ends_with("git-upload-pack")).count(), 1, "{paths:?}");
 }
@@ -179,10 +180,10 @@ async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     assert!(log.contains("The sources cannot be read from the git mirror, fetching from the server"), "{log}");
     assert!(!executed.exists(), "no command of another job may be executed");
     assert!(fixture.pass(&fixture.plan("three", "clone", 1, &[INSPECT])).await.contains(UPDATED));
-    fixture.server.requests();
+    fixture.server.take_requests();
     let log = fixture.pass(&fixture.plan("four", "clone", 1, &[INSPECT])).await;
     assert!(log.contains(USED) && log.contains("\nran\n"), "{log}");
-    assert_eq!(fixture.server.requests(), []);
+    assert_eq!(fixture.server.take_requests(), []);
 }
 
 #[tokio::test]
@@ -209,9 +210,9 @@ async fn damaged_mirror_is_replaced() {
         let log = fixture.pass(&fixture.plan("two", "clone", 1, &[INSPECT])).await;
         assert!(log.contains(&format!("\nran\n{damage}")), "{log}");
     }
-    fixture.server.requests();
+    fixture.server.take_requests();
     let log = fixture.pass(&fixture.plan("three", "clone", 1, &[INSPECT])).await;
-    assert!(log.contains(USED) && fixture.server.requests().is_empty(), "{log}");
+    assert!(log.contains(USED) && fixture.server.take_requests().is_empty(), "{log}");
     assert!(!fixture.mirror_dir().join("git-killed").exists());
 }
 
@@ -239,7 +240,7 @@ async fn unusable_mirror_causes_only_a_warning() {
 async fn mirror_that_is_not_ready_in_time_causes_only_a_warning() {
     let mut fixture = Fixture::new().await;
     let mut plan = fixture.plan("one", "clone", 1, &[INSPECT]);
-    // Never answers.
+    // The server never answers requests for `slow.git`.
     let mirror = GitMirror { repo_url: fixture.server.url(TOKEN, "slow.git"), ..fixture.mirror("one") };
     plan.steps[0].call = Call::builtin(&mirror);
     plan.steps[0].policy.timeout_ms = 500;
@@ -254,7 +255,7 @@ async fn mirror_that_is_not_ready_in_time_causes_only_a_warning() {
 async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
     let mut fixture = Fixture::new().await;
     let mut plan = fixture.plan("one", "clone", 1, &["echo runs"]);
-    // Never answers.
+    // The server never answers requests for `slow.git`.
     let repo_url = fixture.server.url(TOKEN, "slow.git");
     let mirror = GitMirror { repo_url: repo_url.clone(), ..fixture.mirror("one") };
     let checkout = Checkout { repo_url, ..plan.steps[1].call.inputs().unwrap() };
@@ -264,7 +265,7 @@ async fn time_for_the_mirror_counts_against_the_timeout_for_the_sources() {
     let (log, result) = fixture.agent.complete(&plan).await;
     assert!(matches!(result.outcome, Outcome::Failed { .. }), "{log}");
     assert!(log.contains("Job failed: get sources timeout: exceeded timeout of 500ms"), "{log}");
-    let paths: Vec<String> = fixture.server.requests().into_iter().map(|(path, _)| path).collect();
+    let paths: Vec<String> = fixture.server.take_requests().into_iter().map(|(path, _)| path).collect();
     assert_eq!(paths, ["slow.git/info/refs"], "only the mirror step may send a request: {log}");
 }
 
@@ -303,7 +304,7 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
         fixture.agent.close("1-1").await;
         assert!(log.contains(line) && log.contains("\nran\n") && log.ends_with("Job succeeded\u{1b}[0;m\n"), "{log}");
         assert!(log.contains("two"), "{log}");
-        assert_eq!(fixture.server.requests().is_empty(), line == USED, "{job}");
+        assert_eq!(fixture.server.take_requests().is_empty(), line == USED, "{job}");
     }
     let blob = git(&fixture.agent.dir.path().join("bare.git"), &["rev-parse", &format!("{}:run.sh", fixture.sha)]);
     let mirror = fixture.mirror_dir();

@@ -33,7 +33,8 @@ impl GitServer {
         Self { address, requests }
     }
 
-    pub(crate) fn requests(&self) -> Vec<(String, Option<String>)> {
+    /// Returns the requests since the last call.
+    pub(crate) fn take_requests(&self) -> Vec<(String, Option<String>)> {
         std::mem::take(&mut self.requests.lock().unwrap())
     }
 

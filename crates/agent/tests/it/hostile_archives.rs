@@ -153,7 +153,7 @@ async fn link_above_the_project_is_not_followed() {
     assert!(log.contains("is a symbolic link or a file, which a job may have put there"), "{log}");
 }
 
-/// Links above the project, and in place of its directory.
+/// The links are above the project's directory, or in its place.
 #[tokio::test]
 async fn checkout_does_not_follow_links_of_earlier_jobs() {
     let mut agent = Agent::start().await;

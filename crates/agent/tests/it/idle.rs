@@ -16,7 +16,7 @@ use tonic::transport::Endpoint;
 
 use crate::harness::{Agent, TIMEOUT, is_running, options, script};
 
-/// Shorter than [`TIMEOUT`], so that it expires first on a paused clock.
+/// This timeout is shorter than [`TIMEOUT`], so that it expires first on a paused clock.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn agent() -> Agent {
@@ -27,7 +27,7 @@ async fn agent() -> Agent {
 
 async fn advance_time(time: Duration) {
     tokio::time::pause();
-    // In steps, so that each timer of the agent fires.
+    // Time advances in steps, so that each timer of the agent fires.
     for _ in 0..10 {
         tokio::time::advance(time / 10).await;
         for _ in 0..10 {

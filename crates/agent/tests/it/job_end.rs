@@ -200,7 +200,7 @@ impl SeparateAgent {
 
 fn start_ticks(pid: &str) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // Field 20 after the name in parentheses.
+    // The start time is the 20th field after the name in parentheses.
     let (_, fields) = stat.rsplit_once(')').unwrap();
     fields.split_ascii_whitespace().nth(19).unwrap().parse().unwrap()
 }
@@ -217,7 +217,7 @@ fn wait_for_next_tick(pid: &str) {
 }
 
 #[tokio::test]
-async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
+async fn without_cgroups_a_hidden_process_ends_when_concurrent_jobs_have_ended() {
     let mut separate = SeparateAgent::start(Containment::ProcessTree).await;
     separate.start_waiting_job("before-1").await;
     let (hidden, _) = separate.run_job_with_hidden_process("2-1").await;
@@ -231,7 +231,7 @@ async fn hidden_process_ends_with_concurrent_jobs_without_cgroups() {
 }
 
 #[tokio::test]
-async fn hidden_process_ends_with_its_job_in_a_cgroup() {
+async fn in_a_cgroup_a_hidden_process_ends_with_its_job() {
     let mut separate = SeparateAgent::start(Containment::default()).await;
     separate.start_waiting_job("before-1").await;
     let (hidden, log) = separate.run_job_with_hidden_process("2-1").await;

@@ -140,7 +140,7 @@ async fn agent_waits_for_a_leftover_copy_of_the_lock() {
     let (ready, is_ready) = tokio::sync::oneshot::channel();
     options.ready = Some(ready);
     let shutdown = options.shutdown.clone();
-    // Polled first, so that the agent finds the lock held.
+    // The agent is polled first, so that it finds the lock held.
     let (served, ()) = tokio::join!(muster_agent::serve(options), async {
         drop(copy);
         let _ = is_ready.await;

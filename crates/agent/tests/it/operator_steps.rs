@@ -229,7 +229,7 @@ async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, Jo
 }
 
 #[tokio::test]
-async fn processes_of_the_author_have_no_network() {
+async fn processes_of_the_job_have_no_network() {
     let limits = StepLimits { no_network: true, ..StepLimits::default() };
     let interfaces = |name: &str| format!("echo {name} $(tail -n +3 /proc/net/dev | cut -d: -f1)");
     let ping = "python3 -c 'import socket; s=socket.create_server((\"127.0.0.1\",0)); socket.create_connection(s.getsockname()); print(\"loopback works\")'";
@@ -253,7 +253,7 @@ async fn processes_of_the_author_have_no_network() {
 }
 
 #[tokio::test]
-async fn files_of_the_author_have_a_maximum_size() {
+async fn files_of_the_job_have_a_maximum_size() {
     let limits = StepLimits { file_bytes: Some(1 << 20), ..StepLimits::default() };
     let write =
         |name: &str| format!("dd if=/dev/zero of={name} bs=1M count=2 2>/dev/null; echo {name} $(stat -c %s {name})");
@@ -264,7 +264,7 @@ async fn files_of_the_author_have_a_maximum_size() {
 }
 
 #[tokio::test]
-async fn memory_of_the_author_is_limited_and_reported() {
+async fn memory_of_the_job_is_limited_and_its_excess_is_reported() {
     let limits = StepLimits { memory_bytes: Some(32 << 20), cpu_milli: Some(500), ..StepLimits::default() };
     let steps = vec![script(&["echo begun", "python3 -c 'x = bytearray(200 << 20)'"]), after_script(&["echo after"])];
     let Some((log, result)) = run_limited(limits, steps).await else { return };

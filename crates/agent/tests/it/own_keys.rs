@@ -19,7 +19,7 @@ async fn plan_sets_retry_delay_and_whether_steps_have_log_sections() {
         {"name": "b", "script": "echo b", "muster": {"parallel": true}},
     ]);
     let mut plan = agent.plan(vec![run(list)]);
-    // The default delay is slow.
+    // The default delay is too long for a test.
     plan.retry_wait_ms = (1, 1);
     plan.trace_sections = true;
     let (log, result) = agent.complete(&plan).await;

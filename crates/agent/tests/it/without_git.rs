@@ -79,12 +79,14 @@ impl Fixture {
         (log, result)
     }
 
+    /// Runs a job, which must succeed, and returns its log.
     async fn pass(&mut self, checkout: Checkout, commands: &[&str]) -> String {
         let (log, result) = self.run(checkout, commands).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         log
     }
 
+    /// Runs a job whose checkout must fail, and returns its log.
     async fn fail(&mut self, checkout: Checkout) -> String {
         let (log, result) = self.run(checkout, &["echo never"]).await;
         assert_eq!(failure(&result).0, "script_failure", "{log}");

@@ -21,7 +21,7 @@ pub(crate) use self::zip::{Header, ZipFiles, visit_zip};
 pub(crate) const MAX_LINK_TARGET: u64 = 4096;
 /// Maximum length of an entry's name in bytes, as for paths on Linux.
 const MAX_NAME: usize = 4096;
-/// Number of bytes of a longer name in the error.
+/// Number of bytes that the error quotes of a name that is longer.
 const QUOTED_NAME_BYTES: usize = 100;
 
 /// Format of an archive.
@@ -104,7 +104,7 @@ pub fn read<R: Read + Seek, E: From<UnpackError>>(
             Err(error) => Err(UnpackError::Broken(error).into()),
         },
     };
-    // Libraries return a stop or an exceeded limit as their own error.
+    // Libraries wrap a stop or an exceeded limit in their own error, so the cause is returned instead.
     read.map_err(|error| meter.cause().map_or(error, E::from))
 }
 

@@ -245,7 +245,7 @@ fn deflated_content_must_match_its_header() {
         good.unwrap();
         assert!(written.unwrap() == content, "{size}");
         let mut damaged = deflated.clone();
-        // No block has this type.
+        // Set a block type that does not exist.
         damaged[0] |= 0b110;
         for (deflated, packed, declared, crc) in [
             (&damaged, packed, size, crc),

@@ -25,14 +25,14 @@ const LIST_FILE: &str = "artifact-files";
 
 const LIST_VARIABLE: &str = "MUSTER_ARTIFACT_FILES";
 
-/// Writes the paths of the regular files, one per line, relative to the project directory.
+/// Writes the list of the artifacts' regular files: one path per line, relative to the project directory.
 pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &StopToken) -> Result<(), Failure> {
     let path = context.temp_dir.join(LIST_FILE);
     let set_variable = |value: String| {
         context.variables.add([JobVariable { key: LIST_VARIABLE.to_owned(), value, file: false, masked: false }]);
     };
     // A later step of the operator may run even if this step fails. It must then read neither a file that the job chose
-    // nor an earlier list.
+    // nor an earlier list, so the variable is empty until the list is written.
     set_variable(String::new());
     let (written, earlier) = (path.to_string_lossy().into_owned(), path.clone());
     blocking(&**context, "removing the earlier list of the artifacts", stop, move || {
@@ -85,7 +85,7 @@ pub(super) fn is_archive(artifact: &ArtifactsUpload) -> bool {
     matches!(artifact.artifact_type.as_str(), "" | "archive")
 }
 
-/// Context of the job without its output, because the upload prints the same messages.
+/// Context of the job that prints nothing, because the upload prints the same messages.
 struct Quiet<'a>(&'a Context);
 
 #[async_trait]

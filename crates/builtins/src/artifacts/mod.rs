@@ -1,4 +1,5 @@
-//! `builtin://artifacts/upload`, `builtin://artifacts/download` and `builtin://artifacts/list` (docs/spec/job-execution.md, section 9).
+//! `builtin://artifacts/upload`, `builtin://artifacts/download` and `builtin://artifacts/list`
+//! (docs/spec/job-execution.md, section 9).
 
 mod download;
 mod list;

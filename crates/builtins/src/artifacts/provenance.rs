@@ -30,7 +30,7 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Writes the statement about `files` to `<name>-metadata.json`. Returns `files` with this file.
+    /// Writes the statement about `files` to `<name>-metadata.json`. Returns `files` and the new file.
     ///
     /// `name` is a file name without directories. An existing file or symbolic link is replaced.
     pub(super) async fn add(

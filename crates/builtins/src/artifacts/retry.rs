@@ -15,7 +15,7 @@ const BACKOFF: Policy = Policy { first: Duration::from_millis(500), cap: Duratio
 /// When to retry a failed transfer. Permanent errors are never retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RetryPolicy {
-    /// Retries transient errors for an hour, and makes up to three attempts after other errors. Used by jobs.
+    /// Retries transient errors for an hour. If other errors occur, makes at most three attempts. Used by jobs.
     UntilTimeout,
     /// Limits the number of attempts, also after transient errors. Used by commands outside of a job.
     FixedAttempts {
@@ -33,7 +33,7 @@ pub(super) struct RetryState {
     backoff: Backoff,
     /// Time from which [`RetryPolicy::UntilTimeout`] no longer retries transient errors.
     deadline: Instant,
-    /// Number of failed attempts, without those that may be retried until `deadline`.
+    /// Number of failed attempts that count: attempts that may be retried without limit until `deadline` do not.
     attempts: u32,
 }
 
@@ -53,7 +53,7 @@ impl RetryState {
 
     /// Returns the delay before the next attempt. `None` means that the transfer must not be retried.
     pub(super) fn next_delay(&mut self, error: &ClientError) -> Option<Duration> {
-        /// Maximum number of attempts after an error that is not transient.
+        /// Maximum number of attempts, including the first, if the errors are not transient.
         const MAX_REJECTED_ATTEMPTS: u32 = 3;
         if matches!(error, ClientError::Rejected { code: 413, .. }) || error.is_job_closed() {
             return None;

@@ -45,7 +45,7 @@ pub(super) async fn upload(context: &Context, upload: &ArtifactsUpload, stop: &S
 }
 
 fn rfc3339(time: OffsetDateTime) -> String {
-    // gitlab-runner writes whole seconds. A current time can always be formatted.
+    // gitlab-runner writes whole seconds. The default is never used, because a current time can always be formatted.
     time.replace_nanosecond(0).ok().and_then(|time| time.format(&Rfc3339).ok()).unwrap_or_default()
 }
 
@@ -75,9 +75,9 @@ pub struct Upload<'a> {
 }
 
 impl Upload<'_> {
-    /// Packs the files and uploads them. Without files, prints a message and succeeds.
+    /// Packs the files and uploads them. If there are no files, prints a message and succeeds.
     ///
-    /// `endpoint` is called only before an upload.
+    /// `endpoint` is called only if there is an archive to upload.
     ///
     /// # Errors
     /// [`Failure::Step`] if the upload fails, [`Failure::System`] if the archive cannot be written, or
@@ -93,7 +93,8 @@ impl Upload<'_> {
             FileSelection { paths: &artifact.paths, exclude: &artifact.exclude, untracked: artifact.untracked };
         let mut files = select(context, selection, stop).await?;
         let env = context.environment().into_iter().collect::<HashMap<_, _>>();
-        // An artifact without a name is called `artifacts`. If the name expands to an empty text, it is called `default`.
+        // An artifact without a name is called `artifacts`. If the name expands to an empty text, it is called
+        // `default`.
         let name = if artifact.name.is_empty() { "artifacts".to_owned() } else { expand(&artifact.name, &env) };
         if let Some(provenance) = self.provenance {
             context.report(MessageLevel::Plain, "Generating artifacts metadata");

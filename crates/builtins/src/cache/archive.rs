@@ -96,7 +96,7 @@ impl Archive<'_> {
     }
 }
 
-/// Moves the archive of the other form of the cache key to the path of the key.
+/// Moves the archive that is stored under the other form of the cache key (hashed or plain) to the path of the key.
 fn adopt_alternate(alternate: Option<&Path>, archive: &Path) {
     let Some(alternate) = alternate.filter(|path| path.is_file() && !archive.exists()) else { return };
     let moved = archive.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::rename(alternate, archive));

@@ -1,5 +1,5 @@
-//! Downloads one object of a store into a file, a large object in concurrent ranges. A broken range continues at its
-//! next byte. A broken single stream starts again.
+//! Downloads one object of a store into a file. A large object is downloaded in concurrent ranges. If the transfer of
+//! a range breaks, it continues at the next byte. If a single stream breaks, it starts again.
 //!
 //! ```text
 //! response --strong ETag, `Accept-Ranges: bytes`--> ranges --> temporary file --checksum--> done
@@ -35,7 +35,7 @@ pub(super) struct Download<'a> {
     meter: Mutex<Meter>,
 }
 
-/// Bytes that are still to be transferred by requests for one range.
+/// Remaining part of a range: the bytes that were not transferred yet.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     /// Position of the next byte.
@@ -145,9 +145,9 @@ impl<'a> Download<'a> {
             );
             return Err(RemoteError::Damaged(message));
         }
-        if let Some(own) = response.headers().get(header::ETAG).filter(|own| *own != tag) {
-            let [own, expected] = [own, tag].map(|tag| String::from_utf8_lossy(tag.as_bytes()));
-            let message = format!("the object changed during the download: its ETag is {own}, expected {expected}");
+        if let Some(found) = response.headers().get(header::ETAG).filter(|found| *found != tag) {
+            let [found, expected] = [found, tag].map(|tag| String::from_utf8_lossy(tag.as_bytes()));
+            let message = format!("the object changed during the download: its ETag is {found}, expected {expected}");
             return Err(RemoteError::Damaged(message));
         }
         Ok(response)
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn broken_transfer_continues_at_its_byte() {
+    async fn broken_transfer_continues_at_the_next_byte() {
         let store = Store::new(TAGGED, "ETag: \"one\"\r\n", 2);
         let (content, messages) = download(&store, 100).await;
         assert_eq!(content.unwrap(), CONTENT);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn object_without_entity_tag_is_one_stream() {
+    async fn object_without_strong_tag_or_ranges_is_one_stream() {
         for headers in ["", "ETag: \"one\"\r\n", "ETag: W/\"one\"\r\nAccept-Ranges: bytes\r\n"] {
             let store = Store::new(headers, "", 1);
             let (content, _) = download(&store, 10).await;

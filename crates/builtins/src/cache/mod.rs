@@ -78,7 +78,7 @@ impl Builtin<Context> for CacheSave {
     }
 }
 
-/// Restores the first cache that can be restored: of the key, or of a fallback key in order.
+/// Restores the first cache that can be restored. Tries the key, and then each fallback key in order.
 async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Result<(), Failure> {
     if cache.key.is_empty() {
         context.report(MessageLevel::Notice, "Skipping cache extraction due to empty cache key");
@@ -139,7 +139,7 @@ async fn restore(context: &Context, cache: &CacheEntry, stop: &StopToken) -> Res
     Ok(())
 }
 
-/// Records the end of a restore, so that the save need not compare the contents of unchanged files.
+/// Records the time at which a restore ended, so that the save need not compare the contents of unchanged files.
 async fn record_restore(
     context: &Context,
     path: &Path,

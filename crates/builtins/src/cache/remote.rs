@@ -72,14 +72,14 @@ impl Remote {
         let heads: Vec<&Url> = objects.iter().filter_map(|object| object.head.as_ref()).collect();
         let mut ordered: Vec<&Url> = objects.iter().map(|object| &object.url).collect();
         if objects.len() > 1 && heads.len() == objects.len() {
-            let ages = futures::future::try_join_all(heads.into_iter().map(|head| self.modified(head)));
-            let ages = tokio::select! {
+            let times = futures::future::try_join_all(heads.into_iter().map(|head| self.modified(head)));
+            let times = tokio::select! {
                 cause = stop.stopped() => return Err(RemoteError::Stopped(cause)),
-                ages = ages => ages?,
+                times = times => times?,
             };
-            let mut by_age: Vec<(Option<SystemTime>, &Url)> = ages.into_iter().zip(ordered).collect();
-            by_age.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
-            ordered = by_age.into_iter().map(|(_, url)| url).collect();
+            let mut by_time: Vec<(Option<SystemTime>, &Url)> = times.into_iter().zip(ordered).collect();
+            by_time.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
+            ordered = by_time.into_iter().map(|(_, url)| url).collect();
         }
         let mut result = Err(RemoteError::Missing);
         for url in ordered {

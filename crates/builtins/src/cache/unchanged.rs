@@ -15,8 +15,8 @@ const PART_BYTES: usize = 64 * 1024;
 
 /// Time at which the files of a cache were last known to be equal to the archive.
 ///
-/// A file with the size and the modification time of its entry is unchanged only if the system has not changed it
-/// since. Reproducible builds, for example, give all files the same time.
+/// Equal sizes and modification times do not prove that a file is unchanged: reproducible builds, for example, give
+/// all files the same modification time. So its change time, which only the system sets, must be before the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Baseline {
     /// Unknown. All contents are compared.
@@ -101,7 +101,7 @@ fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata,
         EntryKind::File if !file.is_file() || !has_mode() || Some(file.len()) != entry.size => false,
         EntryKind::File => {
             let has_time = entry.modified.is_some_and(|time| time.unix_seconds() == file.mtime());
-            // A change exactly at `equal_at` may be later, so such a file does not count as old.
+            // A file whose change time is exactly `equal_at` may have changed afterwards, so it does not count as old.
             let is_old = equal_at.is_some_and(|time| change_time(file) < time);
             (has_time && is_old) || has_content(path, content).unwrap_or(false)
         }

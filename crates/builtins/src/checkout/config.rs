@@ -104,7 +104,7 @@ pub(crate) fn external_text(temp_dir: &Path, checkout: &Checkout) -> String {
         for (to, from) in rewrites(checkout, &plain) {
             text.push_str(&format!("[url {}]\n\tinsteadOf = {}\n", quoted(&to), quoted(&from)));
         }
-        // A credential helper of the machine would store the job token.
+        // The empty `helper` disables the helpers of the machine, which would store the job token.
         if let Some(host) = &host {
             text.push_str(&format!("[credential {}]\n\thelper =\n", quoted(host)));
         }

@@ -1,7 +1,7 @@
 //! `builtin://checkout`: checks out a commit in the project directory (docs/spec/job-execution.md, section 2).
 //!
 //! A commit of a local repository is checked out once as a [`template`], and copied for each job. Other commits are
-//! fetched by the `git` command ([`remote`]), or by libgit2 without this command ([`embedded`]).
+//! fetched by the `git` command ([`remote`]), or by libgit2 if there is no such command ([`embedded`]).
 
 mod cleanup;
 pub(crate) mod config;

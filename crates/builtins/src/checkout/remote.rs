@@ -203,7 +203,7 @@ async fn git_without_lfs(
 
 pub(super) const NO_LFS: &str = "the repository uses Git LFS, but git-lfs is not in PATH: LFS files are only pointers";
 
-/// Error without git, which local repositories require.
+/// Error if there is no `git` command, and libgit2 cannot replace it, as with a local repository.
 const NO_GIT: &str = "failed to get the sources: `git` is not in PATH; install it, or set the variable GIT_STRATEGY to `none` or \
      `empty` if the job needs no sources";
 

@@ -102,7 +102,7 @@ async fn build(
 ) -> Result<Arc<Template>, Failure> {
     let failed = || Failure::io("failed to prepare the checkout");
     let directory = context.shared.templates.directory().map_err(failed())?;
-    // A temporary directory has other permissions than a new directory.
+    // The tree is a new directory, because the temporary directory does not have the usual permissions.
     let root = directory.path().join("tree");
     let (target, options, commit) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {

@@ -40,7 +40,7 @@ pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, im
     let entrypoint = entrypoint.into_iter().filter(|word| !word.is_empty());
     let addresses = job.blocked_addresses.iter().map(|address| format!("--address={address}"));
     let gate = [EXECUTABLE].into_iter().chain(GATE).map(str::to_owned).chain(addresses).chain(["--".to_owned()]);
-    // A health check would run beside the gate.
+    // Health checks are disabled, because they would run beside the gate instead of after it.
     body.healthcheck = Some(no_health_check());
     body.entrypoint = Some(gate.collect());
     body.cmd = Some(entrypoint.chain(command.unwrap_or_default()).collect());

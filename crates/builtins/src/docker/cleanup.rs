@@ -17,7 +17,8 @@ use super::{create, directories, network};
 /// Maximum time for the cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
 const TIMEOUT: Duration = Duration::from_secs(300);
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Number of rejected attempts after which the cleanup fails. Only answers of the engine count, without conflicts.
+/// Number of rejected attempts after which the cleanup fails. An attempt is rejected if the engine answers with an
+/// error other than a conflict.
 const MAX_REJECTIONS: u32 = 10;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Objects {
         let mut rejected = 0;
         let mut left = self.all();
         loop {
-            // After a timeout, `left` is still updated.
+            // Even after a timeout, `left` has the results of the removals that ended.
             let _ = timeout(limit.saturating_sub(start.elapsed()), self.try_remove(engine, &mut left)).await;
             left.retain(|object| !object.is_removed);
             if left.is_empty() {

@@ -27,8 +27,8 @@ pub(super) fn is_named(volume: &DockerVolume) -> bool {
     !volume.source.is_empty() && !volume.source.starts_with('/')
 }
 
-/// Creates the named volumes of a job, without a change to existing volumes. Returns the directory of the run volume on
-/// the engine's machine.
+/// Creates the named volumes of a job. Does not change existing volumes. Returns the directory of the run volume on the
+/// engine's machine.
 pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<PathBuf, Failure> {
     let mut directory = PathBuf::new();
     let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
@@ -38,7 +38,7 @@ pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<Pa
     Ok(directory)
 }
 
-/// Creates a named volume, without a change to an existing volume.
+/// Creates a named volume. Does not change an existing volume.
 pub(super) async fn volume(engine: &Docker, job: &DockerContainer, volume: &DockerVolume) -> Result<Volume, Failure> {
     let request = VolumeCreateRequest {
         name: Some(volume.source.clone()),

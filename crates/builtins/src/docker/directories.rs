@@ -1,6 +1,7 @@
-//! Creates directories in the build container that every user can write to, if possible by the agent in it.
+//! Creates directories in the build container that every user can write to.
 //!
-//! Otherwise, they are sent to the engine as an archive, which needs no running container.
+//! If possible, the agent in the container creates them. Otherwise, they are sent to the engine as an archive, which
+//! needs no running container.
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -34,7 +35,7 @@ pub(super) fn directories_for_agent(job: &DockerContainer, image: &ResolvedImage
         return None;
     }
     let paths: Vec<_> = writable(job).into_iter().map(|(path, _)| path).filter(|path| path != RUN_DIR).collect();
-    // The paths are lines of a variable.
+    // The paths are passed as lines of one variable, so no path may contain a line break.
     paths.iter().all(|path| !path.contains('\n')).then_some(paths)
 }
 
@@ -59,7 +60,7 @@ pub(super) async fn create(engine: &Docker, job: &DockerContainer, build: &str, 
     sent.map_err(failed("failed to create the directories of the job"))
 }
 
-/// Creates a container with the same volumes and a writable root directory.
+/// Creates a container with the volumes of the build container and a writable root directory.
 async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Result<String, Failure> {
     let mut spec = ContainerSpec { name: setup_name(job), ..job.build.clone() };
     spec.host_config.remove("ReadonlyRootfs");
@@ -74,8 +75,8 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
 
 /// Returns the directories to create or make writable, with their modes.
 ///
-/// Of a volume, this is only the root: the engine would follow links that jobs put below it. Mounts of the engine's
-/// machine are excluded.
+/// For a directory in a volume, this is the root of the volume, because the engine would follow links that jobs put
+/// below it. Directories that are mounted from the engine's machine are excluded.
 pub(super) fn writable(job: &DockerContainer) -> Vec<(String, u32)> {
     let mut found = vec![(RUN_DIR.to_owned(), RUN_DIR_MODE)];
     for directory in &job.directories {

@@ -56,7 +56,7 @@ pub(crate) use services::ServiceHost;
 use socket::RunDirectory;
 use target::Container;
 
-/// Time for an engine that answers again to finish an unanswered call.
+/// Time that an engine gets to finish a call that it did not answer, before its objects are removed again.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) struct JobFacts<'a> {
@@ -82,11 +82,12 @@ pub(crate) async fn open(
     let objects = Objects::from_job(job)?;
     let mut job = job.clone();
     if !facts.has_mirror_view {
-        // Without the view, an engine would create an empty directory or reject the container.
+        // Without the view, the source of the volume does not exist, so an engine would create an empty directory or
+        // reject the container.
         job.volumes.retain(|volume| volume.destination != MIRROR_DIR);
     }
     job.lines.iter().for_each(|line| print(&*facts.log, &styled(line)));
-    let _opening = facts.prepared.opening();
+    let _pause = facts.prepared.pause();
     let connecting = async { Ok(engine::connect_to_create(&job.engine).await?) };
     let (engine, unanswered) = stoppable(stop, connecting).await?;
     match Box::pin(create_all(&job, &objects, &engine, facts, stop)).await {
@@ -196,7 +197,7 @@ async fn stoppable<T>(stop: &StopToken, work: impl Future<Output = Result<T, Fai
     }
 }
 
-/// Fails if the step was stopped. Used between creating calls, which must not be interrupted.
+/// Fails if the step was stopped. Used between calls that create objects and must not be interrupted.
 fn fail_if_stopped(stop: &StopToken) -> Result<(), Failure> {
     stop.cause().map_or(Ok(()), |cause| Err(Failure::Stopped(cause)))
 }

@@ -42,7 +42,7 @@ pub(super) async fn remove(engine: &Docker, name: &str) -> Result<(), ApiError> 
     match engine.remove_network(name).await {
         Ok(()) => return Ok(()),
         Err(error) if is_not_found(&error) => return Ok(()),
-        // Containers are attached to the network.
+        // The engine does not remove a network to which containers are attached.
         Err(error) if is_answer(&error) => {}
         Err(error) => return Err(error),
     }
@@ -94,7 +94,7 @@ pub(super) fn is_host(network: &DockerNetwork) -> bool {
 }
 
 /// Returns whether a container has its own network namespace.
-pub(super) fn is_own(network: &DockerNetwork) -> bool {
+pub(super) fn has_own_namespace(network: &DockerNetwork) -> bool {
     match network {
         DockerNetwork::Bridge | DockerNetwork::PerJob { .. } => true,
         DockerNetwork::Mode(mode) => {
@@ -120,17 +120,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn network_is_own_unless_its_mode_names_another_namespace() {
+    fn container_has_its_own_namespace_unless_the_mode_names_another_one() {
         let mode = |mode: &str| DockerNetwork::Mode(mode.to_owned());
         let per_job = DockerNetwork::PerJob { name: "net".to_owned(), ipv6: false, mtu: 0 };
         for own in [DockerNetwork::Bridge, per_job] {
-            assert!(is_own(&own), "{own:?}");
+            assert!(has_own_namespace(&own), "{own:?}");
         }
         for own in ["bridge", "none", "of-the-operator", "slirp4netns:mtu=1500", "pasta:-T,auto"] {
-            assert!(is_own(&mode(own)), "{own}");
+            assert!(has_own_namespace(&mode(own)), "{own}");
         }
         for shared in [mode("host"), mode("container:db"), mode("ns:/run/netns/a"), mode("pod:a")] {
-            assert!(!is_own(&shared), "{shared:?}");
+            assert!(!has_own_namespace(&shared), "{shared:?}");
         }
     }
 }

@@ -30,8 +30,8 @@ pub(super) async fn adopt(
     let owned = &job.owned;
     let shared = job.directories.iter().filter(|directory| !owned.contains(directory)).cloned();
     let command = [EXECUTABLE].into_iter().chain(ADOPT).map(str::to_owned);
-    // gitlab-runner also changes these volumes (docs/spec/job-execution.md, section 5.6). The agent does so only if the
-    // volume has its original mode.
+    // gitlab-runner also makes these volumes writable for all users (docs/spec/job-execution.md, section 5.6). The
+    // agent does so only if the volume still has its original owner and mode.
     let volumes = job.volumes.iter().filter(|volume| create::is_named(volume) && !volume.labels.is_empty());
     let command = command.chain(volumes.map(|volume| format!("--volume={}", volume.destination)));
     let command = command.chain(owned.iter().map(|directory| format!("--own={directory}"))).chain(["--".to_owned()]);

@@ -215,7 +215,7 @@ pub(super) async fn wait_until_healthy(
     join_all(services.iter_mut().map(async |service| {
         if let Err(error) = service.check(engine, build, timeout).await {
             let logs = service.logs(engine).await;
-            print(log, &error.block(&service.name, &logs));
+            print(log, &error.warning_text(&service.name, &logs));
             service.unhealthy = Some(error.message);
         }
     }))
@@ -232,12 +232,12 @@ struct Unhealthy {
 }
 
 impl Unhealthy {
-    fn without_messages(message: String) -> Self {
+    fn without_output(message: String) -> Self {
         Self { message, check_output: None }
     }
 
     /// Returns the warning, with gitlab-runner's wording.
-    fn block(&self, name: &str, service_logs: &str) -> String {
+    fn warning_text(&self, name: &str, service_logs: &str) -> String {
         let warning = format!("{}*** WARNING:{}", style::YELLOW, style::RESET);
         let checked =
             self.check_output.as_ref().map(|logs| format!("\nHealth check container logs:\n{}\n", logs.trim_end()));
@@ -257,7 +257,7 @@ impl Service {
     /// Waits until the service accepts a connection from the build container.
     async fn check(&self, engine: &Docker, build: &str, timeout: Duration) -> Result<(), Unhealthy> {
         let name = &self.name;
-        let exited = |code| Unhealthy::without_messages(format!("service \"{name}\" exited with code {code}"));
+        let exited = |code| Unhealthy::without_output(format!("service \"{name}\" exited with code {code}"));
         if let Some(code) = self.early_exit {
             return Err(exited(code));
         }
@@ -267,10 +267,10 @@ impl Service {
             let message = format!(
                 "service \"{name}\" has no exposed ports; set {HEALTH_CHECK_PORT} in its variables to the port to check"
             );
-            return Err(Unhealthy::without_messages(message));
+            return Err(Unhealthy::without_output(message));
         }
         let ip =
-            address.parse().map_err(|_| Unhealthy::without_messages(format!("{address:?} is not a valid address")))?;
+            address.parse().map_err(|_| Unhealthy::without_output(format!("{address:?} is not a valid address")))?;
         let targets = self.ports.iter().map(|port| SocketAddr::new(ip, *port).to_string());
         let command: Vec<String> = [EXECUTABLE].into_iter().chain(PROBE).map(str::to_owned).collect();
         let command = [command, vec![timeout.as_millis().to_string()], targets.collect()].concat();
@@ -285,8 +285,8 @@ impl Service {
                 message: format!("service \"{name}\" timeout"),
                 check_output: Some(String::from_utf8_lossy(&checked.output).into_owned()),
             }),
-            Ok(Err(error)) => Err(Unhealthy::without_messages(reason(&error))),
-            Err(_) => Err(Unhealthy::without_messages(format!("service \"{name}\" timeout"))),
+            Ok(Err(error)) => Err(Unhealthy::without_output(reason(&error))),
+            Err(_) => Err(Unhealthy::without_output(format!("service \"{name}\" timeout"))),
         }
     }
 

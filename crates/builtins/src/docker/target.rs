@@ -113,7 +113,7 @@ impl Container {
             name: job.build.name.clone(),
             image: job.build.image.name.clone(),
             project_dir: job.project_dir.clone().into(),
-            has_own_network: network::is_own(&job.network),
+            has_own_network: network::has_own_namespace(&job.network),
             memory,
             objects,
             output,
@@ -134,7 +134,7 @@ impl Container {
         end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
     }
 
-    /// Adds tasks that copy output of services, and the relay. They end with the container.
+    /// Adds tasks that copy output of services, and the relay. They end when this value is dropped.
     pub(super) fn with_helpers(mut self, service_logs: JoinSet<()>, relay: Option<Relay>) -> Self {
         (self.service_logs, self.relay) = (service_logs, relay);
         self

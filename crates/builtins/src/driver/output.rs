@@ -31,7 +31,7 @@ impl OutputPipe {
         Ok((output, File::from(OwnedFd::from(writer))))
     }
 
-    /// Collects the output until `program` ends, even if a background process still has the pipe.
+    /// Collects the output until `program` ends, even if a background process keeps the pipe open.
     pub(super) async fn collect_during<T>(&mut self, program: impl Future<Output = T>) -> T {
         let mut program = pin!(program);
         let mut is_closed = false;

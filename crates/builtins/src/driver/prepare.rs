@@ -28,7 +28,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // A program may not be repeatable, so the job counts as started.
+        // It may not be possible to run a driver's program again in another attempt, so the job counts as started.
         context.wait_until_user_code_may_run(stop).await?;
         let mut attempt = 1;
         loop {

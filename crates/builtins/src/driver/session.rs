@@ -32,7 +32,8 @@ impl DriverState {
     /// Creates the driver's directory with the payload of the job.
     pub(super) async fn begin(context: &Context, inputs: &DriverPrepare, stop: &StopToken) -> Result<Self, Failure> {
         let dir = context.temp_dir.join(DIRECTORY);
-        let prepared = context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
+        let processes =
+            context.processes.separate_set("driver").map_err(Failure::io("failed to prepare the driver"))?;
         let (path, payload) = (dir.clone(), inputs.payload.clone());
         blocking(context, "creating the driver's directory", stop, move || {
             create(&path, &payload).map_err(Failure::io(format!("failed to create {}", path.display())))
@@ -43,7 +44,7 @@ impl DriverState {
             dir,
             output: ConfigOutput::default(),
             binding: None,
-            prepared,
+            processes,
             services: inputs.services.clone(),
             shell: inputs.directories.shell.clone(),
             project_dir: inputs.project_dir.clone(),
@@ -60,7 +61,7 @@ impl DriverState {
         let (mut output, stdout) =
             OutputPipe::new(MAX_CONFIG_BYTES).map_err(Failure::io("failed to create a pipe for config_exec"))?;
         let run = ProgramRun { stdout: Some(Arc::new(stdout)), ..self.program(context, "config_exec", program) };
-        output.collect_during(run.run(&self.prepared, stop)).await?;
+        output.collect_during(run.run(&self.processes, stop)).await?;
         output.into_bytes().ok_or_else(|| {
             Failure::System(format!(
                 "config_exec `{}` printed more than {} KiB to standard output; it must print a JSON object there, and all else to standard \
@@ -74,7 +75,7 @@ impl DriverState {
     /// Runs `prepare_exec`.
     pub(super) async fn prepare(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
         let Some(program) = &self.driver.prepare else { return Ok(()) };
-        self.program(context, "prepare_exec", program).run(&self.prepared, stop).await
+        self.program(context, "prepare_exec", program).run(&self.processes, stop).await
     }
 
     /// Runs `run_exec` with a script and the name of a stage.
@@ -96,11 +97,11 @@ impl DriverState {
         let cleaned = match &self.driver.cleanup {
             Some(program) => {
                 let run = ProgramRun { log: Arc::new(AgentLog), ..self.program(context, "cleanup_exec", program) };
-                run.run(&self.prepared, &StopToken::new()).await
+                run.run(&self.processes, &StopToken::new()).await
             }
             None => Ok(()),
         };
-        self.prepared.finish(self.grace()).await;
+        self.processes.finish(self.grace()).await;
         let dir = self.dir.clone();
         let removed = tokio::task::spawn_blocking(move || remove_tree(&dir)).await.map_err(std::io::Error::other);
         if let Err(error) = removed.and_then(|removed| removed) {

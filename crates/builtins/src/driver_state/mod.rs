@@ -20,7 +20,7 @@ pub(crate) struct DriverState {
     /// Directories of the job. `None` means that the configuration stage has not run.
     pub(crate) binding: Option<Binding>,
     /// Processes of all programs except `run_exec`. They may run until the cleanup ends.
-    pub(crate) prepared: Processes,
+    pub(crate) processes: Processes,
     /// Value of `CI_JOB_SERVICES`.
     pub(crate) services: String,
     /// Shell of the scripts: `bash` or `sh`. Empty means `bash`.

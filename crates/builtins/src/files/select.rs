@@ -229,7 +229,7 @@ fn relative_pattern(root: &Path, text: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Returns the leading directories of a pattern without wildcards and escapes.
+/// Returns the components of a pattern before the first one with a wildcard or an escape.
 fn fixed_prefix(pattern: &str) -> PathBuf {
     let parts: Vec<&str> = pattern.split('/').collect();
     let fixed = parts.iter().position(|part| part.contains(['*', '?', '[', '{', '\\'])).unwrap_or(parts.len());

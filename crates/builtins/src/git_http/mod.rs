@@ -40,25 +40,25 @@ pub(crate) struct Session {
     pub(crate) runtime: Handle,
     pub(crate) stop: StopToken,
     /// Explanation if the server refuses access.
-    pub(crate) access: &'static str,
+    pub(crate) access_hint: &'static str,
 }
 
 /// HTTP clients. Only the coordinator gets the job's certificates.
 pub(crate) struct Clients {
     coordinator: Option<Origin>,
-    own: reqwest::Client,
-    other: reqwest::Client,
+    for_coordinator: reqwest::Client,
+    for_others: reqwest::Client,
 }
 
 impl Clients {
-    /// Returns the clients. `own` has the certificates of the job, and `other` those of the system.
-    pub(crate) fn new(coordinator: &str, own: reqwest::Client, other: reqwest::Client) -> Self {
-        Self { coordinator: origin(coordinator), own, other }
+    /// Returns the clients. `for_coordinator` has the certificates of the job, and `for_others` those of the system.
+    pub(crate) fn new(coordinator: &str, for_coordinator: reqwest::Client, for_others: reqwest::Client) -> Self {
+        Self { coordinator: origin(coordinator), for_coordinator, for_others }
     }
 
     fn get(&self, url: &str) -> &reqwest::Client {
-        let is_own = self.coordinator.is_some() && origin(url) == self.coordinator;
-        if is_own { &self.own } else { &self.other }
+        let is_coordinator = self.coordinator.is_some() && origin(url) == self.coordinator;
+        if is_coordinator { &self.for_coordinator } else { &self.for_others }
     }
 }
 
@@ -114,7 +114,7 @@ impl Session {
             _ if other_server(&response).is_some() => Ok(response),
             status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!("the server answered {status}: {}", self.access),
+                format!("the server answered {status}: {}", self.access_hint),
             )),
             status => Err(io::Error::other(format!("the server answered {status}"))),
         }

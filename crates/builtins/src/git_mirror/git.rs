@@ -116,7 +116,8 @@ impl<'a> GitDir<'a> {
         Ok(Refs(names.collect()))
     }
 
-    /// Returns whether the server has all refs without wildcards. Returns false if it cannot be queried.
+    /// Returns whether the server has each ref that `refspecs` name without wildcards. Returns false if it cannot be
+    /// queried.
     pub(super) async fn server_has(&self, refspecs: &[Refspec], stop: &StopToken) -> Result<bool, Failure> {
         let url = without_credentials(&self.inputs.repo_url);
         let names: Vec<&str> =
@@ -154,7 +155,7 @@ impl<'a> GitDir<'a> {
 
     async fn output(&self, args: &[&str], stdin: Option<String>, stop: &StopToken) -> Result<String, Failure> {
         let failed = || Failure::io("failed to read the output of git");
-        // A job could replace the content of a file with a name.
+        // The file has no name, because a job could replace the content of a file that it can open.
         let file = Arc::new(tempfile::tempfile().map_err(failed())?);
         self.run(args, stdin, Some(Arc::clone(&file)), stop).await?;
         let mut file = &*file;

@@ -19,14 +19,14 @@ pub(super) struct CheckoutCall {
 /// Inputs of `builtin://cache/restore` and `builtin://cache/save`.
 #[derive(Debug, Deserialize)]
 pub(super) struct CacheCall {
-    /// Key of the only cache. Empty means all caches.
+    /// Key of the only cache to restore or save. Empty means all caches.
     pub(super) key: String,
 }
 
 /// Inputs of `builtin://artifacts/download`.
 #[derive(Debug, Deserialize)]
 pub(super) struct DownloadCall {
-    /// Name of the only job. Empty means all dependencies.
+    /// Name of the only job whose artifacts are downloaded. Empty means all dependencies.
     pub(super) job: String,
 }
 

@@ -16,7 +16,7 @@ use crate::context::Context;
 
 type Inputs = Map<String, Value>;
 
-/// Checks out the job's sources with the changes of the call.
+/// Checks out the job's sources with the settings of the call.
 pub(super) async fn check_out(context: &Arc<Context>, inputs: &Inputs, stop: &StopToken) -> Result<(), Failure> {
     let CheckoutCall { strategy, depth, submodules } = parsed(inputs)?;
     let Some(declared) = &context.declared.checkout else {

@@ -30,7 +30,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of known commits that a fetch reports to the server.
 const MAX_TIPS: usize = 5000;
 const TIPS_LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "everything is fetched again" };
-/// Prefix of git's directories for the commands of one job.
+/// Prefix of the names of the temporary directories in which git commands of one job run.
 pub(crate) const COMMAND_PREFIX: &str = "git-";
 /// Number of packs above which they are combined.
 const MANY_PACKS: usize = 32;
@@ -44,12 +44,12 @@ pub(crate) struct Mirror {
 
 #[derive(Debug)]
 pub(crate) struct Guard {
-    /// Locked file, against other agents.
+    /// Locked file, which excludes other agents.
     _file: File,
     _agent_lock: AgentLock,
 }
 
-/// Lock against other jobs of this agent.
+/// Lock that excludes other jobs of this agent.
 #[derive(Debug)]
 enum AgentLock {
     Shared(#[expect(dead_code, reason = "held until it is dropped")] OwnedRwLockReadGuard<()>),
@@ -113,7 +113,8 @@ impl Mirror {
         self.dir.join("views")
     }
 
-    /// Creates missing directories. Removes leftovers of a killed git, and references to other directories.
+    /// Creates missing directories. Removes leftovers of a killed git, and `objects/info`, which could name object
+    /// directories outside of the mirror (`alternates`).
     pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(self.packs())?;
         remove_tree(&self.dir.join("objects/info"))?;
@@ -132,7 +133,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes git directories of killed agents. The caller must hold the exclusive lock.
+    /// Removes directories with [`COMMAND_PREFIX`] of killed agents. The caller must hold the exclusive lock.
     pub(crate) fn remove_command_dirs(&self) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -147,7 +148,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// Removes all objects. Views of running jobs have hard links to them.
+    /// Removes all objects. Views of running jobs keep them as hard links.
     pub(crate) fn clear(&self) -> io::Result<()> {
         remove_tree(&self.objects())?;
         match fs::remove_file(self.tips_path()) {
@@ -223,7 +224,7 @@ impl Mirror {
     }
 }
 
-/// Removes a mirror that neither a job nor a view uses.
+/// Removes a mirror, unless a job or a view uses it.
 fn discard(root: &Path, name: &str, trash: &Trash) {
     let views = root.join(name).join("views");
     let is_used = |view: &str| !matches!(named_lock::try_lock(&views, view, Kind::Exclusive), Ok(Some(_)));

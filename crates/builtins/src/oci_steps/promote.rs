@@ -87,7 +87,7 @@ async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCa
 
 /// Moves tags to the highest releases of their series. Returns whether one has changed.
 ///
-/// Only moves a tag to this version, or if this job has moved it before.
+/// Moves a tag to another version than `version` only if this job has moved the tag before.
 async fn move_once(
     version: &ImageVersion,
     target: &Registry,
@@ -100,7 +100,7 @@ async fn move_once(
     }
     let existing = match target.tags().await {
         Ok(TagList::Tags(existing)) => existing,
-        // Some registries list tags with a delay.
+        // Some registries list tags with a delay, and may not know a new repository yet.
         Err(RegistryError::NotFound { .. }) => Vec::new(),
         Ok(TagList::Unlisted) => {
             (call.print)(&format!("{repository} does not list its tags, so only the tag of the version is published"));

@@ -29,7 +29,7 @@ use crate::private_file;
 use crate::shell_text::{ScriptBlock, commands};
 use crate::variables::ResolvedVariable;
 
-/// File in the temporary directory that the shell writes after its profile.
+/// File in the temporary directory that the shell writes after it has executed its profile.
 const STARTED_FILE: &str = ".shell_started";
 
 #[async_trait]
@@ -89,7 +89,7 @@ pub(crate) async fn run_blocks(
     })
 }
 
-/// File that the shell writes after its profile. It is open, because the script may remove it.
+/// File that the shell writes after it has executed its profile. It is open, because the script may remove it.
 struct ProfileMarker {
     path: PathBuf,
     file: fs::File,
@@ -115,7 +115,7 @@ impl ProfileMarker {
 struct ScriptFrame<'a> {
     script: &'a Script,
     directory: &'a Path,
-    /// File that the shell writes after its profile. `None` means that it executes no profile.
+    /// File that the shell writes after it has executed its profile. `None` means that it executes no profile.
     started: Option<&'a Path>,
     blocks: &'a [ScriptBlock<'a>],
 }

@@ -50,8 +50,8 @@ fn find_shell(wanted: &str) -> Option<&'static Shell> {
 pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // The shell parses the text of `eval` twice, so variables are set before it. A traced shell must print them in the
-    // text.
+    // The shell parses the text of `eval` twice, so variables are set before it. A traced shell sets them in this text,
+    // so that it prints them.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");
@@ -79,8 +79,8 @@ pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVa
 
 /// Adds `export` commands for the variables.
 ///
-/// One command for all saves a tenth of the run time of the smallest script. A traced shell gets readable single
-/// commands.
+/// One command for all variables saves a tenth of the run time of the smallest script. A traced shell gets one command
+/// for each variable, because its trace is then readable.
 fn export(to: &mut String, exports: &[ResolvedVariable<'_>], is_traced: bool) {
     let mut exports = exports.iter().filter(|(key, _)| can_be_set(key)).peekable();
     while let Some((key, value)) = exports.next() {

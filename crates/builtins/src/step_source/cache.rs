@@ -31,7 +31,7 @@ pub struct StepCache {
     users: Arc<RwLock<()>>,
 }
 
-/// Guard of one entry. Meanwhile, no other job fetches it, and it is not removed.
+/// Guard of one entry. While it exists, no other job fetches the entry, and the entry is not removed.
 #[derive(Debug)]
 pub(super) struct EntryGuard {
     /// Path of the entry, which may not exist yet.

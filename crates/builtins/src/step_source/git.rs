@@ -26,7 +26,7 @@ const MIN_HASH_DIGITS: usize = 8;
 /// Reference to the fetched commit in the cache.
 const FETCHED: &str = "refs/muster/step";
 /// Explanation if the server refuses access.
-const ACCESS: &str = "check the name of the repository. On the GitLab server of the job, the job's token must have access to the repository. \
+const ACCESS_HINT: &str = "check the name of the repository. On the GitLab server of the job, the job's token must have access to the repository. \
      For another server, write a user and a token into the URL: https://USER:TOKEN@HOST/PATH";
 
 struct Resolved {
@@ -122,7 +122,8 @@ fn connect(fetcher: &StepFetcher, url: &str, lookup: Lookup<'_>, stop: &StopToke
     let coordinator = if is_own { url } else { "" };
     let clients = Clients::new(coordinator, client(&fetcher.tls)?, client(&TlsFiles::default())?);
     let credentials = Credentials::new(rewrites.collect());
-    let session = Session { clients, credentials, runtime: Handle::current(), stop: stop.clone(), access: ACCESS };
+    let session =
+        Session { clients, credentials, runtime: Handle::current(), stop: stop.clone(), access_hint: ACCESS_HINT };
     Ok(Connection { url: url.to_owned(), session: Arc::new(session) })
 }
 
@@ -147,7 +148,7 @@ async fn run<T: Send + 'static>(
 
 /// Adds a remedy to a network error without one.
 fn with_remedy(error: git2::Error) -> git2::Error {
-    if error.class() != git2::ErrorClass::Net || error.message().ends_with(ACCESS) {
+    if error.class() != git2::ErrorClass::Net || error.message().ends_with(ACCESS_HINT) {
         return error;
     }
     let remedy = "check the URL, and that this machine can reach the server";
@@ -162,7 +163,7 @@ fn io_failed(error: std::io::Error) -> git2::Error {
 impl Connection {
     /// Returns the pinned commit, or else the commit of the revision.
     ///
-    /// `references` are the references of the server, which thus has shown that the job may read the repository.
+    /// `references` are the references of the server. It returned them, so the job has access to the repository.
     fn resolve(
         &self,
         references: &[(String, String)],
@@ -247,7 +248,7 @@ impl Connection {
             if fetched.is_ok() && repository.find_commit(commit).is_ok() {
                 return Ok(());
             }
-            // The branch may have changed, or the server may refuse other hashes.
+            // The branch may have changed, or the server may refuse hashes to which no reference points.
             if self.session.stop.cause().is_some() {
                 return fetched;
             }

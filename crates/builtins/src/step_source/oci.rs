@@ -143,7 +143,7 @@ pub async fn registry_notices(
     Ok(found)
 }
 
-/// Returns the newest document with notices. A publisher may have withdrawn older notices.
+/// Returns the newest document with notices. Older ones are ignored, because the publisher may have withdrawn them.
 fn newest_notice(referrers: &[Descriptor]) -> Option<&Descriptor> {
     let created = |entry: &&Descriptor| -> jiff::Timestamp {
         entry.annotations.get(CREATED).and_then(|time| time.parse().ok()).unwrap_or(jiff::Timestamp::MIN)

@@ -1,4 +1,4 @@
-//! Cache of work trees of commits of local repositories, which checkouts copy.
+//! Caches work trees of commits. Checkouts of local repositories copy them.
 
 mod restore;
 mod tree;

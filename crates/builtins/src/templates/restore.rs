@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use super::tree::{Content, Entry, Kind, Tree, permissions};
 use crate::trash::Trash;
 
-/// Time within which two changes can have the same ctime. Its clock has a resolution of up to 10 ms.
+/// Time within which two changes can have the same ctime. The clock of the ctime has a resolution of up to 10 ms.
 const CTIME_RESOLUTION: Duration = Duration::from_millis(20);
 
 /// Identity and ctime of a file or directory, which reveal a later change.
@@ -69,7 +69,7 @@ impl Restore<'_> {
             RestoreRun { uid: rustix::process::geteuid().as_raw(), stamps: FileStamps(stamps), restore: self };
         run.directory(0, run.restore.target.to_owned(), run.restore.tree.mode, false)?;
         let (mut stamps, time) = (run.stamps, SystemTime::now());
-        // Only this restore has changed the files, so these ctimes are those of the right content.
+        // Only this restore has changed the files, so these ctimes belong to the right content.
         for stamp in &mut stamps.0 {
             *stamp = stamp.filter(|stamp| stamp.is_stable(time));
         }

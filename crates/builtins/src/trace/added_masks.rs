@@ -13,15 +13,15 @@ const MAX_TOTAL_BYTES: usize = 256 * 1024;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
-    /// Output without such a line.
+    /// Output without lines that add values.
     Text(Cow<'a, [u8]>),
-    /// Value of a line.
+    /// Value that a line adds.
     Value(String),
     /// Reason why a value is not masked. The line must not be printed.
     Rejected(&'static str),
 }
 
-/// Finds lines that add values, in output of pieces of any size.
+/// Finds lines that add values, in output that arrives in pieces of any size.
 #[derive(Debug)]
 pub(super) struct AddedMasks {
     line: Line,

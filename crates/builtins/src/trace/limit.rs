@@ -34,7 +34,7 @@ impl SizeLimiter {
         if !self.incomplete.is_empty() {
             bytes.splice(..0, std::mem::take(&mut self.incomplete));
         }
-        // This check is faster, and most output is ASCII.
+        // This check is faster than the one below, and most output is ASCII.
         if !bytes.is_ascii()
             && let Err(error) = std::str::from_utf8(bytes)
         {

@@ -145,7 +145,7 @@ impl Trace {
         inner.secrets.add(value);
         inner.has_added_secrets = true;
         drop(inner);
-        // This output was written before the value was known.
+        // The output that the maskers hold back was written before the value was known, so it is not masked with it.
         self.write_or_report(Inner::flush_maskers);
     }
 
@@ -187,7 +187,8 @@ impl Log for Trace {
         self.write_or_report(|inner| inner.write(stream, bytes));
     }
 
-    /// Completes the line before Muster's next message. Without timestamps, there is only one stream.
+    /// Completes the job's line before Muster's next message. Does nothing without timestamps, because there is then
+    /// only one stream.
     fn end_lines(&self) {
         if self.timestamps {
             self.write_or_report(|inner| inner.finish(Stream::Output));
@@ -232,7 +233,7 @@ impl Inner {
             self.secrets.add(value);
             self.has_added_secrets = true;
         }
-        // Held output is the beginning of a masked value, which no command line can continue.
+        // Output that is held back is the beginning of a masked value. A line with `COMMAND` cannot continue the value.
         self.flush_maskers()
     }
 

@@ -30,7 +30,7 @@ async fn open(settings: CacheStoreSettings) -> CacheStore {
 }
 
 #[tokio::test]
-async fn s3_url_is_for_one_object_one_method_and_the_time_of_the_job() {
+async fn s3_url_is_limited_to_one_object_one_method_and_the_time_of_the_job() {
     let store = open(CacheStoreSettings::S3(s3())).await;
     let get = store.download_url("project/5/key", Duration::from_secs(90)).await.unwrap();
     assert_eq!(get.as_str().split('?').next(), Some("https://minio.example:9000/bucket/project/5/key"));

@@ -51,8 +51,8 @@ async fn transfers(store: &CacheStore) {
 }
 
 /// Returns the signature or the signed URL from the vendor's library. `None` if the Python environment is missing.
-fn signed_by_library(job: &serde_json::Value) -> Option<String> {
-    let output = python_program("python3")?.args(["-c", include_str!("libraries.py")]).arg(job.to_string()).output();
+fn signed_by_library(input: &serde_json::Value) -> Option<String> {
+    let output = python_program("python3")?.args(["-c", include_str!("libraries.py")]).arg(input.to_string()).output();
     let output = output.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
@@ -76,11 +76,11 @@ async fn signatures_of_s3_are_those_of_amazons_library() {
         for (method, url, headers) in all_urls(&store, name).await {
             let (unsigned, signature) = url.as_str().split_once("&X-Amz-Signature=").unwrap();
             let time = &query(&url)["X-Amz-Date"];
-            let job = serde_json::json!({
+            let input = serde_json::json!({
                 "store": "s3", "method": method, "url": unsigned, "headers": headers, "time": time,
                 "key": "AKID", "secret": "the-secret", "region": "us-east-1",
             });
-            let Some(expected) = signed_by_library(&job) else { return };
+            let Some(expected) = signed_by_library(&input) else { return };
             assert_eq!(signature, expected, "{method} {url}");
         }
     }
@@ -93,11 +93,11 @@ async fn signatures_of_google_are_those_of_googles_library() {
     let store = open(CacheStoreSettings::Gcs(settings)).await;
     for name in NAMES {
         for (method, url, headers) in all_urls(&store, name).await {
-            let job = serde_json::json!({
+            let input = serde_json::json!({
                 "store": "gcs", "method": method, "path": url.path(), "headers": headers, "expires": HOUR.as_secs(),
                 "time": query(&url)["X-Goog-Date"], "key": "me", "secret": private_key(),
             });
-            let Some(expected) = signed_by_library(&job) else { return };
+            let Some(expected) = signed_by_library(&input) else { return };
             let expected = Url::parse(&expected).unwrap();
             assert_eq!((url.path(), query(&url)), (expected.path(), query(&expected)), "{method} {name}");
         }

@@ -14,7 +14,7 @@ use crate::known::Known;
 
 /// Size in bytes above which a file is divided into blocks for several threads.
 const LARGE_FILE_BYTES: u64 = 1 << 20;
-/// Size of a complete batch or block in bytes.
+/// Number of bytes from which a batch or block is complete.
 const PART_BYTES: usize = 1 << 20;
 const BATCH_FILES: usize = 64;
 

@@ -24,7 +24,7 @@ struct Pending {
 /// A machine in virtual time, with the expected files of each key.
 struct Simulation {
     machine: Machine,
-    numbers: Numbers,
+    numbers: RandomNumbers,
     time: Duration,
     pending: Vec<Pending>,
     expected: BTreeMap<String, Files>,
@@ -60,7 +60,7 @@ impl Simulation {
     fn begin_save(&mut self) {
         let number = self.numbers.below(12);
         // Few different contents, so that unused chunks are used again.
-        let content = Numbers(self.numbers.next() % 5).text(20_000);
+        let content = RandomNumbers(self.numbers.next() % 5).text(20_000);
         self.machine.write(&format!("file{number}"), &content);
         let (marks, references) = (self.machine.store().marks(), self.machine.references());
         let key = KEYS[self.numbers.below(KEYS.len())];
@@ -126,7 +126,7 @@ fn no_collection_deletes_what_a_cache_or_a_save_needs() {
     for seed in 0..40 {
         let mut simulation = Simulation {
             machine: Machine::new(),
-            numbers: Numbers(seed),
+            numbers: RandomNumbers(seed),
             time: Duration::ZERO,
             pending: Vec::new(),
             expected: BTreeMap::new(),
@@ -198,7 +198,7 @@ fn plan_counts_references_that_are_too_old_and_changes_nothing() {
     assert_eq!(store.collect(now, GRACE, Some(max_age)).unwrap(), planned);
 }
 
-/// Jobs and later collections treat a longer list as empty, so no object would ever be deleted.
+/// Jobs and later collections treat a list above the limit as empty. With such a list, no object would ever be deleted.
 #[test]
 fn list_of_marks_stays_readable_however_many_objects_are_unused() {
     let old = SystemTime::UNIX_EPOCH;
@@ -233,5 +233,5 @@ fn two_collections_do_not_run_at_the_same_time() {
     assert!(matches!(error, ChunkError::Busy(_)), "{error}");
     lock.unlock().unwrap();
     store.collect(SystemTime::now(), GRACE, None).unwrap();
-    assert_eq!(directories(machine.directory.path()), [store]);
+    assert_eq!(stores_below(machine.directory.path()), [store]);
 }

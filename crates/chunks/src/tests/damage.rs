@@ -5,7 +5,7 @@ use super::*;
 /// Returns a machine with two keys whose caches share chunks.
 fn two_keys() -> Machine {
     let mut machine = Machine::new();
-    let mut numbers = Numbers(5);
+    let mut numbers = RandomNumbers(5);
     for number in 0..30 {
         machine.write(&format!("d/file{number}"), &numbers.text(30_000));
     }
@@ -44,7 +44,7 @@ fn flipped_missing_and_additional_bytes_are_found() {
     // Restoring `main` does not read the index of `branch`.
     paths.retain(|path| !path.ends_with("save1-index"));
     paths.sort();
-    let mut numbers = Numbers(11);
+    let mut numbers = RandomNumbers(11);
     for path in paths {
         let original = fs::read(&path).unwrap();
         for case in 0..40 {
@@ -116,7 +116,7 @@ fn index_and_reference_of_another_cache_are_not_used() {
     let mut machine = two_keys();
     let store = machine.store();
     let (main, branch) = (store.reference("main").unwrap().unwrap(), store.reference("branch").unwrap().unwrap());
-    // The file of this reference gets the reference of another key.
+    // The file with the reference of `main` gets the reference of another key.
     fs::copy(store.reference_path("branch").unwrap(), store.reference_path("main").unwrap()).unwrap();
     let error = check_no_wrong_file(&machine, "reference").unwrap_err();
     assert!(error.contains("belongs to another cache"), "{error}");

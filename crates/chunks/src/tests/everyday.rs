@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use super::*;
 
 fn fill(machine: &Machine, files: usize) {
-    let mut numbers = Numbers(1);
+    let mut numbers = RandomNumbers(1);
     for number in 0..files {
         let length = if number % 50 == 0 { 700_000 } else { 1_000 + numbers.below(40_000) };
         machine.write(&format!("d{}/file{number}", number % 7), &numbers.text(length));
@@ -22,7 +22,7 @@ fn files_links_and_attributes_are_restored() {
     let mut machine = Machine::new();
     machine.write("d/empty", b"");
     machine.write("d/run", b"#!/bin/sh\n");
-    machine.write("d/large", &Numbers(3).text(5_000_000));
+    machine.write("d/large", &RandomNumbers(3).text(5_000_000));
     fs::set_permissions(machine.root().join("d/run"), fs::Permissions::from_mode(0o750)).unwrap();
     symlink("run", machine.root().join("d/link")).unwrap();
     fs::create_dir_all(machine.root().join("d/nothing")).unwrap();
@@ -42,7 +42,7 @@ fn change_of_one_percent_stores_and_loads_at_most_three_percent() {
     machine.restore_into("main", target.path()).unwrap();
 
     // Six of 600 files get other content, and a large file gets one more byte at its start.
-    let mut numbers = Numbers(9);
+    let mut numbers = RandomNumbers(9);
     for number in [60, 120, 180, 240, 301, 590] {
         let path = machine.root().join(format!("d{}/file{number}", number % 7));
         let length = usize::try_from(path.metadata().unwrap().len()).unwrap();
@@ -124,8 +124,8 @@ fn number_of_packs_stays_small() {
     let mut machine = Machine::new();
     fill(&machine, 100);
     machine.save("main");
-    let mut numbers = Numbers(4);
-    // No later save changes this file, so its pack is used until the file is copied to a newer one.
+    let mut numbers = RandomNumbers(4);
+    // No later save changes a file, so its pack stays in use until its chunks are copied to a newer pack.
     for number in 0..150 {
         machine.write(&format!("new/file{number}"), &numbers.text(1_000));
         machine.save("main");

@@ -19,14 +19,14 @@ fn entry(path: &str, kind: EntryKind) -> Entry {
     Entry { path: path.into(), kind, mode: Some(0o644), modified: None, size: Some(0) }
 }
 
-fn empty(packs: Vec<Object>, chunks: Vec<Chunk>) -> Index {
+fn without_entries(packs: Vec<Object>, chunks: Vec<Chunk>) -> Index {
     let mut index = Index::default();
     (index.packs, index.chunks) = (packs, chunks);
     index
 }
 
 fn with_chunk(chunk: Chunk) -> Index {
-    let mut index = empty(vec![Object { name: "save-0".to_owned(), size: 100 }], vec![chunk]);
+    let mut index = without_entries(vec![Object { name: "save-0".to_owned(), size: 100 }], vec![chunk]);
     index.add(&entry("file", EntryKind::File), vec![0]);
     index
 }
@@ -43,7 +43,7 @@ fn names_outside_of_the_directory_are_rejected() {
         assert!(error.contains("no valid path"), "{path}: {error}");
     }
     for name in ["../../save-0", "passwd", "-0", "save-", "save-x"] {
-        let named = empty(vec![Object { name: name.to_owned(), size: 1 }], Vec::new());
+        let named = without_entries(vec![Object { name: name.to_owned(), size: 1 }], Vec::new());
         assert!(read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid object name"), "{name}");
     }
 }
@@ -89,7 +89,7 @@ fn no_file_is_written_through_a_link() {
     let good = machine.store().index(&reference, &Limits::default()).unwrap();
     let outside = machine.directory.path().join("outside");
     fs::create_dir(&outside).unwrap();
-    let mut index = empty(good.packs.clone(), good.chunks.clone());
+    let mut index = without_entries(good.packs.clone(), good.chunks.clone());
     index.add(&entry("link", EntryKind::Link(outside.clone())), Vec::new());
     index.add(&entry("link/file", EntryKind::File), vec![0]);
     index.add(&entry("link", EntryKind::Link("/etc".into())), Vec::new());
@@ -101,7 +101,7 @@ fn no_file_is_written_through_a_link() {
     fs::remove_file(target.path().join("link")).unwrap();
     std::os::unix::fs::symlink(&outside, target.path().join("d")).unwrap();
     std::os::unix::fs::symlink(outside.join("new"), target.path().join("f")).unwrap();
-    let mut index = empty(good.packs.clone(), good.chunks.clone());
+    let mut index = without_entries(good.packs.clone(), good.chunks.clone());
     index.add(&entry("d/file", EntryKind::File), vec![0]);
     index.add(&entry("f", EntryKind::File), vec![0]);
     restore(&machine.store(), &read(&machine, &index, &Limits::default()).unwrap(), target.path()).unwrap();

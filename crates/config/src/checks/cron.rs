@@ -46,7 +46,7 @@ pub(super) fn always_matches(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }
 
-/// Returns whether a pattern of `by` matches whenever one of `periods` does, judging by their texts.
+/// Returns whether some pattern of `by` matches whenever a pattern of `periods` does. Only compares their texts.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
     let normalized = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let by_normalized: Vec<_> = by.iter().map(|pattern| normalized(pattern)).collect();

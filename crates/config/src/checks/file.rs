@@ -102,7 +102,7 @@ fn check_log_level(check: &mut Check<'_>) {
     }
 }
 
-/// gitlab-runner does not start if the format is unknown.
+/// Check C014. An unknown format is an error, because gitlab-runner does not start with it.
 fn check_log_format(check: &mut Check<'_>) {
     let Some(format) =
         check.tree.str("log_format").filter(|format| !format.is_empty() && !LOG_FORMATS.contains(format))

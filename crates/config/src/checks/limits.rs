@@ -29,7 +29,7 @@ fn check_concurrent(check: &mut Check<'_>) {
 
 /// Checks C002 to C004.
 ///
-/// In Muster, runners take turns, so problems that only affect gitlab-runner are information.
+/// In Muster, runners take turns, so problems that only affect gitlab-runner are reported as information only.
 fn check_long_polling(check: &mut Check<'_>) {
     let concurrent = concurrent_of(check);
     let runners = check.runners.len();

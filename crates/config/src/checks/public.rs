@@ -26,7 +26,7 @@ pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'stat
     }
     match runner.executor.as_str() {
         "instance" if is_set("autoscaler.vm_isolation.enabled") => None,
-        "instance" | "docker-autoscaler" => instances(table),
+        "instance" | "docker-autoscaler" => instance_refusal(table),
         "docker+machine" if table.int("machine.MaxBuilds") != Some(1) => {
             Some(("machine.MaxBuilds", "several jobs use each machine, because MaxBuilds is not 1"))
         }
@@ -37,7 +37,7 @@ pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'stat
     }
 }
 
-fn instances(table: &Table) -> Option<(&'static str, &'static str)> {
+fn instance_refusal(table: &Table) -> Option<(&'static str, &'static str)> {
     if table.int("autoscaler.max_use_count") != Some(1) {
         return Some(("autoscaler.max_use_count", "several jobs use each instance, because max_use_count is not 1"));
     }

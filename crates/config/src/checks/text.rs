@@ -6,7 +6,7 @@ use super::super::schema::{Entry, Kind};
 use super::super::tree::{Node, Table, Value, visit};
 use super::{Check, cron};
 
-/// Includes global labels.
+/// Maximum number of labels of a runner, including the global ones.
 const MAX_LABELS: usize = 32;
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -130,7 +130,7 @@ fn check_periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &
     }
 }
 
-/// A policy without periods is always active.
+/// Returns the patterns of a table. A policy without periods gets one that always matches.
 fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     match (table.node(key), fields) {
         (None, 5) => vec!["* * * * *"],

@@ -101,7 +101,7 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
     }
 }
 
-/// gitlab-runner writes many defaults into the file.
+/// Returns whether a value is the default of its key. gitlab-runner writes many defaults into the file.
 fn is_default(key: &Key, node: &Node) -> bool {
     match &node.value {
         Value::Int(number) => number.to_string() == key.default,

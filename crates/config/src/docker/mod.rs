@@ -132,7 +132,7 @@ impl Reader<'_> {
 
     fn service(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
-        // The build container's settings report invalid addresses.
+        // Skip invalid addresses, which `build` reports.
         let dns = self.docker.strings("dns").filter_map(|(address, _)| address.parse().ok()).collect();
         ContainerSettings {
             privileged: privileged.unwrap_or_default(),

@@ -33,7 +33,7 @@ pub(super) fn cpus(text: &str) -> Option<i64> {
     i64::try_from(number.checked_mul(NANOS)?.checked_div(divisor)?).ok()
 }
 
-/// Parses up to nine decimal places to billionths.
+/// Parses a number with up to nine decimal places to billionths.
 fn decimal(text: &str) -> Option<i128> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -113,7 +113,7 @@ fn options(text: &str) -> Option<BTreeMap<String, String>> {
         .collect()
 }
 
-/// A field in double quotes may contain commas.
+/// Splits a text at commas. A field in double quotes may contain commas.
 fn fields(text: &str) -> Option<Vec<String>> {
     let mut fields = Vec::new();
     let mut rest = text;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::EditError;
 
-/// The system call that waits for a lock has no timeout.
+/// Time between two attempts to get a lock. The system call that waits for a lock has no timeout, so it is not used.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A lock, which is released when it is dropped or its process ends.
@@ -70,7 +70,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    // The file may contain the ID of another process.
+    // Do not truncate the file, because it may contain the ID of the process that holds the lock.
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
 }
 

@@ -41,7 +41,7 @@ pub use lock::{ConfigLock, lock_for_manager};
 /// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A mount point can be incomplete after an error of this action.
+/// Value of [`EditError::Io::doing`] after which the file may be incomplete.
 const OVERWRITE: &str = "overwrite";
 
 /// Reason why a file was not changed. After a failed save, only a file that is a mount point can be incomplete.
@@ -157,7 +157,7 @@ pub struct ConfigFile {
     _lock: ConfigLock,
 }
 
-/// The text contains tokens.
+/// Hides the text, because it contains tokens.
 impl fmt::Debug for ConfigFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConfigFile").field("path", &self.path).finish_non_exhaustive()
@@ -388,7 +388,7 @@ fn masked_reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
-/// Without positions, the tables of an entry are written directly below it.
+/// Returns an entry whose tables have no positions, so that they are written directly below the entry.
 fn without_positions(entry: &Table) -> Table {
     let mut copy = Table::new();
     *copy.decor_mut() = entry.decor().clone();

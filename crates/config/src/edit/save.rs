@@ -67,7 +67,7 @@ fn overwrite(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Files of interrupted saves contain tokens. Under the lock, no other process is writing them.
+/// Deletes the files of interrupted saves, because they contain tokens. Under the lock, no other process writes them.
 fn remove_leftovers(path: &Path) {
     let prefix = format!(".{}.new-", path.file_name().unwrap_or_default().to_string_lossy());
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

@@ -38,7 +38,7 @@ pub(super) struct Driver {
 pub(super) const IMAGE_ADVICE: &str = "docker-machine installed Docker Engine on each machine: the image of the group must contain it, and its user \
                                 must be in the group `docker`";
 
-/// Options of docker-machine.
+/// Options that docker-machine has for every driver.
 pub(super) const COMMON: [(&str, OptionTarget); 9] = [
     ("engine-install-url", OptionTarget::Dropped("the image already contains the engine")),
     ("engine-opt", OptionTarget::Group("/etc/docker/daemon.json of the image")),

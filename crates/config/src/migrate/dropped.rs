@@ -139,7 +139,7 @@ fn stem(template: &str) -> String {
     }
 }
 
-/// Returns the machines' template, reduced to what all clouds accept.
+/// Returns a name for the group, from the template of the machines' names. All clouds accept it.
 pub(super) fn name_of_group(old: &Table) -> String {
     let stem = stem(old.str("MachineName").unwrap_or_default()).to_lowercase();
     let mut name = String::new();

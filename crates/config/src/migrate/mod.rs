@@ -107,7 +107,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
         return Err(MigrateError::Nothing);
     }
     if let Some(drain) = config.tree.table("machine") {
-        // Only this key replaces a key of the global `[machine]`.
+        // Of the global `[machine]`, only `shutdown_drain` has a replacement.
         let notes = drain.table("shutdown_drain").map(|_| {
             "[machine.shutdown_drain] was dropped: delete_instances_on_shutdown of each entry replaces it".to_owned()
         });
@@ -310,7 +310,7 @@ fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
         Some(OptionTarget::Group(setting)) => format!("{set}: {setting}"),
         Some(OptionTarget::Secret(target)) => format!("{option}: not written to this file; put it into {target}"),
         Some(OptionTarget::Dropped(reason)) => format!("{option}: {reason}"),
-        // The value may be a secret.
+        // Omit the value, because it may be a secret.
         None => format!("{option}: unknown option; look for its replacement in the settings of the group"),
     }
 }

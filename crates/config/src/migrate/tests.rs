@@ -27,7 +27,7 @@ fn check_each(text: &str, parts: &[&str]) {
     }
 }
 
-/// The migration does not write defaults.
+/// Removes defaults, because the migration does not write them.
 fn remove_defaults(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {
@@ -65,7 +65,7 @@ fn migration_keeps_meaning_and_rest_of_file() {
         (**settings(&config, &SettingsContext::default()).runners[0].autoscaler.as_ref().unwrap()).clone()
     };
     let (mut old, mut new) = (scaler(&text), scaler(&migration.text));
-    // The prefix is written to the file.
+    // The migration writes the prefix to the file, so it no longer comes from the token.
     assert!(std::mem::take(&mut old.has_token_prefix) && !new.has_token_prefix);
     for settings in [&mut old, &mut new] {
         remove_defaults(&mut settings.plugin_config);
@@ -261,7 +261,7 @@ fn entry_without_driver_is_refused() {
             assert!(error.to_string().contains("set it, for example MachineDriver = \"amazonec2\""), "{error}");
         }
     }
-    // Only removed, so it needs no driver.
+    // Beside an autoscaler, the table of the machines is only removed, so it needs no driver.
     migrated(&(config_with("") + "  [runners.autoscaler]\n    plugin = \"aws\"\n"), MigrationTarget::Group);
 }
 

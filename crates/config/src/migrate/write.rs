@@ -18,7 +18,7 @@ pub(super) fn replace(
     entry.insert("autoscaler", Item::Table(autoscaler(runner, old, new, delete_on_shutdown)));
 }
 
-/// Also replaces the executor.
+/// Removes the old table, and replaces the executor `docker+machine`.
 pub(super) fn remove_machine(entry: &mut Table, runner: &Runner) {
     remove(entry, "machine");
     if runner.executor == "docker+machine" {

@@ -30,9 +30,9 @@ pub struct CacheSettings {
 pub struct ChunkGcSettings {
     /// Minimum time between two collections of a store.
     pub interval: Duration,
-    /// Minimum age of unused data that is marked, and minimum time between its mark and its deletion.
+    /// Minimum age of unused data before it is marked, and minimum time from the mark to the deletion.
     pub grace: Duration,
-    /// A cache is deleted if no job has saved it for this time. `None` means that no cache is deleted.
+    /// Time without a save after which a cache is deleted. `None` means never.
     pub max_age: Option<Duration>,
 }
 

@@ -105,7 +105,7 @@ pub(super) fn read(runner: &Table, executor: &str, may_read: bool) -> (StepsSett
     if let Some(path) = table.str("policy").filter(|_| may_read) {
         match policy::read(Path::new(path)) {
             Ok(file) => {
-                // Another operator may have written the entry, so the steps of the policy surround its steps.
+                // The authors of the policy and of the entry may differ, so the policy's steps surround the entry's.
                 settings.before.splice(0..0, file.before);
                 settings.after.extend(file.after);
                 // Another step may add files, which the steps of the policy must see.

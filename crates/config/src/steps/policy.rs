@@ -58,7 +58,7 @@ struct Limits {
 /// Location, message and remedy.
 type Problem = (Option<Range<usize>>, String, String);
 
-/// Fails with the remedy and a message that names file and line.
+/// Fails with a message that names file and line, and a remedy.
 pub(super) fn read(path: &Path) -> Result<PolicyFile, (String, String)> {
     let text = crate::text_file::read(path).map_err(|error| {
         let help = "create the file, or fix its path and its permissions".to_owned();

@@ -8,7 +8,7 @@ use muster_config::edit::{ConfigFile, EditError, lock_for_manager};
 use muster_test_prerequisites::run_with_mounts;
 use toml_edit::Table;
 
-/// Marks the process in a user namespace.
+/// Environment variable that is set in the process that runs in a user namespace.
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
 
 fn names(directory: &Path) -> Vec<String> {

@@ -1,4 +1,4 @@
-//! Configuration of includes from outside the project, from the user's `ci.toml` and the project's pins.
+//! Configuration of includes from outside the project. It consists of the user's `ci.toml` and the project's pins.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -65,7 +65,7 @@ impl Pins {
         self.pins.get(include)
     }
 
-    /// Checks the digest.
+    /// Reads the content of a pin, and checks its digest.
     pub(super) fn content(&self, pin: &Pin) -> Result<Vec<u8>, PinError> {
         let (include, path) = (pin.include.clone(), self.path_of(pin));
         match super::tree::read_file(&path) {
@@ -88,7 +88,7 @@ pub(super) fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
-/// `None` for files of the project itself.
+/// Returns the name of the pin of an included file. `None` for files of the project itself.
 pub(super) fn name_of(target: &IncludeTarget) -> Option<String> {
     Some(match target {
         IncludeTarget::Local { origin: Origin::Project { project, git_ref }, path }

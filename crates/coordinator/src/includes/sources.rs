@@ -286,7 +286,8 @@ impl SnapshotSources {
         self.remotes.get(url)
     }
 
-    /// `None` for other includes, and if the content is on this machine.
+    /// Returns the URL that must be fetched for `include:remote`. `None` for other includes, or if the file is on this
+    /// machine.
     fn url_of(&self, target: &IncludeTarget) -> Option<String> {
         let IncludeTarget::Remote { url } = target else { return None };
         let is_local = self.config.local_replacement(url).is_some()

@@ -89,7 +89,7 @@ pub(super) fn read_in(directory: &Path, path: &str) -> Result<Option<Vec<u8>>, S
 
 /// Truncates the content to [`MAX_FILE_BYTES`].
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
-    // Opening a named pipe would block, and reading a device might never end.
+    // Read only regular files: opening a named pipe would block, and reading a device might never end.
     match path.metadata() {
         Ok(metadata) if metadata.is_file() => {}
         Err(error) if !cannot_exist(&error) => return Err(error),

@@ -9,7 +9,7 @@ pub(super) fn parse(text: &str) -> Option<(u64, u64, u64)> {
     parts.next().is_none().then_some(version)
 }
 
-/// `requested` is `~latest`, `1` or `1.2`.
+/// Returns the tag of the newest version that matches `requested`, which is `~latest`, `1` or `1.2`.
 pub(super) fn newest<'a>(tags: impl Iterator<Item = &'a str>, requested: &str) -> Option<&'a str> {
     let parts: Option<Vec<u64>> = match requested {
         "~latest" => Some(Vec::new()),

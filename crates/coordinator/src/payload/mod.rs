@@ -144,7 +144,7 @@ fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
     }
 }
 
-/// They are downloaded with the token of this job, because the token of the uploading job has expired.
+/// The archives are downloaded with the token of this job, because the token of the uploading job has expired.
 fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
     input
         .dependencies

@@ -24,7 +24,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The first report also means that the pipeline exists.
+    /// Handles the new status of a pipeline in another project. The first status also means that the pipeline exists.
     pub(super) fn remote_child_changed(&mut self, bridge: JobRef, status: JobStatus) -> Result<(), RejectedEvent> {
         let state = self.pipelines.newest_state(bridge)?;
         if state.child != Some(Child::OtherProject) {

@@ -70,11 +70,12 @@ const fn set(mut classes: &[StatusClass]) -> u16 {
     bits
 }
 
-const WARN: u16 = set(&[StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
+const ALLOWED_TO_FAIL: u16 = set(&[StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
 const IGNORED: u16 = set(&[StatusClass::ManualAllowed]);
 const NOT_RUN: u16 = set(&[StatusClass::Skipped, StatusClass::ManualAllowed]);
-const NON_BLOCKING: u16 =
-    set(&[StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]) | WARN | IGNORED;
+const NON_BLOCKING: u16 = ALLOWED_TO_FAIL
+    | IGNORED
+    | set(&[StatusClass::Success, StatusClass::Failed, StatusClass::Canceled, StatusClass::Skipped]);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Counts([u32; CLASS_COUNT]);
@@ -120,7 +121,7 @@ impl Counts {
     /// `of_needs` selects the rules for the jobs that one job needs, instead of the rules for a stage or a pipeline.
     pub(super) fn composite(&self, of_needs: bool) -> JobStatus {
         /// Classes that do not affect the result.
-        const NEUTRAL: u16 = WARN | IGNORED;
+        const NEUTRAL: u16 = ALLOWED_TO_FAIL | IGNORED;
         let present = self.classes();
         let only = |allowed: u16| present & !allowed == 0;
         let any = |wanted: u16| present & wanted != 0;
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn first_matching_rule_determines_the_composite_status() {
         use JobStatus as S;
-        /// Jobs with `allow_failure`, their composite status as a stage, and their composite status as needs.
+        /// Status and `allow_failure` of each job; composite status of the jobs as a stage; composite status as needs.
         type Case<'a> = (&'a [(S, bool)], S, S);
         let cases: &[Case<'_>] = &[
             (&[(S::Success, false), (S::Skipped, false)], S::Success, S::Skipped),

@@ -31,7 +31,8 @@ pub(super) struct Work {
     pub(super) wake: VecDeque<(PipelineId, usize)>,
     /// Jobs that became active again. The jobs that were skipped because of them wait again.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// By pipeline: stage from which all skipped jobs without `needs` were already revived.
+    /// By pipeline: first stage whose skipped jobs without `needs` were already revived, as were those of all later
+    /// stages.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,
@@ -165,7 +166,7 @@ impl Engine {
                 state.status = status;
             }
         }
-        self.work.actions.extend(self.pipelines.pending_actions(&admitted));
+        self.work.actions.extend(self.pipelines.actions_to_repeat(&admitted));
         self.work.freed.extend(self.groups.numbers());
         self.propagate();
         Ok(std::mem::take(&mut self.work.actions))

@@ -159,7 +159,7 @@ fn node(job: &Job, needs: Option<Vec<usize>>) -> Node {
     }
 }
 
-/// Returns each index once. Needs for jobs of other pipelines only fetch artifacts and are left out.
+/// Returns the index of each needed job once. Needs for jobs of other pipelines only fetch artifacts and are left out.
 ///
 /// `indexes` holds the index and the stage of each job, by name.
 fn resolve_needs(job: &Job, indexes: &HashMap<&str, (usize, usize)>) -> Result<Option<Vec<usize>>, GraphError> {

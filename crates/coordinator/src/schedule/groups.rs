@@ -9,7 +9,7 @@ use muster_job::PipelineId;
 
 use super::event::ResourceMode;
 
-/// Ordered by age: hierarchy, pipeline, job index.
+/// A job that names a resource group. Jobs are ordered by age: hierarchy, pipeline, job index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Member {
     pub(super) root: PipelineId,
@@ -52,7 +52,7 @@ pub(super) struct ResourceGroups {
 }
 
 impl ResourceGroups {
-    /// Creates the group if necessary.
+    /// Returns the number of a group. Creates the group if necessary.
     fn number(&mut self, name: &str) -> usize {
         if let Some(&number) = self.numbers.get(name) {
             return number;
@@ -74,7 +74,7 @@ impl ResourceGroups {
         number
     }
 
-    /// A group without jobs is removed unless its mode was set.
+    /// Removes a job from a group. If it was the last one, removes the group, unless the group's mode was set.
     pub(super) fn leave(&mut self, number: usize, member: Member) {
         self.claim(number, member, Claim::None);
         let Some(group) = self.groups.get_mut(number) else { return };
@@ -90,7 +90,7 @@ impl ResourceGroups {
         self.numbers.is_empty()
     }
 
-    /// Includes removed groups.
+    /// Returns the numbers of all groups, including removed ones.
     pub(super) fn numbers(&self) -> std::ops::Range<usize> {
         0..self.groups.len()
     }
@@ -104,7 +104,7 @@ impl ResourceGroups {
         number
     }
 
-    /// Returns whether another job may now get the group.
+    /// Replaces the claim of a job to the group. Returns whether another job may now get the group.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
         let Some(group) = self.groups.get_mut(number) else { return false };
         let set = |set: &mut BTreeSet<Member>, is_member: bool| {

@@ -18,8 +18,8 @@ pub struct RunInterval {
 #[must_use]
 pub fn priority(graph: &Graph, durations: &[u64]) -> Vec<u64> {
     let mut remaining = vec![0_u64; graph.len()];
-    // The longest path that starts at a job without `needs`: `later` covers all later stages, and `in_stage` the jobs of the current
-    // stage that have been visited.
+    // Length of the longest path that starts at a job without `needs`: `later` covers all later stages, and `in_stage`
+    // the jobs of the current stage that have been visited.
     let (mut later, mut in_stage, mut stage) = (0, 0, usize::MAX);
     for &job_index in graph.order.iter().rev() {
         let Some(node) = graph.nodes.get(job_index) else { continue };
@@ -77,7 +77,7 @@ pub fn critical_path(graph: &Graph, intervals: &[Option<RunInterval>]) -> Vec<us
     path
 }
 
-/// Returns `one` if both ended at the same time.
+/// Returns the job that ended later, or `one` if both ended at the same time.
 fn later_of(one: Option<usize>, other: Option<usize>, end: impl Fn(usize) -> Option<u64>) -> Option<usize> {
     match (one, other) {
         (Some(one), Some(other)) => Some(if end(other) > end(one) { other } else { one }),

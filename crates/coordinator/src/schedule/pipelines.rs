@@ -50,7 +50,7 @@ impl Pipelines {
         self.get(pipeline).map_or(0, |state| state.jobs.len())
     }
 
-    /// Rejects a record that was replaced.
+    /// Returns the state of a record. Rejects a record that was replaced.
     pub(super) fn newest_state(&self, job: JobRef) -> Result<&JobState, RejectedEvent> {
         let pipeline = self.get(job.pipeline).ok_or(RejectedEvent::UnknownPipeline(job.pipeline))?;
         let state = pipeline.jobs.get(job.job_index).ok_or(RejectedEvent::UnknownJob(job))?;
@@ -61,7 +61,7 @@ impl Pipelines {
         }
     }
 
-    /// Rejects bridges.
+    /// Returns the status of a job. Rejects bridges.
     pub(super) fn script_status(&self, job: JobRef) -> Result<JobStatus, RejectedEvent> {
         let status = self.newest_state(job)?.status;
         if self.strategy(job).is_some() { Err(RejectedEvent::IsBridge(job)) } else { Ok(status) }
@@ -97,7 +97,7 @@ impl Pipelines {
         ancestors.any(|ancestor| (ancestor.pipeline, ancestor.job_index) == (bridge.pipeline, bridge.job_index))
     }
 
-    pub(super) fn pending_actions(&self, pipelines: &[PipelineId]) -> Vec<Action> {
+    pub(super) fn actions_to_repeat(&self, pipelines: &[PipelineId]) -> Vec<Action> {
         let jobs = pipelines.iter().filter_map(|id| self.get(*id)).flat_map(PipelineState::entries);
         let action = |entry: JobEntry<'_>| {
             let (job, is_bridge) = (entry.job_ref(), entry.node.bridge.is_some());

@@ -167,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Also updates the bridge that started the pipeline.
+    /// If the status of a pipeline has changed, publishes it and updates the bridge that started the pipeline.
     fn publish(&mut self, pipeline: PipelineId) {
         let Some(state) = self.pipelines.get_mut(pipeline) else { return };
         let (from, to) = (state.status, state.composite());

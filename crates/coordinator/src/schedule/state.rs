@@ -299,7 +299,7 @@ fn composite_or_success(counts: &Counts, of_needs: bool) -> JobStatus {
     if counts.is_empty() { JobStatus::Success } else { counts.composite(of_needs) }
 }
 
-/// `input` must be complete (table in docs/spec/pipeline-yaml.md, section 5.2).
+/// Returns whether the condition of `when` is met. `input` must be complete (docs/spec/pipeline-yaml.md, section 5.2).
 fn condition_met(when: When, requested_by_user: bool, input: JobStatus, has_needs: bool) -> bool {
     match when {
         When::OnSuccess | When::Manual | When::Delayed => {

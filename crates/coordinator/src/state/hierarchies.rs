@@ -16,7 +16,7 @@ use crate::schedule::{Graph, StoredPipeline, priority};
 use crate::store::{Contents, PipelineRow};
 
 impl CoordinatorState {
-    /// Returns the actions that a stopped process may have left undone.
+    /// Adds stored hierarchies. Returns the actions that a stopped process may have left undone.
     pub(crate) fn admit(&mut self, contents: Contents, now_ms: u64) -> Result<RestoredActions, StoreError> {
         let damaged = |reason: String| StoreError::Damaged { value: "the jobs of a pipeline".to_owned(), reason };
         let pipelines: Vec<PipelineId> = contents.pipelines.iter().map(|row| row.id).collect();

@@ -2,7 +2,7 @@
 //!
 //! Finished pipeline hierarchies are removed ([`hierarchies`]) and read again when a command needs them.
 //!
-//! A change is first applied here, and then written with the batch.
+//! A change is first applied here, and then written to the store with the next batch.
 
 mod dirty;
 mod hierarchies;

@@ -76,7 +76,7 @@ pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> V
     layers::rule_variables(context, Some(facts), &job.variables, environment)
 }
 
-/// Services do not get the variable, and it is not masked.
+/// Returns a variable of a dotenv report. Services do not get it, and it is not masked.
 fn from_dotenv(key: &str, value: &str) -> Variable {
     Variable { public: false, ..Variable::public(key, value) }
 }

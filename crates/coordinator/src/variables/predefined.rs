@@ -37,7 +37,7 @@ pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
     variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
 }
 
-/// The layer with the lowest precedence.
+/// Returns the layer with the lowest precedence.
 pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
     let url = assignment.server_url.trim_end_matches('/');
     let project_url = format!("{url}/{}", assignment.project.path);

@@ -221,11 +221,11 @@ async fn child_pipeline_of_a_waiting_bridge_is_created_after_a_restart() {
 #[tokio::test]
 async fn bridge_waits_for_sources_after_a_restart() {
     let before = Harness::open().await;
-    let (open, closed) = std::sync::mpsc::channel();
-    let stuck = std::sync::Arc::new(BlockingFiles(std::sync::Mutex::new(closed)));
+    let (unblock, blocked) = std::sync::mpsc::channel();
+    let stuck = std::sync::Arc::new(BlockingFiles(std::sync::Mutex::new(blocked)));
     let id = before.create_with("c: {trigger: {include: a.yml}}", stuck, &[]).await;
     let [with_sources, without_sources] = [before.restart_after_kill().await, before.restart_after_kill().await];
-    drop(open);
+    drop(unblock);
 
     assert_eq!(with_sources.status(id, "c").await, JobStatus::Pending);
     let files = Files(vec![("a.yml", "leaf: {script: [x]}")]);

@@ -213,8 +213,8 @@ async fn full_disk(dir: &Path) {
     manager.log(&assigned, 0, "before\n").await.expect("was not accepted");
     let mut events = coordinator.subscribe();
 
-    let filler = dir.join("filler");
-    fill(&filler);
+    let large_file = dir.join("large-file");
+    fill_disk(&large_file);
     let error =
         manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("a log cannot be written to a full disk");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
@@ -252,7 +252,7 @@ async fn full_disk(dir: &Path) {
         .expect_err("a database cannot be created on a full disk");
     assert!(matches!(full, OpenError::DiskFull { .. }), "{full}");
 
-    std::fs::remove_file(&filler).expect("failed to delete the filler");
+    std::fs::remove_file(&large_file).expect("failed to delete the large file");
     assert_eq!(manager.succeed(&assigned).await, JobStatus::Success, "the repeated report must be accepted");
     let next = manager.next_job().await;
     assert_eq!(next.job_info.name, "b");
@@ -266,7 +266,7 @@ async fn full_disk(dir: &Path) {
     assert_eq!(rejected.status, JobStatus::Canceled, "a rejected pipeline must not run later");
 }
 
-fn fill(path: &Path) {
+fn fill_disk(path: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).expect("failed to create a file");
     for size in [64 * 1024, 4096, 512, 1] {

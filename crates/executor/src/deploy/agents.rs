@@ -45,7 +45,7 @@ impl Agents {
         let path = self.directory.join(format!("{AGENT_ONLY}-{}-{}", platform.os, platform.arch));
         let missing = |source| NoAgentError::Missing { path: path.clone(), version: env!("CARGO_PKG_VERSION"), source };
         let (mut others, stamp) = (self.others.lock(), stamp(&path).map_err(missing)?);
-        // Another version may have been installed meanwhile.
+        // A changed file is opened again, because another version may have been installed meanwhile.
         if let Some((_, known)) = others.get(platform).filter(|(opened_stamp, _)| *opened_stamp == stamp) {
             return Ok(Arc::clone(known));
         }

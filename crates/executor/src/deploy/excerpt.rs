@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use tokio::io::AsyncWrite;
 
 const EXCERPT_BYTES: usize = 4 * 1024;
-/// Login profiles print far less.
+/// Maximum size of an output. Login profiles print far less.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Start and end of an output, and the number of bytes between them.

@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
-/// Before compression.
+/// Size of a gzip member before compression.
 const MEMBER_BYTES: usize = 1024 * 1024;
 /// Bytes in transit, in addition to the window of the session.
 const PIPE_BYTES: usize = 512 * 1024;
@@ -41,7 +41,7 @@ pub(super) struct FileIdentity {
 pub struct Executable {
     /// Path from which the content is read.
     content: PathBuf,
-    /// A machine with the same file at this path needs no copy.
+    /// Path of the file. A machine that has the same file at this path needs no copy.
     path: PathBuf,
     identity: OnceCell<FileIdentity>,
     /// Keeps `content` valid if the file at `path` is replaced.
@@ -121,7 +121,7 @@ impl Executable {
         &self.path
     }
 
-    /// Computed once.
+    /// Returns the identity of the file, which is computed only once.
     ///
     /// # Errors
     /// An I/O error if the file cannot be read.

@@ -81,7 +81,7 @@ impl HostAgent {
 }
 
 /// # Errors
-/// An I/O error, also if another process listens there now.
+/// An I/O error, also if another process listens on the socket now.
 pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     if process.is_peer_of(&stream) {
@@ -117,7 +117,7 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
 
 /// `None` means that there is no usable record.
 fn read_record(record: &Path) -> Option<ProcessIdentity> {
-    // Jobs that run as the user of this process can replace the record with anything.
+    // The file may be anything, because jobs that run as the user of this process can replace it.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;
     serde_json::from_slice(&text).ok()
 }

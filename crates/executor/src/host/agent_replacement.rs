@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// A terminating agent is killed afterwards. Without jobs, it only deletes old workspaces.
+/// Time after which an agent that does not terminate is killed. Without jobs, an agent only deletes old workspaces.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     }
 }
 
-/// Waits until the agent has ended, because it deletes its socket at the end.
+/// Ends the agent, and waits until its process has ended, because it deletes its socket at the end.
 ///
 /// # Errors
 /// [`ExecutorError::Unreachable`] if the process cannot be ended.

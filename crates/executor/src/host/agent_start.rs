@@ -24,13 +24,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time after which an agent exits if no manager is connected, no job runs, and no result waits to be fetched.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 const LOG_TAIL_BYTES: u64 = 1000;
-/// A manager holds the lock until its agent listens.
+/// Time to wait for the lock. A manager holds the lock until its agent listens.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// A blocking `flock` could not be canceled.
+/// The lock is polled, because a blocking `flock` could not be canceled.
 const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// # Errors
-/// [`ExecutorError`], also if a process listens there that is not an agent.
+/// [`ExecutorError`], also if the process that listens on the socket is not an agent.
 pub(super) async fn find_or_start(environment: &HostEnvironment) -> Result<HostAgent, ExecutorError> {
     if let Some(agent) = find(environment).await? {
         return Ok(agent);
@@ -107,7 +107,7 @@ async fn start(options: &HostOptions, socket: &Path, spool: &Path) -> Result<Opt
     }
 }
 
-/// Wrapped in `su` if the agent runs as another user.
+/// Returns the command that starts the agent, wrapped in `su` if the agent runs as another user.
 pub(super) fn command(options: &HostOptions, socket: &Path, spool: &Path) -> std::process::Command {
     let mut agent = std::process::Command::new(&options.executable);
     agent.args(["agent", "serve", "--socket"]).arg(socket).arg("--spool").arg(spool);

@@ -24,7 +24,7 @@ use crate::ExecutorError;
 
 /// Name of environment number 0, and prefix of the other names.
 const HOST: &str = "host";
-/// At most 16 executables can have jobs at the same time.
+/// Numbers of agents. Agents of at most 16 different executables can have jobs at the same time.
 const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
 /// The agent has no event for the end of its jobs.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ pub(super) struct Agents {
     /// User as which the agents run.
     user: Uid,
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
-    /// `None` until it has been determined. The lock is held meanwhile.
+    /// Number of the agent for new jobs. `None` until it has been chosen. The lock is held while it is chosen.
     current: tokio::sync::Mutex<Option<u32>>,
     /// Task that ends the outdated agents.
     retiring: Mutex<Option<JoinHandle<()>>>,
@@ -164,7 +164,7 @@ struct OutdatedAgent {
 }
 
 impl OutdatedAgent {
-    /// Then only two references remain: in the list of all environments, and in `self`.
+    /// Without jobs, only two references to the environment remain: in the list of all environments, and in `self`.
     fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
@@ -179,7 +179,7 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
             match outdated.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
                 Ok(answer) if answer.get_ref().jobs.is_empty() && outdated.has_no_jobs() => end(&outdated.agent),
                 Ok(_) => remaining.push(outdated),
-                // If a job needs the agent, it is restarted with the manager's executable.
+                // If a job still needs this agent, the agent is restarted with the manager's executable.
                 Err(error) => tracing::debug!(%error, "outdated agent has ended"),
             }
         }

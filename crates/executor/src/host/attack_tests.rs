@@ -116,7 +116,7 @@ async fn agent_started_by_su_is_trusted_by_its_manager_only() {
     }
     let home = tempfile::tempdir().unwrap();
     let agent = executable(home.path(), LISTEN);
-    // On some machines, `nobody` cannot execute the agent.
+    // The user is `root`, because `nobody` cannot execute the agent on some machines.
     let options = HostOptions { user: Some("root".to_owned()), ..options(home.path(), agent) };
     let connect = async || HostExecutor::new(options.clone()).unwrap().agents.first().unwrap().connect().await;
     let error = connect().await.unwrap_err();

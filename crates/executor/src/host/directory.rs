@@ -18,9 +18,9 @@ use rustix::process::geteuid;
 
 use super::user::Owner;
 
-/// As in the Linux kernel.
+/// Maximum number of links that are followed, as in the Linux kernel.
 const MAX_LINKS: u32 = 40;
-/// Other processes may create or delete the directory meanwhile.
+/// Maximum number of attempts to create a directory, which other processes may create or delete meanwhile.
 const MAX_ATTEMPTS: u32 = 100;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;

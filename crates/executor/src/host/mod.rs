@@ -64,7 +64,7 @@ pub struct HostOptions {
     pub slots: usize,
     /// Executable of the agent: `<executable> agent serve --socket .. --spool ..`.
     pub executable: PathBuf,
-    /// Process with which the agent exits. `None` means that the agent depends on no process.
+    /// ID of a process whose end makes the agent exit. `None` means that the agent depends on no process.
     pub exit_with_pid: Option<i32>,
     /// User as which the agent and its jobs run. `None` means the user of this process. Another user requires root.
     pub user: Option<String>,
@@ -188,7 +188,7 @@ struct HostEnvironment {
     spool: PathBuf,
     /// File with the identity of the agent's process.
     record: PathBuf,
-    /// Locked while connecting, so that jobs reconnect once.
+    /// Locked while connecting, so that jobs that lose the connection together replace it once.
     current: Mutex<Option<HostAgent>>,
 }
 

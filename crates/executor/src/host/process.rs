@@ -111,7 +111,7 @@ impl Process {
         };
         let identity = ProcessIdentity::from_pid(pid)?;
         let process = Self { identity, user: Uid::from_raw(peer.uid()), handle: handle.map(Arc::new) };
-        // The process still has its ID, so the files in `/proc` were its own.
+        // If the process has not ended, it still has its ID, so the files in `/proc` were its own.
         if process.has_ended() { Err(io::Error::other("the process has ended")) } else { Ok(process) }
     }
 
@@ -131,7 +131,7 @@ impl Process {
         self.identity.executable
     }
 
-    /// `su` may remain as the parent.
+    /// Returns whether the process is `child` or a child of it, because `su` may remain as the parent.
     pub(super) fn descends_from(&self, child: u32) -> bool {
         let is_child = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid == child);
         is_child(self.identity.pid)

@@ -77,7 +77,7 @@ impl From<SettingsError> for StartError {
     }
 }
 
-/// Starts the scaler, unless no plugin starts.
+/// Starts the scaler if at least one plugin starts.
 ///
 /// Groups whose plugins do not start are deferred.
 async fn start(

@@ -243,7 +243,7 @@ impl Suspend for InstanceEnvironment {
     async fn suspend(&self, owner: &str) -> Result<(), String> {
         let slot = self.suspendable_slot()?;
         slot.suspend(owner.to_owned()).await.ok_or(SCALER_ENDED)?.map_err(|reason| reason.to_string())?;
-        // A job that resumes the instance reaches it with new connection details.
+        // The connection is forgotten, because a job that resumes the instance needs new connection details.
         let name = self.held.shared.name(slot.group(), slot.instance().as_str());
         self.held.shared.instances.lock().remove(&name);
         Ok(())

@@ -41,7 +41,7 @@ pub mod metrics {
     use muster_taskscaler::driver::Buckets;
     use prometheus::proto::MetricFamily;
 
-    /// Returns all metric families, without instances and virtual machines.
+    /// Returns all metric families, as they are while no instances and virtual machines exist.
     #[must_use]
     pub fn all() -> Vec<MetricFamily> {
         use muster_taskscaler::config::{Config, GroupConfig};

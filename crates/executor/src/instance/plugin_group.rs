@@ -10,7 +10,7 @@ use muster_job::error_chain;
 use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
-/// Used if a call failed because the plugin was down.
+/// Minimum delay before a call that failed because the plugin was down is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Instance group of one plugin.

@@ -70,7 +70,7 @@ pub(super) struct ProviderContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
     known_hosts: OnceLock<KnownHosts>,
-    /// Before the scaler runs, these are the newest settings.
+    /// Settings with which the scaler was started. Before it runs, the newest settings.
     settings: Mutex<Arc<AutoscalerSettings>>,
     /// Settings in the configuration file.
     newest_settings: Mutex<Arc<AutoscalerSettings>>,

@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use super::plugin_group::PluginGroup;
 
-/// The interval doubles, because a sample can be expensive.
+/// Initial and maximum interval between samples. The interval doubles, because a sample can be expensive.
 const SAMPLE_INTERVAL: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(15));
-/// The usage of further instances is unknown.
+/// Maximum number of instances whose usage is requested. The usage of further instances is unknown.
 const MAX_INSTANCES_PER_CALL: usize = 500;
 
 /// Usage of the instances at the last sample, by group.
@@ -29,13 +29,13 @@ pub(super) struct InstanceUsageTracker(Mutex<BTreeMap<usize, GroupUsage>>);
 #[derive(Debug, Default)]
 struct GroupUsage {
     instances: BTreeMap<String, InstanceUsage>,
-    /// CPUs that the instances kept busy between the last two samples.
+    /// Number of CPUs that the instances kept busy between the last two samples.
     cpus: f64,
     at: Option<Instant>,
 }
 
 impl InstanceUsageTracker {
-    /// By unique name of the instance. `names` are the names of the groups.
+    /// Returns the usage of each instance by its unique name. `names` are the names of the groups.
     pub(super) fn current(&self, names: &[&str]) -> BTreeMap<String, InstanceUsage> {
         let groups = self.0.lock();
         let named = groups.iter().filter_map(|(group, usage)| Some((names.get(*group)?, usage)));

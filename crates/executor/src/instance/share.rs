@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sticky_contexts_differ_by_project_and_protection_and_job_kinds_by_project_and_name() {
+    fn sticky_contexts_and_job_kinds_are_distinguished() {
         let settings = AutoscalerSettings { sticky: Some(StickySettings::default()), ..AutoscalerSettings::default() };
         let request_for = |project_id, name: &str, protected| {
             let key = SlotKey { runner: "r".to_owned(), project_id };

@@ -15,7 +15,7 @@ use super::lease::SCALER_ENDED;
 use super::provider::{Intake, ProviderContext};
 use super::settings;
 
-/// In case the scaler's notification is missed.
+/// Interval between attempts to reserve slots, in case the scaler's notification is missed.
 const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
 const INTAKE_CLOSED: &str = "the manager accepts no more jobs";

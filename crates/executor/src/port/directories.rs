@@ -14,7 +14,7 @@ pub struct Directories {
 }
 
 impl Directories {
-    /// Returns the directories with the configured ones of a runner.
+    /// Replaces the default directories by those that a runner configures.
     ///
     /// `None` keeps the default. A relative path is resolved against the parent of the default directory.
     #[must_use]

@@ -87,8 +87,7 @@ pub struct ResumeRequest {
 pub struct VmImage {
     /// Name of the image at the daemon that creates the machines.
     pub name: String,
-    /// Whether the job chose the image, and not the configuration. If the image does not exist, the job is then at
-    /// fault.
+    /// Whether the job chose the image, instead of the configuration. If so, a missing image is the job's fault.
     pub is_of_job: bool,
 }
 

@@ -52,7 +52,7 @@ pub struct Registry {
     /// Executors that several runners share, by name.
     shared: BTreeMap<&'static str, ProvidedExecutor>,
     kinds: BTreeMap<&'static str, Arc<dyn ExecutorKind>>,
-    /// Registered names of aliases.
+    /// Registered name of each alias.
     aliases: BTreeMap<&'static str, &'static str>,
     runners: BTreeMap<(RunnerKey, &'static str), ProvidedExecutor>,
     /// Configured runners, with the names of their executors.
@@ -267,7 +267,7 @@ impl Registry {
             }
             .boxed()
         });
-        // Without executors, this waits indefinitely.
+        // The added future never completes, so without executors this waits indefinitely.
         let changes: Vec<_> = changes.chain(std::iter::once(std::future::pending().boxed())).collect();
         tokio::select! {
             _ = select_all(changes) => self.capacities_dirty = true,

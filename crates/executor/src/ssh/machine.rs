@@ -11,7 +11,7 @@ use super::error::SshError;
 use super::host_keys::HostKeys;
 use crate::deploy::{DeployError, Dial, Dialed};
 
-/// For all attempts with one of the credentials.
+/// Timeout for all attempts to connect with the key, and again for all attempts with the password.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ impl SshMachine {
         &self.name
     }
 
-    /// The key, and then the password, as in gitlab-runner.
+    /// Returns a target with the key and then one with the password, which are tried in this order as in gitlab-runner.
     async fn targets(&self) -> Result<Vec<Target>, SshError> {
         let SshSettings { host, user, password, identity_file, .. } = &*self.settings;
         let target = || Target {

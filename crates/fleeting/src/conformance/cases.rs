@@ -18,7 +18,7 @@ const fn case(id: &'static str, title: &'static str) -> Case {
 pub const CASES: [Case; 34] = [
     case("P1", "prints usage and exits with 1 if started manually"),
     case("H1", "prints a valid handshake and serves at its address"),
-    case("P2", "serves whatever protocol versions the host lists, even none"),
+    case("P2", "serves regardless of the protocol versions that the host lists, even if it lists none"),
     case("P3", "prints its version for -version, --version and version"),
     case("P4", "exits with 2 for an unknown flag, serves for an unknown argument"),
     case("P5", "fails for bootstrap without a repository"),

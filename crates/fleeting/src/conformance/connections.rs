@@ -21,7 +21,7 @@ use crate::protocol::group::{
 use muster_remote::{self as remote, DialError, Exit, KnownHosts, Session};
 
 impl LifecycleRun<'_> {
-    /// Runs the cases. Returns an error if snapshots cannot be read.
+    /// Runs the cases about connections. Returns an error if the list of instances cannot be read.
     pub(super) async fn run_connection_cases(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let info = self.connect_info(first).await;
@@ -35,7 +35,7 @@ impl LifecycleRun<'_> {
                 run.record_result("L7", check_user_settings(&self.plan.connector, &info.connector));
                 let address = connector::address(&info, self.plan.dial.use_external_addr);
                 if run.record_result("C1", address.map(drop).map_err(|error| error.to_string())) {
-                    log_in(run, self.plan, first, info).await;
+                    run_login_cases(run, self.plan, first, info).await;
                 } else {
                     run.skip(&["C4", "C6"], "no usable address");
                 }
@@ -114,8 +114,8 @@ impl LifecycleRun<'_> {
         Ok(())
     }
 
-    /// Suspends `id` with a call for `requested`, and resumes it.
-    /// The inner error is the failure of the case. The outer error means that snapshots cannot be read.
+    /// Requests the suspension of the instances in `requested`, which include `id`, and then resumes `id`.
+    /// The inner error is the failure of the case. The outer error means that the list of instances cannot be read.
     async fn suspend_and_resume(&mut self, id: &str, requested: &[&str]) -> Result<Result<(), String>, String> {
         let accepted = match self.suspend(requested).await {
             Ok(accepted) => accepted,
@@ -204,8 +204,8 @@ fn check_user_settings(user: &ConnectorConfig, answer: &ConnectorConfig) -> Resu
     Err(format!("ConnectInfo does not keep the user's connector_config: {}", changed.join(", ")))
 }
 
-/// Connects and runs two commands, as a runner does.
-async fn log_in(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
+/// Logs in to an instance and runs two commands on it, as a runner does.
+async fn run_login_cases(run: &mut Run<'_>, plan: &Plan, id: &str, info: ConnectInfo) {
     let connector = &info.connector;
     let has_credentials =
         !connector.username.is_empty() && (!connector.password.is_empty() || !connector.key.is_empty());

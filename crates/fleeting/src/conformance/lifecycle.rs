@@ -1,4 +1,5 @@
-//! Cases about the lifecycle of instances: creation, snapshots, connections, deletion.
+//! Cases about the lifecycle of instances: creation, listing, connections, deletion.
+//! A snapshot is the list of all instances and their states, as `Update` returns it.
 
 use std::time::Duration;
 
@@ -83,7 +84,8 @@ impl<'a> LifecycleRun<'a> {
         }
     }
 
-    /// Runs the cases of one process. An error means that snapshots cannot be read.
+    /// Runs the cases that need only one process of the plugin.
+    /// Returns an error if the list of instances cannot be read.
     async fn run_cases(&mut self, run: &mut Run<'_>) -> Result<(), String> {
         self.read_snapshot().await?;
         if let Some(preexisting) = self.tracker.preexisting() {

@@ -1,4 +1,4 @@
-//! The conformance kit: tests a plugin in any language with its own settings.
+//! The conformance kit: tests a plugin, written in any language, with settings for this plugin.
 //! See docs/spec/fleeting.md, section 9.
 //!
 //! ```text

@@ -52,7 +52,7 @@ pub struct Plan {
     pub exit_timeout: Duration,
     /// Token that a caller cancels to end the run early. Created instances are deleted and the remaining cases are skipped.
     pub stop: CancellationToken,
-    /// Initial interval between snapshots.
+    /// Initial interval between two calls of `Update`, each of which returns a snapshot of all instances.
     /// During each wait, the interval doubles up to 2 seconds. Defaults to 50 milliseconds.
     pub poll: Duration,
 }

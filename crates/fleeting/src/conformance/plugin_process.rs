@@ -31,7 +31,7 @@ const MAX_LINE_BYTES: usize = 64 * 1024;
 /// Maximum number of bytes that [`run_command_line`] reads from each of stdout and stderr.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
-/// Maximum time to wait until the plugin has accepted the streams that stay open.
+/// Maximum time to wait until the plugin has accepted the streams of [`Connection::open_streams`].
 /// A Go server may delay its response until it has data to send.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -228,7 +228,8 @@ impl PluginUnderTest {
     }
 
     /// Closes the connection and returns the process.
-    /// Waits first until the plugin has accepted the open streams, because it detects the exit of its host by the end of these streams.
+    /// Waits first until the plugin has accepted the streams, because the plugin detects the exit of its host by the
+    /// end of these streams.
     pub(super) async fn disconnect(mut self) -> Process {
         let _ = tokio::time::timeout(OPEN_TIMEOUT.min(self.timeout), self.streams.wait_opened()).await;
         self.process
@@ -249,7 +250,7 @@ async fn connect(plan: &Plan, child: &mut Child, log: &Log) -> Result<Connection
     let line = line.map_err(|_| format!("no handshake within {:.1} s", plan.call_timeout.as_secs_f64()))?;
     let Some(line) = line else {
         let exit = tokio::time::timeout(plan.exit_timeout, child.wait()).await;
-        // The log may still be in the pipe.
+        // The lines that the plugin logged may not have been read from the pipe yet.
         let _ = tokio::time::timeout(Duration::from_millis(500), wait_for_log(log)).await;
         return Err(match exit {
             Ok(Ok(status)) => format!("exited before the handshake ({status})"),

@@ -13,7 +13,7 @@ use crate::protocol::group::DecreaseRequest;
 const RETRY_DELAY: Duration = Duration::from_millis(200);
 
 impl LifecycleRun<'_> {
-    /// Runs the cases. Returns an error if snapshots cannot be read.
+    /// Runs the cases about deletion. Returns an error if the list of instances cannot be read.
     pub(super) async fn run_removal_cases(&mut self, run: &mut Run<'_>, ids: &[String]) -> Result<(), String> {
         let Some(first) = ids.first() else { return Ok(()) };
         let result = self.remove_one(first).await?;
@@ -42,7 +42,8 @@ impl LifecycleRun<'_> {
         Ok(())
     }
 
-    /// Deletes one instance. The inner error is the reason why the case fails. The outer error means that snapshots cannot be read.
+    /// Deletes one instance. The inner error is the reason why the case fails.
+    /// The outer error means that the list of instances cannot be read.
     async fn remove_one(&mut self, id: &String) -> Result<Result<(), String>, String> {
         let others: Vec<String> = self.tracker.existing_created().into_iter().filter(|other| other != id).collect();
         let accepted = match self.decrease(std::slice::from_ref(id)).await {
@@ -84,7 +85,7 @@ impl LifecycleRun<'_> {
     }
 
     async fn decrease(&mut self, ids: &[String]) -> Result<Vec<String>, CallFailure> {
-        self.tracker.request_deletion(ids);
+        self.tracker.record_deletion_request(ids);
         let mut group = self.plugin.connection.group();
         let request = DecreaseRequest { instances: ids.to_vec() };
         let answer = self.plugin.call(async move { group.decrease(request).await }).await;

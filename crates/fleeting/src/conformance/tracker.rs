@@ -1,4 +1,4 @@
-//! Checks the snapshots against the instances that the kit created. No I/O.
+//! Checks the snapshots (lists of all instances) against the instances that the kit created. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -95,7 +95,7 @@ impl InstanceTracker {
         instance.deleted = state.is_deleted();
     }
 
-    pub(super) fn request_deletion(&mut self, ids: &[String]) {
+    pub(super) fn record_deletion_request(&mut self, ids: &[String]) {
         for id in ids {
             if let Some(instance) = self.instances.get_mut(id) {
                 instance.deletion_requested = true;
@@ -191,7 +191,7 @@ mod tests {
     fn normal_lifecycle_has_no_problems() {
         let mut tracker = tracker(&[&[("old", 1)], &[("old", 1), ("a", 0)], &[("old", 1), ("a", 1)]]);
         assert_eq!(tracker.existing_created(), ["a"]);
-        tracker.request_deletion(&["a".to_owned()]);
+        tracker.record_deletion_request(&["a".to_owned()]);
         tracker.record_snapshot(&[("a".to_owned(), 2)]);
         tracker.record_snapshot(&[("a".to_owned(), 3)]);
         tracker.record_snapshot(&[]);

@@ -279,7 +279,7 @@ impl Caller {
         self.call_raw(call, timeout, work).await.map_err(|error| self.call_error(call, error))
     }
 
-    /// Returns the unconverted error.
+    /// Like [`Self::call`], but does not convert the error to a [`CallError`].
     pub(super) async fn call_raw<T>(
         &self,
         call: &'static str,

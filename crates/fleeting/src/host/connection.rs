@@ -37,7 +37,7 @@ pub(crate) struct Connection {
 pub(crate) struct Streams {
     tasks: Vec<JoinHandle<()>>,
     /// Closed when the plugin has accepted or refused each stream.
-    opening: mpsc::Receiver<Infallible>,
+    all_opened: mpsc::Receiver<Infallible>,
     /// Closes the host's side of the broker's stream when dropped. An open stream would keep the connection open.
     _broker: DropGuard,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// Waits until the plugin has accepted or refused each stream.
     pub(crate) async fn wait_opened(&mut self) {
-        let _ = self.opening.recv().await;
+        let _ = self.all_opened.recv().await;
     }
 }
 
@@ -85,12 +85,12 @@ impl Connection {
     /// A plugin may lack either service.
     pub(crate) fn open_streams(&self, plugin: &str, mask: Mask) -> Streams {
         let stop = CancellationToken::new();
-        let (opened, opening) = mpsc::channel(1);
+        let (pending, all_opened) = mpsc::channel(1);
         let tasks = vec![
-            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), mask, opened.clone())),
-            tokio::spawn(hold_broker(self.channel.clone(), stop.clone(), opened)),
+            tokio::spawn(copy_output(self.channel.clone(), plugin.to_owned(), mask, pending.clone())),
+            tokio::spawn(keep_broker_stream_open(self.channel.clone(), stop.clone(), pending)),
         ];
-        Streams { tasks, opening, _broker: stop.drop_guard() }
+        Streams { tasks, all_opened, _broker: stop.drop_guard() }
     }
 
     pub(crate) fn group(&self) -> InstanceGroupClient<Channel> {
@@ -125,9 +125,9 @@ async fn connect_if_same_user(path: &Path) -> io::Result<UnixStream> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
 }
 
-async fn copy_output(channel: Channel, plugin: String, mask: Mask, opened: mpsc::Sender<Infallible>) {
+async fn copy_output(channel: Channel, plugin: String, mask: Mask, pending: mpsc::Sender<Infallible>) {
     let Ok(answer) = GrpcStdioClient::new(channel).stream_stdio(()).await else { return };
-    drop(opened);
+    drop(pending);
     let mut output = answer.into_inner();
     while let Some(Ok(StdioData { channel, data })) = output.next().await {
         let from = if channel == stdio_data::Channel::Stderr as i32 { "stderr" } else { "stdout" };
@@ -136,10 +136,10 @@ async fn copy_output(channel: Channel, plugin: String, mask: Mask, opened: mpsc:
     }
 }
 
-async fn hold_broker(channel: Channel, stop: CancellationToken, opened: mpsc::Sender<Infallible>) {
+async fn keep_broker_stream_open(channel: Channel, stop: CancellationToken, pending: mpsc::Sender<Infallible>) {
     let no_messages = futures::stream::pending().take_until(stop.cancelled_owned());
     let Ok(answer) = GrpcBrokerClient::new(channel).start_stream(no_messages).await else { return };
-    drop(opened);
+    drop(pending);
     let mut stream = answer.into_inner();
     while let Some(Ok(_)) = stream.next().await {}
 }

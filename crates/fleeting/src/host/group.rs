@@ -52,7 +52,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and calls `Init`. Only later starts are retried.
+    /// Starts the plugin and calls `Init`. If this first start fails, it is not repeated; later restarts are.
     /// Must be called within a Tokio runtime, on a thread that lives as long as this process: the plugin is killed when
     /// the thread ends.
     ///

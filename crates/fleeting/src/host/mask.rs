@@ -55,8 +55,8 @@ fn collect_secrets(value: &Value, is_secret: bool, secrets: &mut Vec<String>) {
                 let has_secret_name =
                     SECRET_NAMES.contains(&key.as_str()) || SECRET_WORDS.iter().any(|word| key.contains(word));
                 // The path of a secret is not secret.
-                let names_file = ["_path", "_file"].iter().any(|suffix| key.ends_with(suffix));
-                collect_secrets(value, is_secret || has_secret_name && !names_file, secrets);
+                let is_path = ["_path", "_file"].iter().any(|suffix| key.ends_with(suffix));
+                collect_secrets(value, is_secret || has_secret_name && !is_path, secrets);
             }
         }
         _ => {}

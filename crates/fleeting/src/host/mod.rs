@@ -115,8 +115,9 @@ pub struct Timeouts {
     pub heartbeat: Duration,
     /// Time for `Shutdown`, in which the plugin removes its own resources. Defaults to 30 seconds.
     pub shutdown: Duration,
-    /// Maximum time to answer the request to exit, and again to exit before SIGKILL.
-    /// Also the maximum time for a process without stdout to exit. Defaults to 2 seconds.
+    /// Maximum time for the plugin to answer the request to exit, and then again for its process to exit.
+    /// After that, the process is killed. Also applies to a process that closed stdout before the handshake.
+    /// Defaults to 2 seconds.
     pub exit: Duration,
     /// Delay before the first restart; it doubles up to [`Self::restart_cap`].
     /// Each delay has a jitter of 25 %. Defaults to 500 milliseconds.

@@ -28,7 +28,7 @@ const NAME_BYTES: usize = 25;
 /// Reason why no directory for a plugin's socket was created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
-    /// No directory is private.
+    /// There is no private directory for sockets.
     #[error(transparent)]
     Runtime(#[from] NoRuntimeDirectory),
     /// The directory for one plugin cannot be created.
@@ -72,7 +72,8 @@ impl SocketDirectory {
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // No host would later remove a directory without a lock. These calls work even if no more files can be opened.
+                // The directory is removed here, because no later host removes a directory without a lock. These calls
+                // work even if no more files can be opened.
                 let _ = std::fs::remove_file(directory.path().join(LOCK));
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)

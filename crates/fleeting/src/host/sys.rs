@@ -4,8 +4,8 @@
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tokio::process::Command;
 
-/// Puts the process into a separate group. The kernel kills the process when the thread that started it ends: Go
-/// plugins would outlive a killed host (docs/spec/fleeting.md, section 1.9).
+/// Puts the process into a separate group, and lets the kernel kill it when the thread that started it ends.
+/// Otherwise, Go plugins would outlive a killed host (docs/spec/fleeting.md, section 1.9).
 ///
 /// Also restores the default actions of SIGINT and SIGTERM, because a shell's background processes ignore SIGINT.
 ///

@@ -15,7 +15,7 @@ use super::lock::FileLock;
 use super::store::{Installed, STAGING_PREFIX, Store, move_to_trash, remove_leftovers, restore_from_trash};
 use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 
-/// Annotation of the layer with the plugin.
+/// Annotation that marks the layer that contains the plugin.
 /// The value is the plugin's version (docs/spec/fleeting.md, section 6.3).
 pub const LAYER_ANNOTATION: &str = "com.gitlab.fleeting.layer";
 /// Maximum size of a plugin's compressed archive in bytes.
@@ -94,7 +94,7 @@ impl Store {
             return Ok(unchanged());
         }
         let archive = self.partial_download(reference, &layer)?;
-        let _download_lock = FileLock::lock_existing(&archive, DOWNLOAD_TIMEOUT).await?;
+        let _download_lock = FileLock::lock_deletable(&archive, DOWNLOAD_TIMEOUT).await?;
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             let _ = std::fs::remove_file(&archive);
             return Ok(unchanged());
@@ -111,7 +111,7 @@ impl Store {
         }
         let directory = self.version_directory(&reference.repository, &installed.version);
         let (staging, files) = self.unpack(reference, archive.clone()).await?;
-        // Write the digest before the files: after a crash in between, the next attempt must match that digest.
+        // The digest is written before the files. After a crash in between, the next attempt accepts only this digest.
         lock.put(Entry {
             repository: reference.repository.to_string(),
             version: installed.version.to_string(),

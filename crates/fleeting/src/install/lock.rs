@@ -23,9 +23,9 @@ impl FileLock {
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }
 
-    /// Locks a file that the holder of the lock may delete.
-    /// If it was deleted, creates and locks a new file.
-    pub(super) async fn lock_existing(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
+    /// Locks a file that a holder of the lock may delete.
+    /// If the file does not exist or is deleted during the wait, creates and locks a new one.
+    pub(super) async fn lock_deletable(path: &Path, timeout: Duration) -> Result<Self, InstallError> {
         loop {
             let lock = Self::lock(path, timeout).await?;
             let locked = lock.0.metadata().map_err(|source| failed(path, source))?;

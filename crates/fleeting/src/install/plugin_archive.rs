@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn links_devices_bad_new_names_and_duplicates_are_rejected() {
+    fn links_devices_bad_renames_and_duplicates_are_rejected() {
         for kind in [EntryType::Symlink, EntryType::Link, EntryType::Fifo, EntryType::Char] {
             let (_directory, files) = unpack_layer(&archive(&[("plugin/x", kind, 0o755, b"")]), 1 << 20);
             assert!(matches!(files, Err(UnpackError::Kind { .. })), "{kind:?}: {files:?}");

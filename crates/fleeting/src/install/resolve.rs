@@ -53,7 +53,7 @@ impl ResolvedPlugin {
     }
 
     /// Returns the command-line arguments.
-    /// Only a built-in plugin has arguments, because other hosts of the protocol pass none.
+    /// Only a built-in plugin gets arguments. Other plugins get none, as from other hosts of the protocol.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {
@@ -363,7 +363,7 @@ mod tests {
         );
     }
 
-    /// A system service has no HOME.
+    /// A system service has no HOME, and so no directory of plugins.
     #[test]
     fn plugins_are_found_without_plugin_directory() {
         let mut fixture = Fixture::new();

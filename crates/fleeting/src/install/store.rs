@@ -157,7 +157,7 @@ pub(super) const STAGING_PREFIX: &str = ".new-";
 /// Prefix of a temporary directory next to the versions, for a version that is being deleted.
 const TRASH_PREFIX: &str = ".old-";
 
-/// Name of a version's directory in its temporary directory.
+/// Name that the directory of a version gets in the temporary directory with [`TRASH_PREFIX`].
 const TRASHED: &str = "old";
 
 /// Moves a version's directory into a temporary directory, which is deleted on drop.

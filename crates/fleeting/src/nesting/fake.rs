@@ -1,4 +1,4 @@
-//! A nesting daemon for tests with the rules of the real one: `Init` first, and one machine per slot.
+//! A nesting daemon for tests. It has the rules of the real one: `Init` first, and one machine per slot.
 //! The test supplies the hypervisor.
 
 use std::collections::BTreeMap;

@@ -24,7 +24,7 @@ use crate::protocol::nesting as wire;
 use crate::protocol::nesting::nesting_client::NestingClient;
 use muster_job::error_chain;
 use muster_remote::Session;
-use target::Daemon;
+use target::DaemonAddress;
 
 /// Error message of the daemon for a call before `Init`.
 /// Status code and text are compared exactly, as in the Go host.
@@ -129,7 +129,7 @@ pub enum NestingError {
 
 impl NestingError {
     /// Returns whether the image may be the cause, so that another image may work.
-    /// An error about clearing the slot concerns the daemon.
+    /// An error about clearing the slot has nothing to do with the image.
     #[must_use]
     pub fn is_image_error(&self) -> bool {
         matches!(self, Self::Refused { call: CREATE, message, .. } if !message.starts_with(CLEAR_SLOT_ERROR))
@@ -159,7 +159,7 @@ impl Nesting {
         config: &serde_json::Value,
         timeouts: NestingTimeouts,
     ) -> Result<Self, NestingError> {
-        let daemon = Daemon::parse(nesting_host);
+        let daemon = DaemonAddress::parse(nesting_host);
         let unreachable = |cause: String| NestingError::Unreachable { daemon: nesting_host.to_owned(), cause };
         let connector = service_fn(move |_| {
             let (session, daemon) = (Arc::clone(&session), daemon.clone());

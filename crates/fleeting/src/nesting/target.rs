@@ -2,14 +2,14 @@
 
 /// Address of the daemon, on its machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Daemon {
+pub(super) struct DaemonAddress {
     /// Kind of address, with Go's name: `unix` or `tcp`.
     pub(super) network: String,
     /// Path of a Unix socket, or `HOST:PORT`.
     pub(super) address: String,
 }
 
-impl Daemon {
+impl DaemonAddress {
     /// Parses a URL, `unix:PATH` or a TCP address.
     /// The network of a URL is its scheme. The address is the path of the URL, or host and port if the URL has no path.
     pub(super) fn parse(text: &str) -> Self {
@@ -52,8 +52,8 @@ mod tests {
             ("10.0.0.1:7000", "tcp", "10.0.0.1:7000"),
         ] {
             assert_eq!(
-                Daemon::parse(text),
-                Daemon { network: network.to_owned(), address: address.to_owned() },
+                DaemonAddress::parse(text),
+                DaemonAddress { network: network.to_owned(), address: address.to_owned() },
                 "{text}"
             );
         }

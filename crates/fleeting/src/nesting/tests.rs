@@ -99,7 +99,7 @@ async fn hanging_or_missing_daemon_is_an_error() {
     assert!(error.contains("nesting_host is correct"), "{error}");
 }
 
-/// Replaces the program `tart` of the daemon's backend. Its machines are files.
+/// Script that replaces the program `tart`, which the daemon uses as its hypervisor. Its machines are files.
 const TART: &str = r#"#!/bin/sh
 set -eu
 cd "$(dirname "$0")"

@@ -1,5 +1,6 @@
 //! Reads `plugin_config` from JSON into the plugin's own type.
-//! The reference is generated from the same type. Tests `pN_` have the numbers of docs/spec/fleeting.md, section 9.
+//! The reference of the settings is generated from the same type. A prefix such as `p6_` in the name of a test is the
+//! number of a case in docs/spec/fleeting.md, section 9.
 
 use schemars::{JsonSchema, Schema, schema_for};
 use serde::de::DeserializeOwned;

@@ -15,8 +15,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::sys::Parent;
 
-/// Interval at which the parent process is polled.
-/// The exit of a host that opened no stream causes no event.
+/// Interval at which the parent process is polled, because the exit of a host that opened no stream causes no event.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Time in which a host whose streams broke can reconnect.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn p15_host_without_streams_is_watched_by_process_only() {
+    async fn p15_host_that_opened_no_stream_is_not_lost() {
         assert_eq!(lost_after(PluginHost::default()).await, None);
     }
 }

@@ -127,7 +127,7 @@ pub async fn run(mut command: Command, name: &str, input: &[u8], timeout: Durati
     let outcome = {
         let feed = async {
             if let Some(mut stdin) = stdin {
-                // The program may ignore its input.
+                // An error does not matter, because the program may ignore its input.
                 let _ = stdin.write_all(input).await;
             }
         };

@@ -50,7 +50,7 @@ impl Service {
 
     /// Returns the provider if it declared that it can suspend.
     /// Without that declaration, hosts do not track suspended instances (case H13).
-    fn suspendable(&self) -> Result<&dyn DynProvider, Status> {
+    fn provider_with_suspend(&self) -> Result<&dyn DynProvider, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
             return Ok(provider);
@@ -190,12 +190,12 @@ impl InstanceGroup for Service {
     }
 
     async fn suspend(&self, request: Request<SuspendRequest>) -> Result<Response<SuspendResponse>, Status> {
-        let result = self.suspendable()?.suspend(to_ids(request.into_inner().instances)).await;
+        let result = self.provider_with_suspend()?.suspend(to_ids(request.into_inner().instances)).await;
         Ok(Response::new(SuspendResponse { succeeded: partial_details(result, "SuspendResponse")? }))
     }
 
     async fn resume(&self, request: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        let result = self.suspendable()?.resume(to_ids(request.into_inner().instances)).await;
+        let result = self.provider_with_suspend()?.resume(to_ids(request.into_inner().instances)).await;
         Ok(Response::new(ResumeResponse { succeeded: partial_details(result, "ResumeResponse")? }))
     }
 

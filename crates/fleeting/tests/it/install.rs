@@ -67,7 +67,7 @@ pub(crate) fn text(error: &dyn std::error::Error) -> String {
 async fn o02_constraint_selects_from_list_of_tags() {
     let Some(fixture) = Fixture::new() else { return };
     for version in ["1.2.3", "1.10.0", "2.0.0-rc.1"] {
-        // Without alias tags, Go finds no version.
+        // The Go implementation finds no version without alias tags.
         fixture.registry.push("g/p", version, &[version], &archive(version.as_bytes())).await;
     }
     for (constraint, expected) in
@@ -88,7 +88,7 @@ async fn o02_constraint_selects_from_list_of_tags() {
     assert_eq!(available.iter().map(ToString::to_string).collect::<Vec<_>>(), ["1.2.3", "1.10.0"]);
 }
 
-/// In Go, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them.
+/// In the Go implementation, the alias tag `latest` includes pre-releases, but the resolution of `latest` ignores them.
 /// The installed version is then not found.
 #[tokio::test]
 async fn latest_is_the_same_for_install_and_resolution() {

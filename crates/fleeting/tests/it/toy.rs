@@ -74,7 +74,7 @@ async fn p10_error_message_reaches_the_caller() {
 }
 
 #[tokio::test]
-async fn p12_instances_before_an_error_are_reported() {
+async fn p12_instances_accepted_before_an_error_are_reported() {
     let group = toy(json!({"max_size": 3})).await;
     assert_eq!(group.increase(5).await.unwrap(), 3, "the group has capacity for three of the five instances");
     let error = group.increase(5).await.unwrap_err();

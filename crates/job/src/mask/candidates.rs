@@ -9,7 +9,7 @@ use memchr::memchr3;
 use super::byte_set::ByteSet;
 use super::escape::ESC;
 
-/// Number of first bytes by which the search recognizes a text.
+/// Number of first bytes by which the search recognizes a text that a filter looks for.
 const PREFIX_BYTES: usize = 3;
 
 #[derive(Debug)]

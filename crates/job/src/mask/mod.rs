@@ -102,8 +102,9 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     /// Creates the set from masked values and additional token prefixes.
     ///
-    /// Values are trimmed, and empty ones ignored. A value is also masked as error messages quote it, and so is each of its lines with at
-    /// least `MIN_LINE_CHARS` characters. gitlab-runner uses only the fifteen shortest prefixes, this set uses all.
+    /// Values are trimmed, and empty ones ignored. The quoted form that a value has in error messages is also masked,
+    /// and so is each line of a value with at least `MIN_LINE_CHARS` characters. gitlab-runner uses only the fifteen
+    /// shortest prefixes, this set uses all.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }

@@ -88,7 +88,7 @@ impl Needles {
 }
 
 enum Compared {
-    /// Length in the stream.
+    /// Length of the text in the stream, with the escape sequences in it.
     Equal(usize),
     Different,
     /// The bytes end too early.

@@ -22,17 +22,17 @@ struct PendingByte {
 
 #[derive(Debug, Clone, Copy)]
 struct Replacement {
-    /// Position after the last known byte.
+    /// Position after the last byte that is known to be replaced.
     end: u64,
     has_escapes: bool,
 }
 
-/// Positions count from the start of the stream.
+/// Filter that replaces phrases. Its positions count from the start of the stream.
 pub(super) struct Phrases {
     trie: Arc<Trie>,
     visible_state: TrieState,
     raw_state: TrieState,
-    /// Held back, from the first byte of a possible phrase.
+    /// Bytes that are held back: from the first byte of a possible phrase on.
     held: VecDeque<PendingByte>,
     held_start: u64,
     /// Positions of the visible bytes that the search has matched.
@@ -91,7 +91,7 @@ impl Phrases {
         }
     }
 
-    /// The bytes belong to no phrase, and nothing is held back.
+    /// Appends bytes that belong to no phrase. Must be called only while no bytes are held back.
     fn pass_through(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         self.close(out);
         out.extend_from_slice(bytes);
@@ -153,7 +153,7 @@ impl Phrases {
         self.release(self.visible_positions.front().map_or(first, |position| first.min(*position)), out);
     }
 
-    /// No phrase continues at the end of the stream.
+    /// Releases all held bytes at the end of the stream, because no phrase can continue.
     fn release_all(&mut self, out: &mut Vec<u8>) {
         (self.visible_state, self.raw_state) = (START, START);
         self.visible_positions.clear();

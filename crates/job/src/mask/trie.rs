@@ -11,7 +11,7 @@ pub(super) struct TrieState(u32);
 
 pub(super) const START: TrieState = TrieState(0);
 
-/// Node of the automaton. The index 0 means none.
+/// Node of the automaton. A field with the index 0 refers to no node.
 #[derive(Debug, Clone, Default)]
 struct Node {
     /// Byte that leads to this node.
@@ -52,7 +52,7 @@ impl Trie {
         bytes.iter().position(|byte| self.start(*byte) != 0).unwrap_or(bytes.len())
     }
 
-    /// Takes amortized constant time.
+    /// Returns the state after `byte`. Takes amortized constant time.
     pub(super) fn next(&self, TrieState(mut at): TrieState, byte: u8) -> TrieState {
         loop {
             match self.child(at, byte) {

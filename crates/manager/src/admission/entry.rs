@@ -12,9 +12,9 @@ use muster_config::settings::{RunnerKey, RunnerSettings};
 
 /// The cap is low, so that a recovery is noticed soon.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// `unhealthy_interval` limits the wait further.
+/// Waits between probes of an unhealthy runner. `unhealthy_interval` limits them further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
-/// Maximum wait for the `Retry-After` of an answer other than 429, whose value is only an estimate.
+/// Maximum wait if an answer other than 429 has a `Retry-After`, because its value is then only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Settings of a runner that limit its job requests.
@@ -235,13 +235,15 @@ impl RunnerEntry {
             Outcome::Empty { changed } => {
                 self.adaptive = self.adaptive.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
-                // Not twice in a row: a busy coordinator that does not hold requests changes the version with every answer.
+                // Never skips two pauses in a row, because a busy coordinator that does not hold requests changes the
+                // version with every answer.
                 self.polled_without_wait = !held && changed && !self.polled_without_wait;
                 if !held && !self.polled_without_wait {
                     self.pause(now, check_interval);
                 }
             }
-            // The first duplicate replaces a lost answer. A second one means that the coordinator repeats answers at once.
+            // A single duplicate may replace a lost answer. Pauses after a second one, because the coordinator then
+            // repeats its answers at once.
             Outcome::Duplicate => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.was_duplicate {

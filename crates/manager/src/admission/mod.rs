@@ -42,7 +42,7 @@ pub(crate) struct Decisions {
     pub(crate) start: Vec<(PollId, RunnerKey)>,
     /// Requests to cancel. Each still ends with an outcome.
     pub(crate) cancel: Vec<PollId>,
-    /// Time of the next decision. `None` means no limit.
+    /// Time of the next call of [`Admission::decide`]. `None` means that only an event requires one.
     pub(crate) wake: Option<Instant>,
 }
 
@@ -144,7 +144,7 @@ impl Admission {
         decrement(&mut self.jobs, runner);
     }
 
-    /// Ends a request. A job takes its share of the limits.
+    /// Records the end of a request. If it brought a job, the job counts against the limits from now on.
     pub(crate) fn answered(&mut self, poll: PollId, outcome: Outcome, now: Instant) -> Option<Notice> {
         let Poll { runner, started, generation, .. } = self.polls.remove(&poll)?;
         decrement(&mut self.polls_by_runner, &runner);
@@ -159,7 +159,7 @@ impl Admission {
             .flatten()
     }
 
-    /// Returns whether the coordinator must be holding the request by now.
+    /// Returns whether the request has taken so long that the coordinator is certainly holding it.
     pub(crate) fn is_held(&self, poll: PollId, now: Instant) -> bool {
         self.polls.get(&poll).is_some_and(|poll| now.saturating_duration_since(poll.started) >= REQUEST_HELD_AFTER)
     }
@@ -220,7 +220,7 @@ impl Admission {
         self.cancel(due.into_iter().map(|(id, _)| id), decisions);
     }
 
-    /// Prefers runners with few requests in flight, then those that waited long.
+    /// Starts as many requests as allowed. Prefers runners with few requests in flight, then those that waited long.
     fn start_allowed_polls(&mut self, now: Instant, decisions: &mut Decisions) {
         while self.polls.len() < self.max_polls() {
             let candidates = self.entries.iter().enumerate().filter(|(_, entry)| self.can_poll_now(entry, now));

@@ -160,7 +160,7 @@ impl JobActor {
     ///
     /// Unlike gitlab-runner, waits for an answer: a coordinator that has requeued the job can reject it before anything starts (J2).
     async fn accept(&mut self) -> Option<Interruption> {
-        // An agent may have the job, and the next upload contacts the coordinator.
+        // In a later state, an agent may have the job already, and the next upload contacts the coordinator.
         if !matches!(self.row.state(), JobState::Received { .. } | JobState::Leased { .. }) {
             return None;
         }

@@ -225,7 +225,7 @@ impl JobActor {
 
     /// Sends `Run` until an agent accepts or refuses the job.
     ///
-    /// The answer may take twice the environment's own timeout, or else `agent_reconnect_timeout`.
+    /// Waits for the answer for twice the environment's own timeout. Without one, waits for `agent_reconnect_timeout`.
     pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
         let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
@@ -292,7 +292,7 @@ impl JobActor {
         let answer = tokio::select! {
             answer = &mut run => answer,
             message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
-            // An agent that is about to answer can end the job properly.
+            // Waits a moment for the answer, because an agent that has the job can end it properly.
             interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
                 tokio::time::timeout(RUN_ANSWER_TIMEOUT, run).await.map_err(|_| interruption)?
             }
@@ -336,7 +336,7 @@ impl JobActor {
         };
         let settings = &self.runner.runner;
         let mut job = JobContext {
-            // In an inner environment, such as a container, the configured directories are inside.
+            // If there is an inner environment, such as a container, the configured directories are paths inside it.
             directories: match settings.has_inner_environment() {
                 true => directories,
                 false => directories.with(settings.builds_dir.as_deref(), settings.cache_dir.as_deref()),
@@ -359,7 +359,7 @@ impl JobActor {
     }
 }
 
-/// Connects with retries without limit, and returns the directories of the environment's jobs.
+/// Retries until the environment is connected, and returns the directories of its jobs.
 async fn connect(environment: &dyn ExecutionEnvironment) -> Directories {
     let (mut wait, cap) = backoff::RETRY_BACKOFF;
     loop {

@@ -18,7 +18,7 @@ use crate::lower::{AuthFile, DockerFiles, HelperAnswers, HelperLogin, HelperQues
 const AUTH_FILES: [&str; 2] = [".docker/config.json", ".dockercfg"];
 const MAX_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Reads the files for one job, because they may change.
+/// Reads the files. Is called for each job, because they may change.
 pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
     if !runner.uses_containers() {
         return DockerFiles::default();

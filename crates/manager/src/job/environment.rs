@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::CLOSE_TIMEOUT;
 use super::early_release::ReleasedEnvironment;
 
-/// Reason for executors without suspension.
+/// Reason why an environment cannot be suspended if its executor does not support that.
 pub(super) const NOT_SUSPENDABLE: &str = "the executor does not run jobs on instances";
 
 /// The module documentation shows the transitions.
@@ -190,7 +190,7 @@ pub(super) struct SuspendRequest<'a> {
     pub(super) agent_reconnect_timeout: Duration,
 }
 
-/// `None` means as long as the manager's settings allow.
+/// Returns the environment's own limit for an unresponsive agent. `None` means that the manager's setting applies.
 pub(super) fn unresponsive_timeout(environment: &dyn ExecutionEnvironment) -> Option<Duration> {
     environment.replaceable().map(Replaceable::unresponsive_timeout)
 }

@@ -38,7 +38,7 @@ impl JobActor {
             }
         }
         self.uploader.set_ended();
-        // If the coordinator did not cancel the job, this manager or an earlier process of it did.
+        // A canceled job that the coordinator did not cancel was canceled by this manager or an earlier process of it.
         let by_manager = self.runner.cancel.is_cancelled() || !self.uploader.is_canceled();
         let update = failure::from_result(&self.payload, result, self.row.state().trace_offset(), by_manager);
         self.watch.ended(result, update.failure_reason.as_deref(), update.exit_code);
@@ -51,7 +51,7 @@ impl JobActor {
         if self.begin_suspend(result, &update)? {
             return Ok(Some(Next::State));
         }
-        // With the report, the coordinator may assign the next job of the pipeline.
+        // Announced before the report, because after it the coordinator may assign the next job of the pipeline.
         if let Some(lease) = self.environment.lease() {
             lease.announce_end();
         }

@@ -159,11 +159,11 @@ impl JobActor {
         }
         let followed = tokio::select! {
             followed = self.follow_connection(&connection, log, &id, watchdog) => followed,
-            // The acknowledged length shows which bytes in transit have arrived.
+            // May drop an upload. The length that the coordinator acknowledges next shows which bytes have arrived.
             reason = environment.lost() => return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(reason))),
         };
         connection.mark_suspect_if_broken(&followed);
-        // Pings watch an open connection, so silence is no sign of failure.
+        // The time of the open connection does not count as silence, because pings watched the connection.
         *silence = Silence::new(self.unresponsive_timeout());
         if let Some(health) = health {
             health.set_connected(false);
@@ -171,7 +171,7 @@ impl JobActor {
         followed
     }
 
-    /// Moves the start of the log back if the coordinator has lost trace before it.
+    /// Moves the log's start in the trace back if the coordinator has lost bytes of the trace before it.
     fn fix_log_offset(&mut self) -> Result<(), JobError> {
         let end = self.uploader.end();
         if end < self.row.state().trace_offset() {
@@ -238,7 +238,7 @@ impl JobActor {
                     return Ok(ConnectionOutcome::Done(FollowOutcome::AgentRefused(message)));
                 }
             }
-            // Only the coordinator delays the log, so another job can have the slot.
+            // The job has ended and only waits for the coordinator, so another job can have the slot.
             if let (Some(Ok(result)), true, false) = (&early_result, self.uploader.must_repeat(), has_tried_release) {
                 has_tried_release = true;
                 self.record_result(result);

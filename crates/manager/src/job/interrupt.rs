@@ -39,7 +39,7 @@ impl Interruption {
     }
 }
 
-/// Contacts the coordinator as needed. `deadline` is a reason, too.
+/// Waits for a reason to end the job, such as `deadline`. Contacts the coordinator as needed.
 ///
 /// Cancel-safe: the coordinator's next answer contains the length from which the upload continues.
 pub(super) async fn watch_for_interruption(

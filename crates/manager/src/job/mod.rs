@@ -78,7 +78,7 @@ pub(crate) struct RunnerContext {
     pub(crate) reachability: ReachabilityTracker,
 }
 
-/// The row is kept for a restarted manager.
+/// Error that ends the actor. The row of its job is kept for a restarted manager.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobError {
     #[error(transparent)]

@@ -98,7 +98,7 @@ impl Preparation {
     }
 }
 
-/// Reads the runner's TLS files for one job, because they may be replaced.
+/// Reads the runner's TLS files. Is called for each job, because the files may be replaced.
 ///
 /// Omits an unreadable file: the calls that need it fail with a better error.
 pub(super) fn certificates(files: &TlsFiles) -> Certificates {

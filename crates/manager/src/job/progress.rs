@@ -32,7 +32,7 @@ impl AgentProgress {
         self >= Self::Executed
     }
 
-    /// Returns whether an agent had accepted the job.
+    /// Resets the progress. Returns whether an agent had accepted the job.
     pub(super) fn reschedule(&mut self) -> bool {
         std::mem::take(self).is_dispatched()
     }

@@ -26,11 +26,11 @@ const UPDATE_INTERVAL: Duration = Duration::from_secs(3);
 ///
 /// The coordinator can cancel a job only in its answer to a call.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
-/// Minimum keep-alive if the coordinator sets a trace interval, as only Muster's does.
+/// Minimum time between two keep-alives if the coordinator sets a trace interval, as only Muster's does.
 ///
-/// A keep-alive is then sent every ten intervals.
+/// If ten intervals are longer, a keep-alive is sent every ten intervals.
 const MIN_KEEP_ALIVE: Duration = Duration::from_secs(1);
-/// Minimum of the longest wait between two attempts.
+/// The wait between two attempts grows to the update interval, but at least to this time.
 const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
 /// Default delay before repeating a report that the coordinator still processes.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -77,7 +77,7 @@ pub(super) struct Uploader {
     not_before: Option<Instant>,
     backoff: Backoff,
     rejections: u32,
-    /// Whether the last failed call was invalid for the coordinator.
+    /// Whether the coordinator rejected the last failed call as invalid.
     was_last_rejected: bool,
     /// Whether only the report is left.
     has_ended: bool,
@@ -128,7 +128,7 @@ impl Uploader {
         self.acknowledged + self.buffer.len() as u64
     }
 
-    /// Returns whether the last failed call was invalid for the coordinator.
+    /// Returns whether the last call failed because the coordinator rejected it as invalid.
     pub(super) fn was_rejected(&self) -> bool {
         self.must_repeat() && self.was_last_rejected
     }
@@ -376,7 +376,7 @@ impl Uploader {
         }
         self.was_last_rejected = error.transient().is_none();
         self.watch.repeated();
-        // An overloaded coordinator gets no more calls than a healthy one.
+        // The wait grows up to the update interval: an overloaded coordinator gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);
         tracing::warn!(%error, failures = self.backoff.failures(), wait_ms = muster_job::milliseconds(wait), "failed to send the trace or job state, retrying");

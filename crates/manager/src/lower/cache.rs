@@ -12,7 +12,7 @@ use super::paths::Paths;
 use super::variables::Variables;
 use super::{JobContext, LowerError, driver, protection};
 
-/// Leading digits of a hashed key that form a segment of the object's name.
+/// Number of leading digits of a hashed key that form a segment of the object's name.
 const SHARD_DIGITS: usize = 2;
 /// Value of `CACHE_COMPRESSION_FORMAT` for caches that are stored as chunks.
 const CHUNKS: &str = "chunks";
@@ -65,7 +65,7 @@ pub(super) fn entries(
         if uses_chunks {
             let store = context.cache_chunks.get(&entry.key).cloned();
             entry.chunks = Some(ChunkCache { level: level.to_owned(), store });
-            // The alternate key only finds archives of the other value of `FF_HASH_CACHE_KEYS`.
+            // The alternate key only finds archives that were saved with the other value of `FF_HASH_CACHE_KEYS`.
             entry.alternate.clear();
         }
         let keys = [&entry.key, &entry.alternate].into_iter().chain(&entry.fallback_keys);
@@ -75,7 +75,7 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// The driver of a custom executor stores archives.
+/// Returns false if the driver of a custom executor runs the job, because drivers only store archives.
 fn uses_chunks(context: &JobContext, variables: &Variables) -> bool {
     let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
@@ -208,7 +208,7 @@ fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, down
     uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
 }
 
-/// No cache key leads to these objects: archives have `project` in place of `chunks`.
+/// Returns the prefix of the names of chunks. No cache key leads to it: archives have `project` in place of `chunks`.
 fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
     let mut segments = prefix(context);
     segments.extend(["chunks".to_owned(), payload.job_info.project_id.to_string(), level.to_owned()]);

@@ -121,7 +121,7 @@ fn shared_layout(context: &JobContext) -> String {
     format!("/{}/{}", muster_job::short_token(context.runner.token.expose()), context.slot.project_slot)
 }
 
-/// Returns the server's text, or Muster's own form if that text was not kept.
+/// Returns the payload as the server sent it, or in Muster's own form if the server's text was not kept.
 fn payload_text(payload: &JobPayload) -> String {
     let original = payload.muster.as_ref().and_then(|muster| muster.answer.clone());
     original.unwrap_or_else(|| json!(payload).to_string())

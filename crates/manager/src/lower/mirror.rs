@@ -16,7 +16,7 @@ use super::{JobContext, docker, driver, suspension};
 
 /// Name of the directory of all mirrors, beside the builds directory.
 const DEFAULT_DIRECTORY: &str = "git-mirrors";
-/// Digits of the URL's hash in the name of a mirror.
+/// Number of digits of the URL's hash in the name of a mirror.
 const URL_DIGITS: usize = 16;
 /// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];

@@ -217,7 +217,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     if let Some(policy) = &step_policy {
         policy::check_builtins(&steps, policy)?;
     }
-    // Scripts and caches contain references, too.
+    // Expanding the references in scripts and caches may have exceeded the limit.
     variables.check()?;
     let (project_dir, builds_dir) = if inside.is_some() {
         let outer_dir = if driver::runs_job(outside) { driver::outer_dir(outside) } else { docker::outer_dir(outside) };

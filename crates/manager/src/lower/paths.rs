@@ -28,7 +28,7 @@ impl Paths {
         let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !uses_common_dir => {
-                // An instance has at most one directory per slot.
+                // On an instance, the number is that of its slot, so that it has at most one directory per slot.
                 let slot = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
                 let token = short_token(runner.token.expose());
                 format!("{builds_dir}/{token}/{slot}/{slug}")
@@ -73,7 +73,7 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
     let builds = builds_dir.trim_end_matches('/');
     let within = clean(&path).filter(|path| path != builds && is_below(path, builds));
     match within {
-        // The driver's layout may be empty.
+        // The driver may replace its layout's placeholder with nothing, so such a path may be the builds directory.
         Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),
         _ => Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\""))),
     }

@@ -2,10 +2,10 @@
 
 use muster_runner_api::payload::JobPayload;
 
-/// Variable for servers whose payload has no such field.
+/// Variable for servers whose payload has no field for the ref's protection.
 const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 
-/// `None` means that the server does not report it.
+/// Returns whether the job's ref is protected. `None` means that the server does not report it.
 ///
 /// The first variable named [`PROTECTED`] counts: a job may set later ones to reach protected data.
 pub(super) fn of_ref(payload: &JobPayload) -> Option<bool> {
@@ -31,7 +31,7 @@ pub(super) fn of_volumes(payload: &JobPayload, mut keys: impl Iterator<Item = St
     of_ref(payload) == Some(true) || keys.any(|key| of_cache(payload, &key))
 }
 
-/// Some file systems ignore case, and dots and blanks at the end of a name.
+/// Ignores case, and dots and blanks at the end, as some file systems do.
 pub(super) fn is_protected_key(key: &str) -> bool {
     key.trim_end_matches(|c: char| c == '.' || c.is_whitespace()).to_lowercase().ends_with("-protected")
 }

@@ -93,7 +93,7 @@ impl Reader<'_> {
         let clean_config = context.runner.clean_git_config.unwrap_or(context.runner.executor != "shell");
         // Muster never repeats a stage in a new environment. The call only warns about an invalid value.
         self.attempts("EXECUTOR_JOB_SECTION_ATTEMPTS");
-        // Already applied. The call only warns about an invalid value.
+        // The secrets have already been fetched. The call only warns about an invalid value.
         self.attempts(SECRETS_ATTEMPTS);
         // The manager enforces this timeout. The call only warns if the timeout has no effect.
         self.effective_timeout("prepare_timeout", context.runner.prepare_timeout, timeout);
@@ -164,7 +164,7 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the pathspecs of submodules. With an exclusion without a path, git would exclude everything.
+    /// Returns the pathspecs of submodules. Fails for an exclusion without a path: git would exclude everything.
     fn submodule_paths(&self) -> Result<Vec<String>, LowerError> {
         let paths = self.words("GIT_SUBMODULE_PATHS", "").unwrap_or_default();
         if paths.iter().any(|path| path == ":(exclude)") {

@@ -14,13 +14,14 @@ use super::protection;
 use super::suspension::{self, ResumeRefused};
 use super::vm_image::vm_image;
 
-/// The first variable that is set is used. The second is that of gitlab-runner's Kubernetes executor.
+/// Variables with the requested CPUs. The first one that is set is used. The second one is from gitlab-runner's
+/// Kubernetes executor.
 const CPU: [&str; 2] = ["MUSTER_CPU_REQUEST", "KUBERNETES_CPU_REQUEST"];
 const MEMORY: [&str; 2] = ["MUSTER_MEMORY_REQUEST", "KUBERNETES_MEMORY_REQUEST"];
 /// Variable whose value `false` declines a sticky context.
 const STICKY: &str = "MUSTER_STICKY_CONTEXT";
 const DEFAULT_CGROUP_TEMPLATE: &str = "gitlab-runner/slot-${slot}";
-/// Digits of the runner's hash in the name of a sticky context.
+/// Number of digits of the runner's hash in the name of a sticky context.
 const RUNNER_DIGITS: usize = 12;
 
 fn value<'a>(payload: &'a JobPayload, names: &[&'static str]) -> Option<(&'static str, &'a str)> {

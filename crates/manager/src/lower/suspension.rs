@@ -13,7 +13,7 @@ use super::protection;
 use super::share::context_name;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
-/// Field of a key with the name of the environment.
+/// Field of a key whose value is the name of the environment.
 const NAME_FIELD: &str = "acquisition-key";
 const EXECUTOR: &str = "instance";
 

@@ -95,7 +95,7 @@ impl Variables {
         self.indexes = indexes.collect();
     }
 
-    /// Services do not get the private key.
+    /// Adds the variables of the certificates. Services do not get the private key.
     fn certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),

@@ -19,7 +19,7 @@ impl JobTrace {
     pub(super) fn new(observer: &Observer, runner: &RunnerSettings, payload: &JobPayload) -> Self {
         let requested = requested(observer, payload);
         let id = payload.id.to_string();
-        // The token makes the identity unguessable, and its digests do not reveal it.
+        // The token makes the IDs of the trace unguessable. The IDs are digests, so they do not reveal the token.
         let identity = [runner.url.as_str().as_bytes(), id.as_bytes(), payload.token.as_bytes()];
         Self { context: observer.telemetry().tracer.context(&identity, requested.as_ref()), requested }
     }

@@ -39,7 +39,7 @@ pub(crate) struct JobWatch {
 struct Progress {
     started_ms: u64,
     markers: SectionMarkers,
-    /// Current stage of the manager: its name, and its start on both clocks.
+    /// Current stage of the manager: its name, and its start in milliseconds since 1970 and as an instant.
     stage: (&'static str, u64, Instant),
     manager_stages: Vec<StepSpan>,
     /// Acknowledged and pending bytes of the log.
@@ -89,7 +89,7 @@ impl JobWatch {
         };
         let exports_stages = exports_stages(runner);
         if !recovered {
-            // The job was stored before this watch existed.
+            // The stage has ended: the job is already stored.
             if exports_stages {
                 record.record_stage(manager_stage::RETRIEVAL, age.as_secs_f64());
             }
@@ -167,7 +167,7 @@ impl JobWatch {
         entry.trace_acknowledged(acknowledged.saturating_sub(previous));
     }
 
-    /// No bytes are pending then.
+    /// Records the length of the trace at the coordinator. No bytes are pending then.
     pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
         let (_, was_pending) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
         self.record.entry().set_trace_pending(was_pending, 0);
@@ -224,7 +224,7 @@ impl JobWatch {
         progress.ended = Some(Ended { state, failure: reason.map(|reason| (reason.to_owned(), exit_code)), stages });
     }
 
-    /// The coordinator has the result, or no longer expects it.
+    /// Records that the clean-up begins. The coordinator has the result, or no longer expects it.
     pub(crate) fn cleaning(&self) {
         let mut progress = self.progress.lock();
         let state = progress.ended.as_ref().map_or(JobMetricState::Canceled, |ended| ended.state);

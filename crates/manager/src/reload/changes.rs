@@ -39,7 +39,8 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
     changes
 }
 
-/// [`muster_config::settings::RunnerKey`] and [`muster_config::settings::Settings::carry_over`] follow the same rule.
+/// Returns whether both tables describe the same runner. [`muster_config::settings::RunnerKey`] and
+/// [`muster_config::settings::Settings::carry_over`] follow the same rule.
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
     old.url == new.url && same_id

@@ -94,7 +94,7 @@ impl ConfigWatch {
             tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
-                // A policy that is being written may be invalid until the next check.
+                // If a policy is still being written, the configuration may be invalid until the next check.
                 if stamp.is_some() && self.policies != policy_stamps(self.current.as_ref()) {
                     let digest = stamp::digest(&self.path);
                     return self.read(digest);

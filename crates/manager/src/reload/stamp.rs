@@ -21,7 +21,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// gitlab-runner checks only this.
+    /// Returns whether the modification time is later. gitlab-runner detects a change only by this time.
     pub(super) fn is_newer_than(self, old: Self) -> bool {
         self.modified > old.modified
     }

@@ -223,7 +223,7 @@ impl Requests {
             .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.cancelable_after)))
     }
 
-    /// [`Self::next`] still returns the result of the request.
+    /// Cancels a request. [`Self::next`] still returns its result.
     pub(crate) fn cancel(&self, poll: PollId) {
         self.in_flight
             .values()
@@ -235,12 +235,12 @@ impl Requests {
         self.in_flight.is_empty()
     }
 
-    /// Further jobs could not be stored either.
+    /// Returns whether a received job cannot be stored. Further jobs could not be stored either.
     pub(crate) fn is_store_blocked(&self) -> bool {
         Arc::strong_count(&self.unstored_jobs) > 1
     }
 
-    /// Waits forever if no request is in flight. Cancel-safe.
+    /// Returns the next result of a request. Waits forever if no request is in flight. Cancel-safe.
     pub(crate) async fn next(&mut self) -> CompletedPoll {
         loop {
             let Some(ended) = self.tasks.join_next_with_id().await else { std::future::pending().await };

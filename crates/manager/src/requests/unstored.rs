@@ -37,7 +37,7 @@ impl Request {
         loop {
             let StoreJobError { error, payload, known } = *failed;
             let Some(wait) = backoff.next_wait(None) else {
-                // The job has an actor, which reports it.
+                // If the job is known, it has an actor, which reports it.
                 if !known {
                     report_unstorable(client, &payload, &error).await;
                 }

@@ -34,7 +34,7 @@ use plan::Step;
 /// Usually, a quarter of the token's lifetime is left at the first attempt.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
-/// For a coordinator whose tokens expire at once.
+/// Minimum time between two resets, for a coordinator whose tokens expire at once.
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
 /// Renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
@@ -112,7 +112,7 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns the settings with renewed tokens that are not in the file yet. From now on, these settings are kept valid.
+    /// Returns the settings with renewed tokens that are not in the file yet. Their tokens are renewed from now on.
     #[must_use]
     pub fn apply_renewed(&self, settings: Settings) -> Settings {
         let settings = self.renewed.apply(settings);
@@ -154,7 +154,7 @@ struct RotationTask {
     attempts: HashMap<String, RetryState>,
     /// New tokens by the token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
-    /// Kept for a while, so that their last values are scraped.
+    /// Metric series of renewed tokens. Kept for a while, so that their last values are scraped.
     series: VecDeque<Arc<EntryMetrics>>,
     changes: mpsc::Sender<()>,
     /// No further reset is started once this is canceled.
@@ -245,7 +245,7 @@ impl RotationTask {
         }
     }
 
-    /// The receiver must read the file again.
+    /// Tells the receiver to read the file again.
     fn notify_changed(&self) {
         // If the channel is full, a notification is already pending.
         let _ = self.changes.try_send(());

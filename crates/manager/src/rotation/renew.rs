@@ -15,7 +15,7 @@ use super::plan::renewal_deadline;
 use super::{MIN_RESET_INTERVAL, RotationTask, RunnerSettings};
 
 impl RotationTask {
-    /// Schedules another attempt after a failure.
+    /// Renews the token of `runner`. Schedules another attempt after a failure.
     pub(super) async fn renew(&mut self, runner: Arc<RunnerSettings>) {
         // Nothing has been requested yet, so a stop may end the wait.
         let stop = self.stop.clone();
@@ -44,7 +44,7 @@ impl RotationTask {
         }
         self.resetting.store(true, Ordering::Relaxed);
         self.retain_series(&runner);
-        // Renewals are weeks apart.
+        // No connection is kept, because renewals are weeks apart.
         let client = crate::client::new(&runner, ConnectionAge::NoReuse);
         let answer = match client.map(|client| self.observer.counting_client(client, &runner)) {
             Ok(client) => client.reset_token(runner.token.expose()).await,

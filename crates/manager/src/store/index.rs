@@ -110,7 +110,7 @@ impl StateIndex {
         read.collect()
     }
 
-    /// `runner` received the job.
+    /// Returns a job that `runner` received.
     pub(super) fn job(&self, run: &JobRunId, runner: &Arc<RunnerSettings>) -> Result<Option<StoredJob>, StoreError> {
         self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
     }
@@ -195,7 +195,8 @@ impl StateIndex {
         if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(min_bytes) {
             return Ok(None);
         }
-        // The line of a lane's last job may be dropped. Lanes follow the jobs, whose lines have older keys.
+        // Writes the keys of all lanes again, because the lines of jobs that have the keys may be dropped. In the copy,
+        // the keys follow the remaining jobs, whose lines have older keys.
         let lanes: Vec<_> =
             self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
         for (runner, lane, key) in lanes {

@@ -103,7 +103,7 @@ impl Log {
         self.end
     }
 
-    /// An open file still accepts lines after its removal, but no later start would read them.
+    /// Fails if the file was removed. It would still accept lines, but no later start would read them.
     pub(super) fn check(&self) -> io::Result<()> {
         if self.file.metadata()?.nlink() > 0 {
             return Ok(());
@@ -148,7 +148,7 @@ impl Log {
         Ok(Compactor { file: self.file.try_clone()?, part_path: part_path(&self.path), spans, end: self.end })
     }
 
-    /// Appends the lines that were written in the meantime.
+    /// Replaces the file with `copy`, to which it appends the lines that were written in the meantime.
     pub(super) fn replace_with(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
         let CompactedLog { file, lines, end, source_end } = copy;
         let mut tail = vec![0; usize::try_from(self.end - source_end).map_err(io::Error::other)?];

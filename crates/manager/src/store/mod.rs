@@ -274,7 +274,7 @@ impl Store {
         self.add(|index| index.add(&Record::Removed { run }))
     }
 
-    /// The digest is computed once for each runner.
+    /// Returns the digest of the runner's settings, which is computed only if they have changed.
     fn digest(&self, runner: &Arc<RunnerSettings>) -> Result<String, StoreError> {
         let mut runners = self.runners.lock();
         match runners.get(&runner.key).filter(|(known, _)| Arc::ptr_eq(known, runner)) {
@@ -288,7 +288,7 @@ impl Store {
         }
     }
 
-    /// Ensures that the file is synced.
+    /// Calls `write`, and ensures that the file is synced afterwards.
     fn add<T>(&self, write: impl FnOnce(&mut StateIndex) -> Result<T, StoreError>) -> Result<T, StoreError> {
         let written = write(&mut self.index.lock());
         self.sync.wake(&self.index);

@@ -33,7 +33,7 @@ const STEP: Duration = Duration::from_millis(20);
 /// Scheduler turns in one step. Calls over the loopback interface take several turns, but no time.
 const TURNS: usize = 200;
 
-/// The only runner runs its jobs on an instance.
+/// A manager with one runner, which runs its jobs on an instance.
 struct Fixture {
     coordinator: Arc<MemoryCoordinator>,
     agent: FakeAgent,

@@ -106,7 +106,7 @@ impl Harness {
         Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(10))).await
     }
 
-    /// A job whose answer is not read is lost, as at GitLab.
+    /// Starts a coordinator that, like GitLab, loses a job whose answer is not read.
     pub(crate) async fn like_gitlab() -> Self {
         Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
     }
@@ -120,7 +120,7 @@ impl Harness {
         Self { coordinator, agent, served, home, assigned: watch::Sender::default(), capacity }
     }
 
-    /// The payload has the fields of `extra`.
+    /// Enqueues a job whose payload also has the fields of `extra`.
     pub(crate) fn push(&self, extra: &serde_json::Value) {
         let mut payload = json!({
             "id": JOB.0, "token": "secret", "steps": [{ "name": "script", "script": ["true"] }],
@@ -189,7 +189,7 @@ impl Harness {
         }
     }
 
-    /// Waits for the last task of an aborted manager.
+    /// Opens the state. Waits while the last task of an aborted manager still uses it.
     async fn store(&self) -> Store {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {

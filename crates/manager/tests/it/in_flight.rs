@@ -25,7 +25,7 @@ fn assign_two(harness: &Harness) {
     harness.coordinator.set_assignment_enabled(true);
 }
 
-/// The server does not look for a job yet.
+/// Starts a manager, and waits for two requests. The server does not look for jobs yet.
 async fn two_in_flight(harness: &Harness) -> (RunningManager, Settings) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;

@@ -38,7 +38,9 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `text` is `config.toml`, 10 hours after the token's creation. New tokens are valid for 200 hours.
+    /// `text` is the content of `config.toml`. The clock starts 10 hours after the token's creation.
+    ///
+    /// New tokens are valid for 200 hours.
     async fn start(text: &str) -> Self {
         let coordinator = Arc::new(MemoryCoordinator::new(Duration::from_millis(1)));
         coordinator.add_runner("glrt-old", Some("2026-11-12T11:00:00Z"));

@@ -31,7 +31,7 @@ pub(crate) struct AdoptArgs {
 }
 
 pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
-    // The walk keeps one directory open for each level.
+    // `own` keeps one directory open for each level of nested directories.
     crate::open_files::raise();
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
@@ -96,7 +96,7 @@ fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
-/// Skips mounted file systems, and files with more than one hard link.
+/// Gives everything in a directory to the owner. Skips mounted file systems, and files with more than one hard link.
 fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for entry in Dir::read_from(&directory)? {

@@ -22,7 +22,7 @@ use super::{RETENTION, bridge, relay};
 const SPOOL_LIMIT: u64 = 16 << 30;
 const SHARED_MODE: u32 = 0o777;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Services do not report when they are ready.
+/// Delay between two attempts to connect to a service, because services do not report when they are ready.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
 /// Time without connections after which the agent exits. Its exit ends the job and the container.
 const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);

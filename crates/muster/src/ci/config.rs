@@ -143,7 +143,7 @@ impl Config {
         if !problems.is_empty() {
             return Err(CiError::Config { path: file, problems });
         }
-        // The error of invalid TOML shows the line, which may contain a value.
+        // If the TOML is invalid, the error shows the line, even if it contains the value of a variable or secret.
         let mut config: Self = toml::from_str(text)
             .map_err(|error| CiError::Config { path: file.clone(), problems: vec![error.to_string()] })?;
         config.file = file;

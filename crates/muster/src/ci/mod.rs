@@ -49,7 +49,7 @@ pub(crate) use run::{Interrupts, adopt_orphans, end_descendants};
 
 /// Default log filter: only events on which a user may need to act.
 ///
-/// Most logs of the coordinator are off, because requests are interrupted when a run ends.
+/// Most logs of the coordinator are off: they would report the requests that the end of a run interrupts.
 const LOG: &str = "error,muster_runner_api=off,muster_coordinator=off,muster_coordinator::includes=warn,muster_source=warn,muster::ci=warn";
 
 pub(crate) fn run(args: CiArgs) -> ExitCode {

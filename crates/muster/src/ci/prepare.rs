@@ -121,7 +121,7 @@ pub(super) async fn with_sources<T: Send + 'static>(
     done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
-/// Blocks the thread.
+/// Takes the snapshot, and reads the configuration and the pins. Blocks the thread.
 fn read_sources(
     args: &PipelineArgs,
     project: ProjectState,

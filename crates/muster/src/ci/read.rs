@@ -47,8 +47,8 @@ fn max_file_bytes() -> u64 {
 #[cfg(unix)]
 fn is_passed_pipe(path: &Path, meta: &Metadata) -> bool {
     use std::os::unix::fs::FileTypeExt as _;
-    let opened = ["/dev/fd", "/proc/self/fd", "/dev/stdin"].iter().any(|directory| path.starts_with(directory));
-    opened && meta.file_type().is_fifo()
+    let is_open = ["/dev/fd", "/proc/self/fd", "/dev/stdin"].iter().any(|directory| path.starts_with(directory));
+    is_open && meta.file_type().is_fifo()
 }
 
 #[cfg(not(unix))]

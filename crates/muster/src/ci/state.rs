@@ -57,7 +57,7 @@ pub(super) fn find_worktree(directory: &Path) -> Option<PathBuf> {
 }
 
 impl ProjectState {
-    /// Writes nothing.
+    /// Returns the state of a working tree. Creates no directories.
     pub(super) fn of(worktree: &Path) -> Result<Self, CiError> {
         let worktree =
             fs::canonicalize(worktree).map_err(|source| CiError::Read { path: worktree.to_owned(), source })?;

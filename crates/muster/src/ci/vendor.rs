@@ -64,7 +64,7 @@ fn check(pipeline: PipelineSources) -> Result<ExitStatus, CiError> {
 
 /// Returns whether everything that the event needs was loaded.
 ///
-/// The second pass loads all includes, regardless of their rules.
+/// The first pass loads what the event needs. The second pass loads all includes, regardless of their rules.
 fn load_all(text: &[u8], context: &Context, sources: &SnapshotSources) -> bool {
     let event = LoadPass { context, sources, is_required: true };
     let all = Context { ignores_include_rules: true, ..context.clone() };

@@ -32,6 +32,7 @@ use stack::{DemoStack, Size};
 use tracker::{CostMeter, JobTracker};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(150);
+/// Number of polls of the status after which the latest decisions are queried once.
 const POLLS_PER_DECISIONS: u32 = 5;
 const MAX_POINTS: usize = 400;
 const PRICE_PER_HOUR: f64 = 0.08;
@@ -281,7 +282,7 @@ impl Demo {
     }
 }
 
-/// Never returns without keyboard input.
+/// Waits until the user presses `q`. Never returns if there is no keyboard input.
 async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
     let Some(pressed) = keys else { return std::future::pending().await };
     loop {

@@ -72,7 +72,7 @@ pub(super) async fn run(args: ExplainArgs) -> ExitCode {
     for fleet in &mut explanations.fleets {
         let surplus = if args.limit == 0 { 0 } else { fleet.decisions.len().saturating_sub(args.limit) };
         fleet.decisions.drain(..surplus);
-        // `--limit` hides these decisions on purpose.
+        // With `--limit`, the user omits decisions on purpose, so the output need not mention it.
         fleet.truncated &= args.limit == 0;
     }
     let found = explanations.fleets.iter().any(|fleet| fleet.found);
@@ -135,7 +135,7 @@ fn inputs_text(inputs: &Inputs) -> String {
     text
 }
 
-/// In UTC, so that the output of several machines can be compared.
+/// Formats a time in UTC, so that the output of several machines can be compared.
 fn when(unix: i64) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
     let time = OffsetDateTime::from_unix_timestamp(unix).ok().and_then(|time| time.format(format).ok());

@@ -113,7 +113,7 @@ pub(super) async fn run(args: OperateArgs, action: OperatorAction) -> ExitCode {
 }
 
 async fn send_request(args: &OperateArgs, action: OperatorAction) -> Result<OperatorReply, OperateError> {
-    // A running manager answers even if its configuration file was deleted.
+    // A missing configuration file is an error only if no manager answers, because a running manager does not need it.
     let (state, missing_config) = match flags::non_empty(&args.state_dir) {
         Some(directory) => (directory, None),
         None => {

@@ -173,7 +173,7 @@ fn simulate(args: &SimulateArgs) -> Result<String, SimulateError> {
     Ok(if args.json { json(&outcomes, args, jobs.len()) } else { table(&outcomes, args, jobs.len()) })
 }
 
-/// A group without a name is called `main`.
+/// Reads a policy from a file. A group without a name is called `main`.
 fn policy(path: &Path) -> Result<Config, SimulateError> {
     let invalid = |problems| SimulateError::Invalid { path: path.to_owned(), problems };
     let scaling = muster_config::parse_scaling(&read(path)?)

@@ -148,7 +148,7 @@ fn instances(status: &ScalerStatus, report: &Report) -> String {
         return String::new();
     }
     let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USAGE", "SLOTS"];
-    // Most plugins do not report resource usage.
+    // The column is hidden if it is empty, because most plugins do not report resource usage.
     let is_shown = |name: &&str| *name != "USAGE" || !report.resources.is_empty();
     let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {

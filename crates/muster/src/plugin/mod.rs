@@ -23,8 +23,8 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use error::PluginError;
 
-/// The commands print their results themselves.
-const LOG: &str = "error,muster_fleeting=warn";
+/// Filter of the log. The results of the commands are not logged, because the commands print them.
+const LOG_FILTER: &str = "error,muster_fleeting=warn";
 
 /// Command line of the program under the name `fleeting`.
 #[derive(Debug, Parser)]
@@ -82,7 +82,7 @@ pub(crate) fn main(arguments: &[OsString]) -> ExitCode {
 pub(crate) fn run(command: Command) -> ExitCode {
     // The host of a plugin parses its output, so Muster's own log must not be mixed into it.
     if !matches!(command, Command::Serve(_)) {
-        crate::logging::init_command(LOG);
+        crate::logging::init_command(LOG_FILTER);
     }
     match command {
         Command::Install(args) => exit_code(install::run(&args)),

@@ -54,7 +54,7 @@ fn report(configured: &ConfiguredPlugin, path: &std::path::Path) {
     ui::outln(&format!("runner: {}, plugin: {}, path: {}", configured.runner, configured.plugin, path.display()));
 }
 
-/// Always returns false.
+/// Prints the error. Always returns false, as the new value of `all_succeeded`.
 fn report_error(configured: &ConfiguredPlugin, error: &PluginError) -> bool {
     ui::error(&format!(
         "runner: {}, plugin: {}: {}",

@@ -17,7 +17,7 @@ use crate::junit;
 const SKIPPED_WIDTH: usize = 80;
 /// Flags of `test` without a value.
 const SWITCHES: [&str; 4] = ["--list", "--json", "--junit", "--strict"];
-const UNTESTED: u8 = 2;
+const UNTESTED_EXIT_CODE: u8 = 2;
 
 /// Arguments of `muster plugin test`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
         Ok(plan) => plan,
         Err(error) => {
             ui::report(&error);
-            return UNTESTED.into();
+            return UNTESTED_EXIT_CODE.into();
         }
     };
     let is_human = !args.json && !args.junit;
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn junit_report_has_each_outcome_and_line_breaks_still_separate_words() {
+    fn junit_report_has_each_outcome_and_keeps_words_separate_at_line_breaks() {
         let outcomes = [
             Outcome::Pass,
             Outcome::Fail("a <b> & \"c\"\u{7}\nnext line".to_owned()),

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use muster_telemetry::logs::{Format, Level, LogOptions};
 
-use crate::flags::{FlagError, go_bool, optional, path};
+use crate::flags::{FlagError, go_bool, optional_choice, path};
 
 /// Global flags.
 #[derive(Debug, clap::Args)]
@@ -72,7 +72,7 @@ pub(super) fn long_version() -> &'static str {
 }
 
 fn log_format(text: &str) -> Result<Optional<Format>, FlagError> {
-    optional(text, &[("runner", Format::Runner), ("text", Format::Text), ("json", Format::Json)])
+    optional_choice(text, &[("runner", Format::Runner), ("text", Format::Text), ("json", Format::Json)])
 }
 
 fn log_level(text: &str) -> Result<Optional<Level>, FlagError> {
@@ -86,5 +86,5 @@ fn log_level(text: &str) -> Result<Optional<Level>, FlagError> {
         ("panic", Level::Panic),
         ("trace", Level::Trace),
     ];
-    optional(text, &levels)
+    optional_choice(text, &levels)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Exit code if the file was deleted when the job's environment was cleaned up.
 const EXIT_FILE_DELETED: u8 = 100;
-/// File events do not report writes by another machine.
+/// Interval at which the file is read. File events would not report writes by another machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Longer lines are split.
 const MAX_LINE_BYTES: usize = 16 * 1024;
@@ -49,7 +49,7 @@ fn follow(args: &ReadLogsArgs, output: &mut impl Write) -> io::Result<()> {
         let chunk = reader.fill_buf()?;
         if chunk.is_empty() {
             output.flush()?;
-            // Reading a deleted file that is open causes no error.
+            // Fails if the file was deleted. Reading the open file would not.
             std::fs::metadata(&args.path)?;
             sleep(POLL_INTERVAL);
             continue;

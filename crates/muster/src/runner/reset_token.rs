@@ -80,7 +80,7 @@ async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
 async fn reset_one(args: &ResetTokenArgs, runner: &Runner) -> Result<(), ResetError> {
     let name = || runner.name.clone();
     let path = args.select.config.path();
-    // If a new token cannot be saved, it is lost.
+    // The file is checked before the request, because a new token that cannot be saved is lost.
     let mut file = ConfigFile::open(&path)?;
     file.check_writable()?;
     let removed = || ResetError::RemovedMeanwhile { name: name() };

@@ -73,7 +73,7 @@ async fn unregister(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     Ok(super::change::remove(&args.select.config.path(), &unregistered)?)
 }
 
-/// If the file could not be saved, it would keep runners that the server has deleted.
+/// Checks that the file can be saved. Otherwise, it would keep runners that the server has deleted.
 fn check_writable(args: &UnregisterArgs) -> Result<(), UnregisterError> {
     ConfigFile::open(&args.select.config.path())
         .and_then(|file| file.check_writable())

@@ -142,7 +142,8 @@ fn first_difference(a: impl Read, b: impl Read) -> io::Result<Option<u64>> {
     Ok(None)
 }
 
-/// Adds the differences between the outputs and exports of two runs, and between the numbers of their steps.
+/// Compares the outputs, the exports and the number of inner steps of each step in two runs. Adds what differs to
+/// `differences`.
 pub(super) fn compare_outputs(parent: &str, first: &StepNode, second: &StepNode, differences: &mut Vec<String>) {
     let values = |node: &StepNode| node.call.as_ref().map(|call| (call.outputs.clone(), call.exports.clone()));
     let path = if parent.is_empty() { first.name.clone() } else { format!("{parent}/{}", first.name) };

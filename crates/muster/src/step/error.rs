@@ -64,7 +64,7 @@ impl From<RegistryError> for StepCommandError {
 }
 
 impl StepCommandError {
-    /// Returns a function that creates the error of a file.
+    /// Returns a function that turns an I/O error into [`Self::File`] with this path.
     pub(super) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { path, source }

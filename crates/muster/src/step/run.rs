@@ -125,8 +125,8 @@ pub(super) fn report(compared: &Comparison, results: Option<&Path>, message: &st
     })
 }
 
-/// Writes the results, and prints the error of a failed job. Returns the exit code of the failed process, or 1 if no
-/// process failed.
+/// Writes the results. If the job failed, prints its error and returns the exit code of the failed process, or 1 if it
+/// failed for another reason.
 pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitCode, CommandError> {
     if let Some(path) = results {
         write_results(path, result).map_err(|source| CommandError::Results { path: path.to_owned(), source })?;
@@ -141,7 +141,7 @@ pub(super) fn finish(result: &JobResult, results: Option<&Path>) -> Result<ExitC
     })
 }
 
-/// An interrupt of this process cancels the request.
+/// Runs a job to its end. SIGINT or SIGTERM to this process cancels the job.
 pub(super) async fn run_to_end(
     agent: &LocalAgent,
     request: RunRequest,
@@ -156,7 +156,7 @@ pub(super) async fn run_to_end(
 
 pub(super) fn print_log(bytes: &[u8]) {
     let mut stdout = io::stdout().lock();
-    // A reader that stops reading, such as `head`, does not end the steps.
+    // Ignore errors: the steps continue even if the reader stops reading, as `head` does.
     let _ = stdout.write_all(bytes).and_then(|()| stdout.flush());
 }
 

@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::results::ResultsFile;
 
-/// Name of the job in the tag of its processes.
+/// Name of the job, which is part of the tag in the environment of its processes.
 const JOB_NAME: &str = "step-runner";
 
 pub(super) struct Execution {

@@ -131,14 +131,14 @@ fn rejects_certificate(alert: AlertDescription) -> bool {
             | Alert::CertificateRequired
             | Alert::UnknownCA
             | Alert::AccessDenied
-            // The signature of the certificate does not match the authority.
+            // Sent if the signature of the certificate does not match the authority.
             | Alert::DecryptError
     )
 }
 
 async fn dial(address: &str, files: &TlsFiles) -> Result<TlsStream<TcpStream>, DialError> {
     let (host, _) = address.rsplit_once(':').ok_or(DialError::NoPort)?;
-    // An IPv6 address has brackets in front of a port, and none in a certificate.
+    // An IPv6 address before a port is in brackets. In a certificate, it is not.
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
     let connector = TlsConnector::from(Arc::new(files.client()?));
     let name = ServerName::try_from(host)?;
@@ -155,7 +155,8 @@ async fn bridge(stream: TlsStream<TcpStream>) -> ExitCode {
     let (mut from_server, mut to_server) = tokio::io::split(stream);
     let (mut input, mut output) = (tokio::io::stdin(), tokio::io::stdout());
     let ended = tokio::select! {
-        // The server's reason for the end comes first: a write to the closed connection fails at the same time, without a reason.
+        // Check the server's side first, because only its error says why the server ended the connection. A write fails
+        // at the same time.
         biased;
         ended = tokio::io::copy(&mut from_server, &mut output) => ended,
         _ = tokio::io::copy(&mut input, &mut to_server) => return ExitCode::SUCCESS,
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_alerts_about_a_certificate_advise_another_certificate() {
+    fn another_certificate_is_advised_only_after_alerts_about_certificates() {
         let advice = |alert| tls_remedy(&rustls::Error::AlertReceived(alert));
         for alert in [AlertDescription::UnknownCA, AlertDescription::CertificateRequired] {
             assert!(advice(alert).contains("--tls-client-ca"), "{alert:?}");

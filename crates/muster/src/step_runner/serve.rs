@@ -18,7 +18,7 @@ use crate::agent::ListenArgs;
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// Maximum size of the logs of all jobs together, in bytes.
 const SPOOL_LIMIT: u64 = 16 << 30;
-/// Environment variable of the command with the path of the socket.
+/// Environment variable that tells the command the path of the socket.
 const SOCKET_VARIABLE: &str = "STEP_RUNNER_SOCKET";
 
 /// Arguments of `muster step-runner serve`.

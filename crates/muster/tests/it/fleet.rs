@@ -152,7 +152,7 @@ fn simulate_reports_invalid_input() {
 
 /// Requirement R036.
 #[test]
-fn simulated_day_meets_its_start_objective_with_bounded_idle() {
+fn simulated_day_meets_its_start_objective_with_limited_idle_time() {
     let directory = policies();
     let text = "max_instances = 100\n[[policy]]\nidle_time = \"10m0s\"\nscale_factor = 0.3\nscale_factor_limit = 20\n\
                 preemptive_mode = false\n";
@@ -168,7 +168,7 @@ fn simulated_day_meets_its_start_objective_with_bounded_idle() {
 }
 
 #[test]
-fn missing_manager_or_subject_is_an_error() {
+fn invalid_arguments_and_state_directories_are_errors() {
     let directory = tempfile::tempdir().unwrap();
     let check_error = |arguments: &[&str], expected: &str| {
         let output = muster(directory.path(), arguments);

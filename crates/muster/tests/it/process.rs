@@ -4,7 +4,7 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Interval for checking a condition, because writes and exits of other processes cause no events here.
+/// Interval for checking a condition. Tests poll, because writes and exits of other processes cause no events here.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use crate::node::Span;
 /// Maximum number of comparisons of a path with a pattern. A clause that needs more counts as true, as on GitLab.
 const MAX_COMPARISONS: usize = 50_000;
 
-/// Paths that differ from a ref. `None` means that the ref does not exist.
+/// Paths whose content differs from that at a ref. `None` means that the ref does not exist.
 type Compared = Option<Rc<context::Changes>>;
 
 pub(crate) struct Clauses<'a> {
@@ -141,13 +141,13 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Only results for the tree of the project are cached.
+    /// Caches the results only for the tree of the pipeline's own project.
     fn exists_in(
         &self,
         test: &PathTest,
         tracked: &Arc<BTreeSet<String>>,
         scope: &Scope<'_>,
-        is_project_tree: bool,
+        is_own_tree: bool,
     ) -> bool {
         let patterns = match test {
             PathTest::Regexp(regexp) => return tracked.iter().any(|path| regexp.is_match(path)),
@@ -163,10 +163,10 @@ impl<'a> Clauses<'a> {
             return true;
         }
         patterned.iter().any(|glob| {
-            let cached = is_project_tree.then(|| self.exists_results.borrow().get(glob.as_str()).copied()).flatten();
+            let cached = is_own_tree.then(|| self.exists_results.borrow().get(glob.as_str()).copied()).flatten();
             cached.unwrap_or_else(|| {
                 let found = glob.exists_in(tracked);
-                if is_project_tree {
+                if is_own_tree {
                     self.exists_results.borrow_mut().insert(glob.as_str().to_owned(), found);
                 }
                 found

@@ -104,7 +104,7 @@ impl<'a> Scope<'a> {
         expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
     }
 
-    /// Includes references through other variables.
+    /// Also returns the variables that the values of other returned variables refer to.
     fn referenced_variables(&self, text: &str) -> Vec<Variable> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();

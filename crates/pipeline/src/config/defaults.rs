@@ -110,7 +110,7 @@ impl Defaults {
 
 fn is_valid(fields: &Fields<'_>, key: &str, entry: &Entry, at: Path<'_>, problems: &mut Problems) -> bool {
     if key == "identity" {
-        extras::server_only(fields, problems);
+        extras::check_server_only_keywords(fields, problems);
     }
     value_is_valid(key, &entry.node, at.key(key), problems)
 }

@@ -210,7 +210,7 @@ fn input(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-pub(crate) fn server_only(fields: &Fields<'_>, problems: &mut Problems) {
+pub(crate) fn check_server_only_keywords(fields: &Fields<'_>, problems: &mut Problems) {
     let at = fields.at();
     if let Some(node) = fields.get("identity") {
         let _ = choice(node, at.key("identity"), &["google_cloud"], problems);

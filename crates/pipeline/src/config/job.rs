@@ -274,7 +274,8 @@ impl JobParser<'_, '_> {
         let Some(node) = self.fields.get("stage") else {
             return NameEntry { name: DEFAULT_STAGE.to_owned(), span: self.span };
         };
-        // The last stage causes no further errors: it always exists, and no job that this job needs can be in a later stage.
+        // A job whose `stage` is invalid is put into the last stage, which causes no further errors: it always exists,
+        // and no job that this job needs can be in a later stage.
         let name = self.parse_key("stage", parsing::text).unwrap_or_else(|| LAST_STAGE.to_owned());
         NameEntry { name, span: node.span }
     }
@@ -317,7 +318,7 @@ impl JobParser<'_, '_> {
     }
 
     fn script_work(&mut self) -> ScriptWork {
-        extras::server_only(&self.fields, self.problems);
+        extras::check_server_only_keywords(&self.fields, self.problems);
         let mut work = ScriptWork {
             before_script: self.parse_key("before_script", scripts::script).unwrap_or_default(),
             script: self.parse_key("script", scripts::main_script).unwrap_or_default(),

@@ -18,13 +18,13 @@ pub(crate) const TOP_LEVEL: &[&str] = &[
     "after_script",
 ];
 
-/// Deprecated top-level keys with the same meaning as the key of `default`.
+/// Deprecated top-level keys. Each has the same meaning as the key with this name in `default`.
 pub(crate) const GLOBAL_DEFAULTS: &[&str] = &["image", "services", "cache", "before_script", "after_script"];
 
 /// Names that are reserved in addition to the top-level keys.
 pub(crate) const FORBIDDEN_JOB_NAMES: &[&str] = &["true", "false", "nil", "pages:deploy"];
 
-/// Also the values of `inherit:default`.
+/// Keys of `default`. They are also the valid values of `inherit:default`.
 pub(crate) const DEFAULT: &[&str] = &[
     "after_script",
     "artifacts",

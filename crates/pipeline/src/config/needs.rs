@@ -53,7 +53,7 @@ pub(crate) struct NameEntry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NeedsParent {
     Job,
-    /// A trigger job. Jobs of other pipelines are errors, because a trigger job cannot download artifacts.
+    /// A trigger job. It cannot need jobs of other pipelines, because it cannot download artifacts.
     Trigger,
     /// A job that only mirrors the pipeline of another project.
     Mirror,

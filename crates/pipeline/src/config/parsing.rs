@@ -82,7 +82,8 @@ impl Problems {
         if diagnostic.span.is_some_and(|span| self.load_error_spans.contains(&span)) {
             return;
         }
-        // Warnings must not displace errors: without a pipeline, there is always an error.
+        // Errors and warnings have separate limits, so that many warnings cannot displace the errors that explain why
+        // there is no pipeline.
         let stored = if is_error { self.stored_errors } else { self.list.len() - self.stored_errors };
         if stored < MAX_DIAGNOSTICS && self.seen.insert((diagnostic.span, diagnostic.message.clone())) {
             self.stored_errors += usize::from(is_error);

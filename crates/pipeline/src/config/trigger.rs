@@ -13,6 +13,7 @@ const ACCESSORS: &[&str] = &["local", "project", "template", "component", "remot
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct BridgeEntry {
     pub(crate) bridge: Bridge,
+    /// Jobs whose artifacts contain configuration of the child pipeline.
     pub(crate) producers: Vec<NameEntry>,
 }
 

@@ -31,8 +31,7 @@ impl Value {
         }
     }
 
-    /// Returns true if `&&` continues with its right operand and `||` does not. As on GitLab, the empty text counts as
-    /// true here.
+    /// Returns true if `&&` and `||` treat this operand as true. As on GitLab, they treat the empty text as true.
     fn is_truthy(&self) -> bool {
         !matches!(self, Self::Null | Self::Bool(false))
     }
@@ -59,7 +58,7 @@ pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, Expres
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Text(text) => Ok(Value::Text(text.clone())),
-        // Operators handle a pattern on the right of `=~` or `!~`. Elsewhere, a pattern is its own text.
+        // Operators handle a pattern on the right of `=~` or `!~`. Elsewhere, a pattern is a text.
         Node::Pattern(regex) => Ok(Value::Text(format!("/{}/", regex.as_str()))),
         Node::Variable(name) => Ok((lookup.variable)(name).map_or(Value::Null, Value::Text)),
         Node::Input(id) => Ok((lookup.input)(id)),

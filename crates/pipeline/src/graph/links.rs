@@ -191,7 +191,8 @@ impl Linker<'_> {
         Diagnostic::error(span, message).help(help)
     }
 
-    /// A dependency is in the same or an earlier stage. If `needs` is not empty, each dependency must be a need.
+    /// Resolves `dependencies`. Each must be in the same or an earlier stage. If `needs` is not empty, it must contain
+    /// each of them.
     fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();

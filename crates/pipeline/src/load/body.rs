@@ -69,8 +69,8 @@ impl Loader<'_> {
         (!interpolator.is_too_deep).then_some(body)
     }
 
-    /// An input of the run request overrides a given input. It applies only to the root file if the root file declares
-    /// it, and otherwise to every file that declares it.
+    /// Adds the inputs of the run request, which override the inputs in `given`. If the root file declares an input,
+    /// the run request sets it only for the root file, and otherwise for every file that declares it.
     fn with_run_inputs(&mut self, declared: &[Declaration], given: &[GivenInput], is_root: bool) -> Vec<GivenInput> {
         let mut all = given.to_vec();
         for (name, value) in &self.context.inputs {

@@ -25,7 +25,7 @@ struct Child {
     levels: usize,
 }
 
-/// Also returns the parents of each key. Keys that depend on a cycle have no parents.
+/// Also returns the parents of each key with `extends`, except keys that depend on a cycle.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,

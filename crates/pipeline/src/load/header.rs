@@ -66,8 +66,8 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
     }
 
-    /// As on GitLab, numbers and booleans become text, and `"true"` and `"false"` booleans. Returns any other value
-    /// unchanged.
+    /// Converts a value to this type as GitLab does: for a string, numbers and booleans become text, and for a boolean,
+    /// `"true"` and `"false"` become booleans. Returns any other value unchanged.
     pub(super) fn convert(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {

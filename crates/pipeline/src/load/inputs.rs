@@ -146,8 +146,9 @@ impl Resolution<'_> {
         });
     }
 
-    /// Returns those of the first matching rule, or otherwise of the input. Reports an error and returns `None` if the
-    /// rules depend on the input itself or on too long a chain of inputs.
+    /// Returns the options and the default of the first matching rule or, if no rule matches, those of the input.
+    ///
+    /// Reports an error and returns `None` if the rules depend on the input itself or on too long a chain of inputs.
     fn options_and_default<'d>(
         &mut self,
         declaration: &'d Declaration,

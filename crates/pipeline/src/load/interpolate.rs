@@ -16,7 +16,8 @@ use crate::limits::{Limits, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
-/// Errors of later blocks in a scalar show the position of the scalar.
+/// Number of blocks of a scalar whose errors show the position of the block. Errors of later blocks show the position
+/// of the scalar.
 const MAX_BLOCKS_WITH_SPAN: usize = 50;
 const MAX_COMPARED_INPUTS: usize = 100;
 
@@ -145,7 +146,7 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// Using up the budget is an error, because no further blocks are replaced then.
+    /// Also returns an error if the text uses up `remaining_bytes`, because no further blocks are replaced then.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes >= *self.remaining_bytes {
             *self.remaining_bytes = 0;

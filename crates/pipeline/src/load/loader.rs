@@ -32,8 +32,8 @@ pub(super) struct Loader<'a> {
     includes: Vec<IncludeRecord>,
     /// Files by target. `None` for files that could not be read. Their errors have been reported.
     files: HashMap<IncludeTarget, Option<Arc<File>>>,
-    /// Inputs of the run request that any file declares. True means that the root file declares the input, so that other
-    /// files do not get it.
+    /// Inputs of the run request that at least one file declares. True means that the root file declares the input, so
+    /// that other files do not get it.
     pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that were skipped because this machine cannot reach them.
     skipped: HashSet<IncludeTarget>,
@@ -374,7 +374,8 @@ impl<'a> Loader<'a> {
     }
 }
 
-/// Distinguishes inclusions of the same file. Returns `None` if the text is too long.
+/// Returns a text that differs between inclusions of a file with different inputs. Returns `None` if the text is too
+/// long.
 fn inputs_as_text(given: &[GivenInput]) -> Option<String> {
     let mut text = String::new();
     for given in given {

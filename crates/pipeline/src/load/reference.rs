@@ -20,7 +20,9 @@ struct Resolved {
     new_value: Option<Value>,
     /// Number of values, after references are expanded.
     nodes: usize,
+    /// Depth of the nested lists and maps in the value.
     height: usize,
+    /// Number of references in the longest chain that starts in the value.
     chain: usize,
     has_gap: bool,
 }

@@ -26,7 +26,7 @@ pub struct Pipeline {
     pub stages: Vec<String>,
     /// Global YAML variables and the variables of the matching `workflow:rules` entry.
     pub variables: Vec<Variable>,
-    /// Events that cancel the pipeline before it finishes.
+    /// What a newer commit or a failed job cancels.
     pub auto_cancel: AutoCancel,
     /// The jobs of the pipeline, ordered by stage, then as written.
     pub jobs: Vec<Job>,

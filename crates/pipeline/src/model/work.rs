@@ -184,6 +184,6 @@ pub enum Strategy {
     /// The bridge waits for the pipeline. The bridge fails if the pipeline fails or is skipped, and is canceled if the
     /// pipeline is canceled.
     Depend,
-    /// The bridge has the status of the pipeline. While the pipeline is only created, the bridge is running.
+    /// The bridge has the status of the pipeline. While that status is `created`, the bridge is running.
     Mirror,
 }

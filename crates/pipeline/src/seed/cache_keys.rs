@@ -13,7 +13,8 @@ const NO_FILES: &str = "default";
 
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
-    /// Digests by files. The flag is true if the digest is of commit IDs, and false if it is of blob IDs.
+    /// Digests by the paths of their files. The flag is true if the digest is of commit IDs, and false if it is of blob
+    /// IDs.
     digests: HashMap<(Vec<String>, bool), String>,
 }
 

@@ -11,7 +11,7 @@ use crate::model::{Decision, DecisionKind, SourceLocation};
 use crate::node::{SourceId, Span};
 use crate::source_map::SourceMap;
 
-/// Limited, because every job stores the conditions of its evaluated rules.
+/// Conditions are shortened to this length, because every job stores the conditions of its evaluated rules.
 pub(crate) const MAX_CONDITION_CHARS: usize = 1000;
 pub(crate) const NO_CLAUSE: &str = "it has no condition";
 

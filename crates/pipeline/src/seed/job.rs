@@ -37,7 +37,8 @@ pub(crate) struct Seeder<'a> {
 }
 
 impl Seeder<'_> {
-    /// `workflow` contains the decisions about these rules.
+    /// Excludes every job, because `workflow:rules` allow no pipeline. `workflow` contains the decisions about these
+    /// rules.
     pub(crate) fn all_excluded(
         trace: &DecisionTrace<'_>,
         config: &Config,

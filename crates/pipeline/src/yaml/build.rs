@@ -167,8 +167,8 @@ impl<'a> Builder<'a> {
         self.complete(built, 0, expanded_nodes)
     }
 
-    /// The parent is the document, a list, or a map. `added` is the number of values to add to the count of the file: 1
-    /// for a list or map, whose contents are already counted.
+    /// Adds a complete value to its parent: the document, a list, or a map. `added` is the number of values to add to
+    /// the count of the file: 1 for a list or map, whose contents are already counted.
     fn complete(&mut self, built: Built, anchor: usize, added: usize) -> Result<(), Diagnostic> {
         if anchor > 0 {
             self.anchors.insert(anchor, Built { is_merge_key: false, ..built.clone() });
@@ -233,7 +233,7 @@ impl<'a> Builder<'a> {
         Value::String(text.into())
     }
 
-    /// Reports any other tag, except `default_tag`, which the value has anyway.
+    /// Reports a tag that is neither `!reference` nor `default_tag`, which the value has anyway.
     fn is_reference(&mut self, tag: Option<&Tag>, default_tag: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {

@@ -140,7 +140,7 @@ pub(crate) fn value(job: &Job, name: &str) -> Option<String> {
     job.variables.iter().find(|variable| variable.key == name).map(|variable| variable.value.clone())
 }
 
-/// `None` means stage order.
+/// Returns `None` if the job has no `needs`, so that it waits for all earlier stages.
 pub(crate) fn needs(job: &Job) -> Option<Vec<String>> {
     let name = |need: &Need| match need {
         Need::Job { name, .. } => Some(name.clone()),

@@ -414,7 +414,7 @@ fn c101_interpolation_comes_before_rules() {
     let bare = project().input("b", json!("main")).compile(&text);
     assert_rejected(&bare.diagnostics, "jobs:a:rules:rule:if invalid expression syntax: unknown lexeme `main`");
     assert_eq!(compiled_jobs(&project().input("b", json!("$CI_DEFAULT_BRANCH")), &text), ["a"]);
-    // The same applies to the rules of an include.
+    // Interpolation also comes before the rules of an include.
     let project = project().file("c.yml", "b: {script: [y]}");
     let load = |value: &str| {
         project.clone().input("b", json!(value)).load(format!(

@@ -105,9 +105,9 @@ fn oversized_configurations_fail_fast() {
     }
 }
 
-/// If texts fill the budget exactly, later blocks must not be kept without an error.
+/// If texts use up the budget exactly, later blocks are not replaced, and there must be an error.
 #[test]
-fn blocks_after_the_budget_are_not_kept_without_an_error() {
+fn unreplaced_blocks_after_the_budget_are_an_error() {
     // 1024 such texts have 64 MiB, which is the budget.
     let value = "x".repeat((1 << 16) - 1);
     for count in [1023, 1024, 1025] {
@@ -137,7 +137,7 @@ fn growing_inputs_are_rejected() {
     );
 }
 
-/// The compiler must not overflow its stack.
+/// Such a reference must not make the compiler overflow its stack.
 #[test]
 fn reference_in_include_inputs_is_a_list_of_keys() {
     let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");

@@ -134,7 +134,7 @@ fn empty_file_and_binary_file_are_reported() {
 }
 
 #[test]
-fn control_characters_are_removed() {
+fn control_characters_are_not_printed() {
     let text = render_diagnostics(&project(), "a:\n  extends: \"\\e[31mred\\a\"\n");
     assert!(!text.contains('\u{1b}') && !text.contains('\u{7}'), "{text}");
     let loaded = project().load("a: {extends: .b}");

@@ -62,7 +62,7 @@ impl ServerCertVerifier for PinnedCertificate {
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(end_entity)));
-        let Some(known) = self.hosts.mismatched_keys(&self.machine, &found) else {
+        let Some(known) = self.hosts.check_or_learn(&self.machine, &found) else {
             return Ok(ServerCertVerified::assertion());
         };
         *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some(CertificateMismatch { found, known });

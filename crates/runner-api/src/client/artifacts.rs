@@ -33,7 +33,8 @@ impl Default for UploadTimeouts {
 }
 
 impl Client {
-    /// Uploads a file (`POST /jobs/:id/artifacts`), chunked without `length`. A retry needs a new body.
+    /// Uploads a file (`POST /jobs/:id/artifacts`). Without `length`, the body is sent in chunks. A retry needs a new
+    /// body.
     ///
     /// # Errors
     /// [`ClientError`]. 413 is [`ClientError::Rejected`]. A 307 or 308 to a URL that may receive the token is
@@ -50,7 +51,7 @@ impl Client {
         timeouts: UploadTimeouts,
     ) -> Result<(), ClientError> {
         const CALL: &str = "artifact upload";
-        // Dropped with the body, after the whole body was sent.
+        // `sent` is canceled after the whole body was sent, because the guard is dropped with the body.
         let sent = CancellationToken::new();
         let guard = sent.clone().drop_guard();
         let body = Body::wrap_stream(body.inspect(move |_| {

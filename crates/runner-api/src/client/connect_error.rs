@@ -2,7 +2,7 @@
 
 use url::Url;
 
-/// Returns the address and a known cause, or the message of the root cause.
+/// Returns the address and the cause: the explanation of a known cause, or else the message of the root cause.
 pub(super) fn describe(error: &reqwest::Error) -> String {
     let server = error.url().map(address).unwrap_or_default();
     let cause = if error.is_timeout() { "timeout".to_owned() } else { root_cause(error) };

@@ -48,7 +48,7 @@ async fn get_job(client: &Client, call: &JobCall<'_>) -> Result<(JobOffer, Heade
     let mut service = JobRouterClient::with_origin(channel, origin).max_decoding_message_size(MAX_BODY_BYTES);
 
     let mut request = tonic::Request::new(GetJobRequest { job_request: call.body.clone() });
-    // Deadline for proxies.
+    // Proxies get the deadline in a header.
     request.set_timeout(call.time_left());
     add_metadata(request.metadata_mut(), call.token)?;
     let (metadata, message, _) = service.get_job(request).await?.into_parts();

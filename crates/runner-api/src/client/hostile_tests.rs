@@ -62,7 +62,7 @@ async fn endless_response_head_is_not_read() {
     let result =
         tokio::time::timeout(TEST_TIMEOUT, client.request_job(&JobRequest::default(), &Progress::default())).await;
     assert!(result.unwrap().unwrap_err().transient().is_some());
-    // Includes buffers of the operating system at both ends.
+    // The limit includes the operating system's buffers at both ends.
     assert!(server.await.unwrap() < 32 * 1024 * 1024);
 }
 
@@ -72,7 +72,7 @@ async fn request_with_stalled_response(text: &'static str, has_response_head: bo
     let (client, server) = server(move |mut call| async move {
         call.write_all(text.as_bytes()).await.unwrap();
         send.send(()).unwrap();
-        // Until the client closes the connection.
+        // Reads until the client closes the connection.
         call.read_to_end(&mut Vec::new()).await
     })
     .await;

@@ -59,7 +59,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Returns whether the only problem is a CA certificate. The default verification checks the validity period first.
+/// Returns whether the only problem is that the certificate is that of a CA. An expired certificate has another error,
+/// because the default verification checks the validity period first.
 fn is_ca_as_end_entity(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))

@@ -13,7 +13,8 @@ use super::reply;
 pub(super) const MAX_REDIRECTS: usize = 5;
 const API: &str = "/api/v4/";
 
-/// Returns the redirect policy for HTTP/1.1. A redirect whose body cannot be sent again is the response.
+/// Returns the redirect policy for HTTP/1.1. If the body of a request cannot be sent again, the client returns the
+/// redirect as the response.
 pub(super) fn policy() -> Policy {
     Policy::custom(|attempt| {
         let previous = attempt.previous();

@@ -13,7 +13,7 @@ use super::{ClientError, redirect};
 use crate::payload::JobPayload;
 use crate::wire::{IDEMPOTENCY_HEADER, IDEMPOTENCY_HONORED};
 
-/// Maximum interval of trace uploads from the server (docs/spec/runner-api.md, section 3.2).
+/// Maximum interval of trace uploads that the server can require (docs/spec/runner-api.md, section 3.2).
 const MAX_INTERVAL: Duration = Duration::from_secs(15 * 60);
 pub(super) const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 const MAX_ERROR_BODY_BYTES: usize = 16 * 1024;
@@ -142,7 +142,7 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));
-    // Callers calculate with the length.
+    // A length beyond `i64` is ignored, because callers calculate with the length.
     let reported = text_header(headers, header::RANGE.as_str())
         .and_then(|range| range.split_once('-')?.1.parse::<u64>().ok())
         .filter(|size| i64::try_from(*size).is_ok());

@@ -55,7 +55,7 @@ impl Client {
         reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }
 
-    /// Like [`Self::reset_token`], but for a runner's ID with a personal access token.
+    /// Replaces the token of the runner with this ID. A personal access token authorizes the call.
     ///
     /// # Errors
     /// [`ClientError`].

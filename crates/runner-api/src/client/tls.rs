@@ -14,7 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::ClientError;
 use super::pinned_certificate::Verifier;
 
-/// Four times a bundle of all public authorities.
+/// Maximum size of a file: four times that of a bundle of all public authorities.
 const LIMIT: Limit = Limit { bytes: 1024 * 1024, remedy: "remove everything except the certificates from it" };
 
 /// `tls-ca-file`, `tls-cert-file` and `tls-key-file` of a runner, in PEM format.

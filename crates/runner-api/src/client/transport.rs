@@ -17,7 +17,7 @@ use super::{CONNECT_TIMEOUT, ClientError, POOL_IDLE_TIMEOUT, TlsFiles, redirect,
 
 /// Time between two pings of a waiting gRPC call. gRPC servers reject frequent pings.
 const GRPC_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
-/// Time without an answer to a ping after which a gRPC call fails, as without HTTP/2.
+/// Time without an answer to a ping after which a gRPC call fails, and is repeated over HTTP/1.1.
 const GRPC_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Maximum age of reused connections (`connection_max_age`).
@@ -32,7 +32,7 @@ pub enum ConnectionAge {
     NoReuse,
 }
 
-/// Metadata that change with the content of a file.
+/// Metadata of a file, of which at least one value changes with its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,

@@ -131,7 +131,7 @@ pub struct GitInfo {
     pub protected: Option<bool>,
 }
 
-/// Limits of the server.
+/// Limits that the server sets for the job.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunnerInfo {
@@ -251,7 +251,7 @@ pub struct Dependency {
     /// Name of that job.
     #[serde(deserialize_with = "null_default")]
     pub name: String,
-    /// Archive. The dependency is skipped without a file name.
+    /// Archive. If it has no file name, the dependency is skipped.
     #[serde(deserialize_with = "null_default")]
     pub artifacts_file: ArtifactsFile,
 }
@@ -307,7 +307,7 @@ pub struct OtelEndpoint {
     /// URL: http, https, grpc or grpcs.
     #[serde(deserialize_with = "null_default")]
     pub url: String,
-    /// Unchanged authentication for the collector.
+    /// Authentication for the collector, exactly as the server sends it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auth: Option<serde_json::Value>,
 }

@@ -75,7 +75,7 @@ pub(super) async fn discovery(State(service): State<Service>, uri: Uri, headers:
     let Some(host) = host.filter(|host| !host.is_empty() && service.repeats_assignments()) else {
         return empty(StatusCode::NOT_IMPLEMENTED);
     };
-    // Set by a proxy that ends TLS.
+    // A proxy that ends TLS sets this header.
     let scheme = if header_text(&headers, "x-forwarded-proto") == Some("https") { "grpcs" } else { "grpc" };
     Json(json!({ "server_url": format!("{scheme}://{host}") })).into_response()
 }

@@ -1,4 +1,4 @@
-//! Server routes of the runner API, which call the port [`RunnerService`]: HTTP under `/api/v4`, and gRPC for job
+//! Server routes of the runner API, which call the trait [`RunnerService`]: HTTP under `/api/v4`, and gRPC for job
 //! requests.
 //!
 //! Responses are those that gitlab-runner 16.6 to 19.4 expects (docs/spec/runner-api.md, sections 1 to 5, 9 and 11).

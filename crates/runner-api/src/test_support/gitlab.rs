@@ -63,8 +63,8 @@ impl MemoryCoordinator {
 
     /// Sets whether the front end forwards new job requests.
     ///
-    /// A request that arrives while forwarding is disabled never gets a job. Thus a test can kill its caller, whose
-    /// death the coordinator notices late.
+    /// A request that arrives while forwarding is disabled never gets a job. Thus a test can kill the caller of such a
+    /// request without losing a job, although the coordinator notices late that the caller is gone.
     pub fn set_forwarding_enabled(&self, enabled: bool) {
         self.change(|state| state.front.forwarding_disabled = !enabled);
     }

@@ -29,7 +29,7 @@ pub use runners::{PERSONAL_TOKEN, REGISTRATION_TOKEN, Runner};
 /// Token of the initial runner.
 pub const RUNNER_TOKEN: &str = "glrt-memory-coordinator";
 
-/// Call for a fault.
+/// Kind of call into which a fault can be injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the names are those of the service")]
 pub enum Call {
@@ -116,7 +116,7 @@ pub struct MemoryCoordinator {
     long_poll: Duration,
     interval: Duration,
     wait_timeout: Duration,
-    /// Imitation of GitLab. `None` means idempotency keys.
+    /// Set if the coordinator imitates GitLab. `None` means that it honors idempotency keys.
     gitlab: Option<gitlab::JobSearch>,
 }
 
@@ -202,7 +202,7 @@ impl MemoryCoordinator {
         self.change(|state| state.two_phase = true);
     }
 
-    /// Revokes the assignment of a job without acceptance, and its token.
+    /// Revokes the assignment and the token of a job that its manager has not accepted.
     pub fn take_back(&self, id: JobId) {
         self.change(|state| {
             state.keys.retain(|_, assigned| *assigned != id);

@@ -1,4 +1,4 @@
-//! TCP relay before a coordinator, which counts and disturbs HTTP/2 connections, on which only gRPC calls arrive.
+//! TCP relay in front of a coordinator. The relay counts and disturbs HTTP/2 connections, which only gRPC calls use.
 
 use std::io;
 use std::sync::Arc;

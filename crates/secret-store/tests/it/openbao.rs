@@ -1,4 +1,4 @@
-//! OpenBao has the API of HashiCorp Vault.
+//! Tests with OpenBao, which has the API of HashiCorp Vault.
 
 use muster_secret_store::VaultOptions;
 use muster_test_prerequisites::OpenBao;

@@ -64,7 +64,7 @@ pub enum StepFileError {
     /// The definition has both `exec` and `run`, or neither.
     #[error("a definition needs exactly one of `exec` and `run`")]
     NotOneBody,
-    /// A step does not have exactly one target.
+    /// A step has none of `script`, `step` and `func`, or several of them.
     #[error("{0:?} needs exactly one of `script`, `step`, `func`")]
     NotOneCall(String),
     /// A script step has inputs.

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_values_name_the_key_and_the_valid_ones() {
+    fn error_of_an_invalid_value_names_the_key_and_the_valid_values() {
         for (keys, message) in [
             ("{retries: 2}", "unknown key `muster.retries`; use one of if, when, retry"),
             ("yes", "`muster` must be a mapping"),

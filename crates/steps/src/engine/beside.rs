@@ -1,4 +1,4 @@
-//! Steps that start what runs beside an environment, while a step creates the environment.
+//! Runs the steps that start services and the like beside an environment, while another step creates the environment.
 
 use async_trait::async_trait;
 use muster_agent_api::result::{StepNode, StepStatus};
@@ -34,7 +34,7 @@ impl<'a, J: Job> Beside<'a, J> {
 #[async_trait]
 impl<J: Job> BesideSteps for Beside<'_, J> {
     async fn run(&self) -> Result<(), Failure> {
-        // A cancel stops the creation of the environment, and these steps with it.
+        // A cancel of the job stops `self.stop`, so these steps need no separate cancel token.
         let cancellation = JobCancellation { cancel: CancellationToken::new(), stop: self.stop.clone() };
         let StepsResult { failure, nodes } = self.engine.run(self.steps, &cancellation).await;
         self.nodes.lock().extend(nodes);
@@ -44,7 +44,8 @@ impl<J: Job> BesideSteps for Beside<'_, J> {
 
 /// Merges the nodes of what ran beside the environment (`ended`) into the nodes of the steps that started it.
 ///
-/// Nodes with the same name are matched in order. A step that failed has started nothing.
+/// Nodes with the same name are matched in order. Nodes of failed steps are skipped, because these steps started
+/// nothing.
 pub(super) fn complete(nodes: &mut [StepNode], ended: Vec<StepNode>) {
     let mut open: Vec<&mut StepNode> = nodes.iter_mut().filter(|node| node.status == StepStatus::Success).collect();
     for end in ended {

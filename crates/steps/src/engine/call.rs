@@ -24,6 +24,7 @@ use crate::expression::{Scope, to_text};
 use crate::log::{Log, Stream};
 use crate::remote::{ReferenceError, RemoteStep};
 
+/// Index of a rule of the step policy, and the limits of the rule.
 pub(super) type RuleLimits<'r> = (usize, &'r StepLimits);
 
 pub(super) struct Invocation<'i> {
@@ -115,7 +116,7 @@ impl UserSteps<'_> {
         };
         match limits {
             None => self.call(invocation, record).await,
-            // Boxed, because few steps have their own limits.
+            // Boxed, so that this future takes less memory for the many steps without their own limits.
             Some(limits) => Box::pin(call_with_limits(self, invocation, limits, record)).await,
         }
     }

@@ -43,10 +43,10 @@ impl<J: Job> Engine<J> {
         cancellation: &JobCancellation,
         nodes: &mut Vec<StepNode>,
     ) -> Result<(), Failure> {
-        let opening = cancellation.stop.child();
-        let beside = Beside::new(self, &delegation.beside, &opening);
-        let opened = self.open_target(step, &*delegation.target, &beside, &opening);
-        let target = opening.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, opened).await;
+        let open_stop = cancellation.stop.child();
+        let beside = Beside::new(self, &delegation.beside, &open_stop);
+        let opened = self.open_target(step, &*delegation.target, &beside, &open_stop);
+        let target = open_stop.stop_on(cancellation.cancel.cancelled(), TerminationCause::CanceledByUser, opened).await;
         self.job.log().end_lines();
         self.close_section(step.section_name(), &step.policy.title);
         *nodes = beside.into_nodes();

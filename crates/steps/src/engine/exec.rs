@@ -133,7 +133,7 @@ impl UserSteps<'_> {
         files: &ValueFiles,
         exported: &mut IndexMap<String, String>,
     ) -> Result<Map<String, Value>, StepError> {
-        // A quoted value could be sensitive, which is not known before the file is read.
+        // If an output is sensitive, errors do not quote the file, because an invalid line could contain that output.
         let quotes_file = self.settings.is_debug && !file.spec.outputs.have_sensitive();
         let invalid = |error: lines::ValueFileError| StepError::Step(error.to_string());
         let output = self.read_value_file("output file", files.output.path()).await?;

@@ -99,7 +99,8 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
-    /// Returns the receiver of the results of the job's step files. `None` means that `CI_STEPS_DEBUG` selects a file.
+    /// Returns the receiver of the results of the job's step files. `None` writes them to a file if `CI_STEPS_DEBUG` is
+    /// set.
     fn on_results(&self) -> Option<OnResults> {
         None
     }
@@ -139,7 +140,7 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
-    /// Returns how much of the timeout for the sources an earlier step used.
+    /// Returns the part of the timeout for the sources that an earlier step has used.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
     }
@@ -256,8 +257,8 @@ impl<J: Job> Engine<J> {
         // GitLab's results have no node for the step that prints the environment.
         let is_in_result = step.role() != Role::Prepare;
         if !progress.allows(step) {
-            // A plan may contain a step twice, for successful and for failed jobs. Only the first variant is listed
-            // when skipped.
+            // A plan may contain a step twice, for successful and for failed jobs. A skipped variant for failed jobs is
+            // not listed.
             self.set_state(step, StepState::Skipped);
             let is_listed = is_in_result && step.policy.when != When::OnFailure;
             return is_listed.then(|| start.node(&step.name, StepEnd::SKIPPED, Usage::default(), Vec::new()));

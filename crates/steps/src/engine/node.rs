@@ -36,7 +36,7 @@ impl StartTime {
         self.at.checked_add(duration)
     }
 
-    /// Returns the node of a step that has just ended. `own` excludes the usage of the steps inside it.
+    /// Returns the node of a step that has just ended. `own` excludes the usage of the steps inside it, except traffic.
     #[must_use]
     pub fn node(&self, name: &str, end: StepEnd, own: Usage, steps: Vec<StepNode>) -> StepNode {
         let StepEnd { status, exit_code, message, cause } = end;
@@ -70,7 +70,7 @@ fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
         total.add(&inner);
         total
     });
-    // The traffic of the step includes the traffic of the steps inside it.
+    // `own.traffic` includes the traffic of the steps inside it.
     match own.traffic {
         Some(traffic) if total.is_some() || traffic != Traffic::default() => Some(StepUsage {
             received_bytes: Some(traffic.received_bytes),

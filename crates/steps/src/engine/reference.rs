@@ -57,7 +57,7 @@ impl Target {
                 name => Err(ReferenceError::Bundled(name.to_owned())),
             };
         }
-        // The inputs of these steps only select from what the job declares.
+        // Authors may call these steps, because the inputs cannot set URLs or tokens.
         if let (Some(name), Dialect::Current) = (reference.strip_prefix("builtin://"), dialect) {
             return match name {
                 name if FUNCTIONS.contains(&name) => Ok(Self::Bundled(name.to_owned())),

@@ -166,7 +166,7 @@ impl<'s> Sequence<'s> {
         EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    /// Counts as a failure of the sequence.
+    /// Returns a step that is skipped because the job was stopped. It counts as a failure of the sequence.
     fn skip_stopped(&self, run: &StepRun<'_>, cause: TerminationCause) -> EndedStep {
         let reason = match cause {
             TerminationCause::CanceledByUser => "the job was canceled before the step started",

@@ -180,7 +180,7 @@ impl Waiting {
         self.is_full = true;
         let megabytes = MAX_WAITING_BYTES / 1024 / 1024;
         let message = format!(
-            "the step wrote more than {megabytes} MiB that the log has not shown yet; its output is dropped until the log shows them"
+            "the step wrote more than {megabytes} MiB that the log has not shown yet; its further output is dropped until the log has caught up"
         );
         self.append(0, style::warning(&message).as_bytes(), temp_dir)
     }

@@ -166,7 +166,8 @@ pub(super) struct UserSteps<'a> {
     pub(super) grace: Duration,
     /// Lowest layer of the processes' environment.
     pub(super) environment: Arc<[(OsString, OsString)]>,
-    /// Inputs that each step gets if its step file declares them. Empty unless the list replaces a built-in step.
+    /// Inputs that a step of the outermost list gets if its step file declares them. Empty unless the list replaces a
+    /// built-in step.
     pub(super) offered: Arc<Map<String, Value>>,
     pub(super) variables: Arc<Map<String, Value>>,
     pub(super) settings: Settings,
@@ -237,7 +238,7 @@ pub(super) const MAX_RECORD_BYTES: usize = 16 * 1024 * 1024;
 pub(super) const MAX_DEPTH: usize = 32;
 
 impl<'a> UserSteps<'a> {
-    /// Returns the state for the steps that `step` calls, until `stop` is stopped.
+    /// Returns the state for the steps that `step` calls. They run until `stop` is stopped.
     ///
     /// # Errors
     /// A setting is invalid.

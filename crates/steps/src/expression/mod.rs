@@ -15,16 +15,16 @@ use serde_json::Value;
 pub(crate) use eval::truthy;
 pub use text::to_text;
 
-/// Maximum depth of strings with expressions inside expressions.
+/// Maximum number of strings inside each other that contain expressions.
 const MAX_STRING_DEPTH: usize = 16;
 
 /// Dialect of step files and their expressions (docs/spec/steps.md, section 0.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
-    /// Functions of gitlab-runner 19, with the language Moa.
+    /// Dialect "functions" of gitlab-runner 19, with the language Moa.
     #[default]
     Current,
-    /// Steps of step-runner 0.11.0.
+    /// Dialect "steps" of step-runner 0.11.0.
     Legacy,
 }
 

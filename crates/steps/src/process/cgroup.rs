@@ -15,7 +15,7 @@ use super::spawn::can_start_in;
 static TRIED_NAMES: AtomicU64 = AtomicU64::new(0);
 /// Prefix of the name of an agent's cgroup, before the agent's process ID and a number.
 const AGENT_PREFIX: &str = "muster-agent-";
-/// Agents in other PID namespaces can use the same names.
+/// Maximum number of names to try, because agents in other PID namespaces can use the same names.
 const MAX_NAMES: usize = 1000;
 
 #[derive(Debug, Clone)]

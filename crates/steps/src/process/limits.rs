@@ -25,12 +25,12 @@ use super::{Processes, procfs};
 
 /// The kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Prefix of the version 2 cgroups of rules. The names of other cgroups of process sets begin with a number.
+/// Name prefix of the version 2 cgroups of rules. The names of the cgroups of process sets begin with a number.
 const RULE_PREFIX: &str = "rule-";
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
-    /// Positions of the rules that limit processes started now, outermost first. Not set without limits.
+    /// Positions of the rules that limit processes started now, outermost first. Has no value if no limits apply.
     static RULES: Vec<usize>;
 }
 
@@ -80,7 +80,9 @@ struct Limits {
     unified: Option<Cgroup>,
     /// Version 1 cgroups that each process joins after the cgroups of `outer`.
     joined: Vec<AgentCgroup>,
+    /// Cgroup with the CPU limit.
     cpu: Option<PathBuf>,
+    /// Cgroup with the memory limit.
     memory: Option<PathBuf>,
     namespaces: Namespaces,
 }

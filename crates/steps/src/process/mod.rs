@@ -203,6 +203,7 @@ pub struct Processes {
     number: u64,
     tag: String,
     all: Arc<ProcessSet>,
+    /// Number of inner sets so far.
     sets: AtomicU64,
     /// Cgroup that contains the processes. `None` means no cgroup.
     cgroup: Option<Cgroup>,
@@ -288,8 +289,8 @@ impl Processes {
 
     /// Returns the resources that the job has used so far.
     ///
-    /// CPU time and memory come from the job's cgroup, if the cgroup counts them. Other values are sums over the ended
-    /// processes.
+    /// Stall times come from the job's cgroup, and so do CPU time and memory if the cgroup counts them. The other
+    /// values come from the ended processes.
     #[must_use]
     pub fn usage_counters(&self) -> UsageCounters {
         let usage = *self.usage.lock();

@@ -58,7 +58,7 @@ fn copy_large_pieces(pipe: &Receiver, mut copy_piece: impl FnMut() -> io::Result
     if permit.is_err() || Handle::current().runtime_flavor() != RuntimeFlavor::MultiThread {
         return copy_piece();
     }
-    // Changing the thread takes longer than copying a piece.
+    // Copies several pieces, because changing the thread takes longer than copying one.
     tokio::task::block_in_place(|| {
         let mut last = copy_piece();
         for _ in 1..MAX_LARGE_PIECES {

@@ -116,7 +116,7 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
 
 /// Returns the orphans that this process has adopted, and some of its other children.
 ///
-/// The kernel gives all orphans to the main thread.
+/// These are the children of the main thread, to which the kernel gives all orphans.
 pub(super) fn adopted_children() -> Vec<i32> {
     let own_pid = std::process::id();
     match read(&format!("/proc/self/task/{own_pid}/children")) {

@@ -236,7 +236,7 @@ impl Processes {
             never = self.reap_exited_orphans() => match never {},
             cause = stop.stopped() => {
                 self.terminate_set(set, grace).await;
-                // Its usage was counted already. Only the exit status remains to be collected.
+                // The usage of the child was counted already. Only the exit status remains to be collected.
                 let _ = tokio::time::timeout(grace, child.wait()).await;
                 Ok(ProcessEnd::Stopped(cause))
             }
@@ -256,7 +256,7 @@ struct StartedProcess {
 
 /// Waits until the program is executed, or until `stop` is stopped.
 ///
-/// A job can freeze its own cgroup, so that its next process never executes its program.
+/// The program may never be executed, because a job can freeze its own cgroup.
 ///
 /// # Errors
 /// The program cannot be executed.

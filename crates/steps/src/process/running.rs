@@ -4,7 +4,7 @@ use parking_lot::Mutex;
 
 use super::procfs;
 
-/// Static, because a process has only one list of children.
+/// Static, because the orphans of all jobs become children of this one process.
 pub(super) static RUNNING: Running = Running(Mutex::new(List { jobs: Vec::new(), last_number: 0 }));
 
 #[derive(Debug)]

@@ -17,7 +17,7 @@ use super::cgroup::Cgroup;
 use crate::stop::StopToken;
 
 tokio::task_local! {
-    /// Set of processes started now. Not set outside of [`Processes::in_own_set`].
+    /// Set to which a process started now belongs. Has no value outside of [`Processes::in_own_set`].
     static CURRENT: Arc<ProcessSet>;
 }
 

@@ -286,8 +286,8 @@ impl Mount {
 
 /// Removes old cgroups that a killed agent left behind.
 ///
-/// A new cgroup without processes may belong to another agent with the same slot. The kernel keeps cgroups with
-/// processes.
+/// New cgroups are kept, because one without processes may belong to another agent with the same slot. The kernel keeps
+/// cgroups with processes.
 fn remove_dead_jobs(slot: &Path) {
     for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();

@@ -147,7 +147,7 @@ impl Processes {
     fn reap_own_orphans(&self) {
         let leaders = self.all.leaders.lock().clone();
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
-        // No leader of the job is in the agent's own process group.
+        // Children in the agent's own process group are left to other code, because no leader of the job is in it.
         for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
             let usage = Usage::current(process.pid);
             let Some(pid) = Pid::from_raw(process.pid) else { continue };

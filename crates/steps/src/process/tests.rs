@@ -1,4 +1,4 @@
-//! Tests that start, read and terminate processes, with and without cgroups.
+//! Tests that start processes, read their output and terminate them, with and without cgroups.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::stop::StopToken;
 mod sets;
 
 const GRACE: Duration = Duration::from_millis(200);
-/// Maximum time to wait: enough for a busy machine, and well below the run time of the background servers.
+/// Maximum time to wait: enough for a busy machine, and well below the run time of the background processes.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
@@ -225,7 +225,7 @@ async fn endless_output_does_not_block_other_tasks() {
     };
     let (ended, max) = tokio::join!(run, other);
     assert_eq!(ended.unwrap(), ProcessEnd::Stopped(TerminationCause::CanceledByUser));
-    // The pipe and its own yield wake the copying task.
+    // Several writes are possible, because the pipe and its own yield wake the copying task.
     assert!(max <= 4, "{max} writes between two turns");
     processes.finish(GRACE).await;
 }

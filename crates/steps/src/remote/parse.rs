@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn c089_git_text_names_a_step_below_the_directory_steps() {
+    fn c089_git_reference_names_a_step_in_the_directory_named_steps() {
         for (text, expected) in [
             ("gitlab.com/g/p@v1", "https://gitlab.com/g/p@v1 steps/step.yml"),
             ("https://gitlab.com/g/p@v1", "https://gitlab.com/g/p@v1 steps/step.yml"),
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn image_text_names_a_registry_a_repository_and_a_tag_or_digest() {
+    fn image_reference_names_a_registry_a_repository_and_a_tag_or_digest() {
         let digest = format!("sha256:{}", "0a".repeat(32));
         for (text, expected) in [
             ("r.example/g/echo:1", "r.example/g/echo:1 /func.yml|step.yml".to_owned()),

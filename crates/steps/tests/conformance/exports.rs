@@ -57,7 +57,7 @@ async fn c067_export_of_a_nested_sequence_is_visible_after_it() {
     assert_eq!(outcome.log(), "v v\n");
 }
 
-/// Runs a nested sequence that replaces the existing export `OLD` and adds `NEW`.
+/// Runs a nested sequence that replaces the existing variable `OLD` and adds `NEW`.
 async fn override_in_nested_sequence(project: Project) -> String {
     let show = "- {name: p, script: 'echo $OLD $NEW'}\n";
     let nested = sequence(&(export("OLD", "\"second\"") + &export("NEW", "\"new\"") + show));

@@ -174,7 +174,7 @@ async fn c022_scalars_of_env_are_text() {
 }
 
 #[tokio::test]
-async fn c023_dates_other_keys_and_duplicate_keys_are_rejected() {
+async fn c023_dates_keys_of_other_types_and_duplicate_keys_are_rejected() {
     for (inputs, part) in [
         ("{s: 2024-01-02}", "`inputs.s`: \"2024-01-02\" is a timestamp"),
         ("{o: {k: [2001-12-14t21:59:43.10-05:00]}}", "is a timestamp"),

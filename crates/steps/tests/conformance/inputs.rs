@@ -73,7 +73,7 @@ async fn c032_expression_in_default_is_literal() {
 }
 
 #[tokio::test]
-async fn c033_outermost_step_uses_defaults_and_has_no_required_inputs() {
+async fn c033_outermost_step_uses_defaults_and_cannot_have_required_inputs() {
     let file =
         |input: &str| format!("spec: {{inputs: {{a: {input}}}}}\n---\nexec: {{command: [echo, '${{{{inputs.a}}}}']}}");
     let outcome = Project::new().run_file(&file("{type: string}")).await;

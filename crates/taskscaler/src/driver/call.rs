@@ -17,7 +17,7 @@ pub(super) struct Call {
     prepare: Arc<dyn Prepare>,
 }
 
-/// `None` means that no plugin is called.
+/// Returns the plugin call that performs an action, or `None` if the action needs no plugin.
 pub(super) fn plugin_call(
     engine: &Engine,
     shared: &Arc<DriverContext>,

@@ -10,7 +10,7 @@ pub(super) struct CapacityNotifier {
     has_refused: bool,
     /// Time at which a reservation may become possible without an event. `None` means never.
     next_check_at: Option<Time>,
-    /// Number of notifications . Also incremented when a reservation is revoked.
+    /// Number of notifications. Also incremented when a reservation is revoked.
     notifications: watch::Sender<u64>,
 }
 

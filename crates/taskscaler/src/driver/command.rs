@@ -25,7 +25,7 @@ pub(super) enum Command {
     Admit {
         key: TaskKey,
     },
-    /// Renames a reservation to the job that was received.
+    /// Gives a reservation the key of the job that was received.
     Rename {
         from: TaskKey,
         to: TaskKey,

@@ -12,7 +12,7 @@ use super::ports::{ConnectInfoError, InstanceCallError, InstanceGroupPort, Plugi
 use crate::event::Event;
 use crate::types::GroupId;
 
-/// In seconds (docs/spec/fleeting.md, section 2.4).
+/// Cached connection details that expire within this many seconds are not used (docs/spec/fleeting.md, section 2.4).
 const MIN_VALIDITY_S: i64 = 10;
 
 const MAX_CONNECT_INFO_ATTEMPTS: u32 = 5;

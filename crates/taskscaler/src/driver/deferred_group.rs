@@ -35,7 +35,7 @@ impl DeferredGroup {
         Arc::new(Self { status, attached_plugin: OnceLock::new(), status_forwarder: OnceLock::new() })
     }
 
-    /// Updates the reason why the group is down, after the plugin failed to start again.
+    /// Updates the reason why the group is down, after another attempt to start the plugin failed.
     pub fn set_cause(&self, cause: String) {
         self.status.send_replace(PluginAvailability::Down { cause });
     }

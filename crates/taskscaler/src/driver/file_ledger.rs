@@ -17,9 +17,9 @@ use super::store::{LedgerError, LedgerStore};
 use crate::history::{History, HistoryEntry};
 use crate::ledger::{Change, Row, RowKey, VERSION};
 
-/// Changes in excess of rows, after which the file is rewritten.
+/// The file is rewritten when it has this many more changes than the ledger has rows.
 const MAX_SURPLUS_CHANGES: usize = 10_000;
-/// Rewrites keep a ledger far smaller.
+/// A larger file is rejected as damaged, because rewrites keep a ledger far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Serialize, Deserialize)]
@@ -84,7 +84,8 @@ impl FileLedger {
     pub fn rename(from: &Path, to: &Path) -> Result<(), LedgerError> {
         let (from_history, to_history) = (crate::history::history_files(from), crate::history::history_files(to));
         let histories = from_history.into_iter().zip(to_history);
-        // The ledger is renamed last, so that a killed caller finds it and repeats the call.
+        // The ledger is renamed last. If the caller is killed before that, it finds the old name after its restart and
+        // repeats the call.
         for (from, to) in histories.chain([(from.to_owned(), to.to_owned())]) {
             match std::fs::rename(&from, &to) {
                 Err(source) if source.kind() != std::io::ErrorKind::NotFound => {

@@ -99,7 +99,7 @@ impl Reservation {
         self.revoked.load(Ordering::Relaxed)
     }
 
-    /// Renames the reservation to the job that was received.
+    /// Gives the reservation the key of the job that was received.
     #[must_use]
     pub fn with_key(mut self, key: TaskKey) -> Self {
         let from = std::mem::replace(&mut self.key, key.clone());

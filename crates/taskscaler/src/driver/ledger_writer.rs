@@ -19,7 +19,7 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Time after which an unfinished write is reported.
 const SLOW_WRITE: Duration = Duration::from_secs(5);
-/// Older decisions are dropped.
+/// Maximum number of decisions that wait to be written. If there are more, the oldest are dropped.
 const MAX_HISTORY_BACKLOG: usize = 10_000;
 
 #[derive(Default)]
@@ -95,7 +95,8 @@ impl LedgerWriter {
 
     /// Returns true if an action must wait until the ledger contains its change.
     ///
-    /// A loss waits if the assignment of its instance still waits, so that the job is notified of the assignment first.
+    /// [`Action::Lost`] waits if the same job's [`Action::Assign`] still waits, so that the job is notified of the
+    /// assignment first.
     fn must_be_durable_first(&self, action: &Action) -> bool {
         match action {
             Action::List { .. }
@@ -208,7 +209,8 @@ impl LedgerWriter {
         (elapsed >= SLOW_WRITE).then(message)
     }
 
-    /// Returns true if a write is in progress or due. False after a failed write, because no write may ever succeed.
+    /// Returns true if a write is in progress or due. False after a failed write, because later writes could fail
+    /// forever.
     pub(super) fn has_pending_writes(&self) -> bool {
         self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
     }

@@ -133,7 +133,7 @@ pub trait Prepare: Send + Sync + 'static {
     async fn prepare(&self, starting: StartingInstance) -> Result<(), String>;
 }
 
-/// Preparation that only waits for the connection details.
+/// Preparation that does nothing, so that an instance is ready as soon as its connection details are known.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReadyWhenReachable;
 

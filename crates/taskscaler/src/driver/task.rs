@@ -28,7 +28,8 @@ use crate::ledger::{Row, RowKey};
 use crate::time::{Now, Time};
 use crate::types::{GroupId, LossReason, TaskKey};
 
-/// Not zero, because the ledger has earlier times, and engine times cannot be negative.
+/// Engine time at which the scaler starts. Not zero, because the ledger has earlier times, and engine times cannot be
+/// negative.
 const START: Time = Time::from_millis(10 * 365 * 24 * 3_600_000);
 const MAX_COMMANDS_PER_WRITE: usize = 256;
 
@@ -267,7 +268,7 @@ impl ScalerTask {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
         self.metrics.record_unreserve();
-        // Must be first: otherwise the canceled reservation counts as unused.
+        // `Unreserve` precedes `Cancel`, because the reservation would count as unused between the events otherwise.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }

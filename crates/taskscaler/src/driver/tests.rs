@@ -22,9 +22,9 @@ struct Cloud {
     plugin: watch::Sender<PluginAvailability>,
     machines: Mutex<BTreeMap<InstanceId, InstanceState>>,
     created: AtomicU32,
-    /// Number of next `connect_info` calls that crash the plugin.
+    /// How many of the next `connect_info` calls crash the plugin.
     crashing_calls: AtomicU32,
-    /// Number of next `increase` calls that panic.
+    /// How many of the next `increase` calls panic.
     panicking_calls: AtomicU32,
     initial_state: Mutex<InstanceState>,
     ignores_deletions: AtomicBool,
@@ -151,7 +151,7 @@ async fn healthy_instances_survive_plugin_downtime() {
     sleep_seconds(60).await;
     let before = cloud.ids();
     assert_eq!(states(&scaler).await, ["ready"; 4]);
-    // Longer than `failure_threshold` health checks take.
+    // Each downtime is longer than `failure_threshold` health checks take.
     for _ in 0..3 {
         cloud.crash();
         sleep_seconds(30).await;
@@ -197,7 +197,6 @@ async fn instance_that_always_crashes_plugin_is_replaced() {
     assert_eq!((cloud.ids(), states(&scaler).await), (vec![InstanceId::new("i1")], vec!["ready".to_owned()]));
 }
 
-/// The call may have created instances.
 #[tokio::test(start_paused = true)]
 async fn panicking_call_counts_as_failed() {
     let cloud = Cloud::new();

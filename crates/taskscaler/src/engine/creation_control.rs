@@ -7,14 +7,14 @@ use crate::decision::ScaleUpBlock;
 use crate::throttle::{Backoff, TokenBucket};
 use crate::time::Time;
 
-/// Maximum, even without `scale_throttle` (invariant I6 in docs/explanation/taskscaler.md).
+/// Maximum rate of `Increase` calls, even without `scale_throttle` (invariant I6 in docs/explanation/taskscaler.md).
 const CALLS_PER_SECOND: f64 = 10.0;
 /// Maximum number of `Increase` calls at once.
 const CALLS_BURST: f64 = 10.0;
 /// Consecutive failures after which instances are requested one at a time.
 const MAX_READINESS_FAILURES: u32 = 3;
-/// Pause after the first partly accepted request. Each further one halves the pause. Each rejected request doubles the
-/// pause.
+/// Pause after the first partly accepted request. Each further partly accepted request halves the pause, and each
+/// rejected request doubles it.
 const INITIAL_PARTIAL_PAUSE: Duration = Duration::from_millis(250);
 const MIN_PARTIAL_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum of `max_request_size`. A larger limit is removed.
@@ -40,7 +40,7 @@ pub(super) struct CreationFailure {
 pub(super) struct CreationControl {
     /// `scale_throttle`. `None` means no limit.
     bucket: Option<TokenBucket>,
-    /// Maximum number of instances for which the bucket was created. 0 means no limit.
+    /// Maximum number of instances in the group when the bucket was created. 0 means no limit.
     bucket_max: u32,
     calls: TokenBucket,
     creation: Backoff,
@@ -125,7 +125,7 @@ impl CreationControl {
         self.partial_until = at + pause;
     }
 
-    /// The next requests are at most half as large.
+    /// Limits the next requests to half of this size.
     pub(super) fn halve_request_size(&mut self, requested: u32) {
         self.max_request_size = Some((requested / 2).max(1));
     }

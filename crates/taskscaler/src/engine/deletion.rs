@@ -14,13 +14,13 @@ use crate::throttle::jittered;
 use crate::time::Now;
 use crate::types::GroupId;
 
-/// Used after a failed health check, and while the plugin is down.
+/// Time until a failed health check is repeated, and until an expired timer is checked again while the plugin is down.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Each retry doubles the delay, up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A deletion is reported as stuck each time that this many more delete calls had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
-/// An unanswered delete call is repeated afterwards.
+/// Time after which an unanswered delete call is repeated.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1200);
 
 #[derive(Debug, Default)]

@@ -22,9 +22,9 @@ pub(super) struct StarvationHold {
 }
 
 impl StarvationHold {
-    /// Releases the instance if its request fits, is no longer queued, or can no longer fit.
+    /// Releases the held instance if the request for it now fits, can never fit there, or is no longer queued.
     ///
-    /// Returns a fitting request with the instance.
+    /// Returns the request and the instance if the request fits.
     pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {
         let (key, index) = self.held.clone()?;
         let limits = pool.limits();

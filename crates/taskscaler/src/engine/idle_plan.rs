@@ -112,7 +112,7 @@ impl IdlePlan {
         let Some(forecast) = &mut self.forecast else { return Vec::new() };
         let Load { in_use, boot, long_idle, inputs } = load;
         let buckets = forecast.record(now.unix, in_use);
-        // Idle slots of the forecast cost money even while their instances boot.
+        // Slots of booting instances count, because booting instances cost money too.
         let slots = inputs.instances.saturating_mul(inputs.capacity);
         let unused = slots.saturating_sub(inputs.acquired + inputs.unavailable + inputs.waiting);
         let target = forecast.idle_target(now.unix, in_use, boot);

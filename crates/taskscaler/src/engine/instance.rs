@@ -24,7 +24,7 @@ use crate::types::{GroupId, RemovalReason, StickyContextId, TaskKey};
 
 /// Consecutive lists without an instance after which the instance is lost.
 const LOST_AFTER_MISSES: u32 = 2;
-/// A wrong list is often followed by another wrong list.
+/// Minimum time between the first and the last of these lists, because a wrong list is often followed by another one.
 pub(super) const MIN_MISS_SPAN: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) enum InstancePhase {
     Draining(RemovalReason),
     /// The instance is being deleted.
     Deleting(Deleting),
-    /// The instance is suspended with the environment of a job, or in transition.
+    /// The instance is suspended with the environment of a job, or is being suspended or resumed.
     Suspended(Suspension),
     /// An operator cordoned the instance: it gets no new jobs and is not deleted.
     Cordoned {
@@ -95,12 +95,13 @@ pub(super) struct Instance {
     /// Task key of each slot, up to the highest slot that was ever assigned.
     slots: Vec<Option<TaskKey>>,
     pub(super) assigned_slots: u32,
+    /// Number of running jobs.
     pub(super) jobs: u32,
-    /// Including running jobs.
+    /// Number of jobs that the instance has had, including running jobs.
     pub(super) job_count: u32,
     /// Whether the free slots are held for a starved request.
     pub(super) held_for_request: bool,
-    /// The most recently used last.
+    /// Sticky contexts, the most recently used last.
     pub(super) contexts: Vec<StickyContextId>,
     /// Total run time of the jobs in milliseconds, and the time up to which it was computed.
     occupancy_ms: (u64, Time),
@@ -231,7 +232,7 @@ impl Instance {
                 self.enter(InstancePhase::Deleting(deleting), now.at, Some(now.at));
             }
         }
-        // Only ready instances get jobs.
+        // An instance that has had a job was ready, because only ready instances get jobs.
         self.was_ready = *was_ready || self.job_count > 0;
         self.saved_environment.clone_from(suspended_environment);
         // A job may have resumed the instance just before the restart, so lists may still report it as suspended.
@@ -367,7 +368,7 @@ impl Instance {
         self.due = due;
     }
 
-    /// `None` if the instance is kept, or if its deletion is already decided.
+    /// Returns why the instance is deleted after its last job. `None` if it is kept, or is already being deleted.
     pub(super) fn removal_after_last_job(&self, limits: InstanceLimits) -> Option<RemovalReason> {
         match &self.phase {
             InstancePhase::Draining(reason) => Some(reason.clone()),

@@ -15,7 +15,7 @@ use crate::suspend::{ResumeError, SuspendError, SuspendEvent, SuspendedEnvironme
 use crate::time::Now;
 use crate::types::{GroupId, LossReason, RemovalReason, SlotAssignment, SlotRequest, TaskKey};
 
-/// The least recently used context is forgotten first.
+/// Maximum number of sticky contexts of an instance. The least recently used one is forgotten first.
 const MAX_CONTEXTS: usize = 32;
 
 impl Engine {
@@ -139,7 +139,7 @@ impl Engine {
         Ok(())
     }
 
-    /// At most the slots of a new instance.
+    /// Returns the number of slots that a request gets: at most those of a new instance.
     fn slots_for(&self, request: &SlotRequest) -> u32 {
         let density = &self.config.density;
         let learned = request.job_kind.filter(|_| density.learn_from_usage);
@@ -310,7 +310,7 @@ impl Engine {
         suspend::has_environment(&self.inventory.pool, name)
     }
 
-    /// Accepted calls take effect in a later list.
+    /// A later list shows the effect of accepted calls.
     pub(super) fn handle_suspend_answer(
         &mut self,
         now: Now,
@@ -352,7 +352,7 @@ impl Engine {
         }
     }
 
-    /// A resumed environment is suspended again.
+    /// Ends the lease of a job that no longer waits for it. A resumed environment is suspended again.
     pub(super) fn assignment_abandoned(&mut self, now: Now, key: &TaskKey) {
         let resumed = self.leases.instance(key).and_then(|index| {
             let environment = self.inventory.pool.change(index, |instance| instance.take_resumed_environment());

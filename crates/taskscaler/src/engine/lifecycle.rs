@@ -116,7 +116,8 @@ impl Engine {
                 InstancePhase::Ready | InstancePhase::Draining(_) | InstancePhase::Preparing,
                 InstanceState::Suspending | InstanceState::Suspended,
             ) if now.at >= instance.ignore_lists_before => {
-                // This manager did not suspend the instance, so its jobs do not continue. The delete call is due now.
+                // This manager did not suspend the instance, so it gives up the jobs there. The delete call is due now,
+                // because the provider does not delete the instance itself.
                 self.provider_deletes(now, index);
                 self.inventory.pool.change(index, |instance| instance.due = Some(now.at));
             }
@@ -326,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// The jobs are lost immediately.
+    /// Called for an instance that the provider deletes. Its jobs are lost immediately.
     fn provider_deletes(&mut self, now: Now, index: Index) {
         self.leases.lose(&mut self.inventory, now, index, &LossReason::ProviderDeleted);
         self.delete(now, index, RemovalReason::ProviderDeleted);
@@ -430,7 +431,7 @@ impl Engine {
         Ok(OperatorOutcome::Deleting { jobs: 0 })
     }
 
-    /// Returns the number of instances; 0 if the group is not drained.
+    /// Drains the instances of a drained group that are not draining yet. Returns their number.
     pub(super) fn drain_group_instances(&mut self, now: Now, id: GroupId) -> u32 {
         let Some((by, instances)) = self.inventory.undrained_instances(id) else { return 0 };
         let count = u32::try_from(instances.len()).unwrap_or(u32::MAX);

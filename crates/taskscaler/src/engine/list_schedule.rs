@@ -14,16 +14,16 @@ use crate::time::Time;
 
 /// Minimum time between the starts of two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
-/// While a job waits, the list interval is the typical duration of the awaited change, or its longer duration so far,
-/// divided by this number.
+/// While a job waits, the list interval is the typical duration of the awaited change divided by this number. If the
+/// change already takes longer than that, its duration so far is divided instead.
 const TYPICAL_DURATION_DIVISOR: u32 = 50;
-/// Minimum list interval, in average durations of a list. At most [`Config::update_interval`].
+/// Minimum list interval, as a multiple of the average duration of a list call. At most [`Config::update_interval`].
 const MIN_INTERVAL_PER_LIST_TIME: u32 = 10;
 /// Time for which a refused reservation counts as a waiting job.
 const RECENT_REFUSAL: Duration = Duration::from_secs(1);
 /// Time after which a list in flight no longer delays the next one.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The oldest is forgotten.
+/// If there are more, the oldest is forgotten.
 const MAX_LISTS_IN_FLIGHT: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
@@ -39,7 +39,7 @@ pub(super) struct ListDemand {
     pub(super) arrivals: Option<ExpectedChanges>,
     pub(super) deletions: Option<ExpectedChanges>,
     pub(super) has_waiting_jobs: bool,
-    /// When the last reservation was refused. `None` if it was possible, or if there was none.
+    /// When a reservation was last refused. `None` if none was refused since a slot that is not free could be reserved.
     pub(super) last_refusal: Option<Time>,
 }
 

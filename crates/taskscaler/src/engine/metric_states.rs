@@ -5,9 +5,9 @@ use super::instance::{Instance, InstancePhase};
 use super::suspend::SuspendState;
 
 const CREATING: &str = "creating";
-/// In the order of [`machine_state`].
+/// States by the index that [`machine_state`] returns.
 const MACHINE_STATES: [&str; 6] = ["acquired", CREATING, "idle", "used", "removing", "stuck-on-removing"];
-/// In the order of [`provisioner_state`].
+/// States by the index that [`provisioner_state`] returns.
 const PROVISIONER_STATES: [&str; 6] = ["creating", "running", "deleting", "suspending", "suspended", "resuming"];
 
 #[derive(Debug, Default)]

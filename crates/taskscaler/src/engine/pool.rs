@@ -17,7 +17,7 @@ pub(super) type Index = usize;
 /// sequence number, index. The smallest key is used first.
 type SortKey = (usize, u32, u64, Index);
 
-/// Maximum number of candidates per request.
+/// Maximum number of instances with the sticky context that are examined for a request.
 const MAX_CONTEXT_CANDIDATES: usize = 32;
 
 /// Totals over all instances. The fields are those of [`SlotTotals`].
@@ -51,9 +51,9 @@ impl PoolTotals {
 #[derive(Debug, Default)]
 struct GroupPool {
     by_id: HashMap<InstanceId, Index>,
-    /// By the time since which they are idle.
+    /// Idle instances, by the time since which they are idle.
     idle: BTreeSet<(Time, Index)>,
-    /// Instances that the next list may show changed, by the time when the change began. Excludes deletions.
+    /// Instances whose change the next list may show, by the time when the change began. Excludes deletions.
     arriving: BTreeSet<(Time, Index)>,
     /// Instances that are being deleted, by the time when the deletion began.
     deleting: BTreeSet<(Time, Index)>,
@@ -137,7 +137,7 @@ impl Pool {
         self.all.get(index).is_some_and(|instance| instance.contexts.contains(&context))
     }
 
-    /// Forgets contexts above `max_contexts`.
+    /// Forgets the least recently used context of an instance that has more than `max_contexts`.
     pub(super) fn add_context(&mut self, index: Index, context: StickyContextId, max_contexts: usize) {
         let Some(instance) = self.all.get_mut(index) else { return };
         instance.contexts.retain(|other| *other != context);
@@ -149,7 +149,7 @@ impl Pool {
         }
     }
 
-    /// Updates the totals and indexes.
+    /// Changes an instance, and updates the totals and indexes.
     pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
         self.unindex(index);
         let changed = self.all.get_mut(index).map(change);
@@ -323,7 +323,7 @@ impl Pool {
         span(&self.groups.get(group.0)?.arriving)
     }
 
-    /// The earliest first.
+    /// Instances whose deletion began at `since` or earlier, the earliest first.
     pub(super) fn deleting_since(&self, group: GroupId, since: Time) -> Vec<Index> {
         let groups = self.groups.get(group.0).into_iter();
         groups.flat_map(|group| group.deleting.range(..=(since, Index::MAX))).map(|(_, index)| *index).collect()
@@ -344,7 +344,7 @@ impl Pool {
         }
     }
 
-    /// In the order of the configuration.
+    /// `ranks` has the rank of each group, in the order of the configuration.
     pub(super) fn set_ranks(&mut self, ranks: &[usize]) {
         self.reorder(|pool| {
             for (group, rank) in pool.groups.iter_mut().zip(ranks) {

@@ -19,11 +19,11 @@ pub(super) struct Reservations {
     keys: HashSet<TaskKey>,
     /// Number of immediately returned jobs since the last answer without a job.
     immediate_jobs: u64,
-    /// Time of the last answer, or of the first reservation after it if no other request was open then.
+    /// Time of the last answer, or of a later reservation that was made while no other request was open.
     last_answer: Time,
     /// Whether reservations may exceed the free slots.
     may_exceed_free: bool,
-    /// Time of the last refused reservation. `None` after a slot that is not free could be reserved.
+    /// When a reservation was last refused. `None` if none was refused since a slot that is not free could be reserved.
     last_refusal: Option<Time>,
 }
 
@@ -84,7 +84,7 @@ impl Reservations {
         self.unused(queue) > 0 && now.at.since(self.last_answer) >= HELD_AFTER
     }
 
-    /// Ignores how many slots instances can provide.
+    /// Returns the maximum number of reservations ahead, regardless of how many slots the instances can provide.
     pub(super) fn max_ahead(&self, now: Now, queue: &Queue) -> u64 {
         if self.requests_are_held(now, queue) { 0 } else { self.immediate_jobs }
     }

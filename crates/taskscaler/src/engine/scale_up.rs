@@ -19,11 +19,11 @@ use crate::time::{Now, Time};
 
 /// Time in which the instances of a failed request count towards the limits.
 const UNCONFIRMED_WINDOW: Duration = Duration::from_secs(60);
-/// Time in which a failed, written-off request is matched.
+/// Time for which instances that appear are still matched to a failed request that was written off.
 const LATE_MATCH_AFTER_FAILURE: Duration = Duration::from_secs(1800);
-/// Time in which an accepted, written-off request is matched.
+/// Time for which instances that appear are still matched to an accepted request that was written off.
 const LATE_MATCH_AFTER_ACCEPT: Duration = Duration::from_secs(24 * 3600);
-/// Multiple of the slowest recent creation time.
+/// Instances are overdue after this multiple of the slowest recent creation time.
 const OVERDUE_FACTOR: u32 = 4;
 const MIN_OVERDUE: Duration = Duration::from_secs(15);
 const MIN_LATENCY_SAMPLES: usize = 8;
@@ -238,8 +238,8 @@ impl ScaleUpRequests {
         if request.timing_is_valid() {
             self.latencies.learn(at.since(request.requested_at));
         }
-        // The instance may belong to another request, whose number would then be used by the matched request's
-        // instance. All requests are therefore kept until that instance should have appeared.
+        // The instance may belong to another request. An instance of the matched request must then be matched to that
+        // other request, so all requests are kept until that instance should have appeared.
         let keep_until = match request.state {
             RequestState::Accepted { counts_until, .. } => counts_until,
             _ => at + UNCONFIRMED_WINDOW,

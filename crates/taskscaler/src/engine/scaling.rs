@@ -182,7 +182,7 @@ impl Engine {
         groups.filter_map(|group| self.inventory.pool.next_idle(group, now.at, idle_time)).min()
     }
 
-    /// The provider may have created instances late or unrequested.
+    /// Deletes idle instances above the maximum, which the provider may have created late or unrequested.
     fn delete_above_max_instances(&mut self, now: Now) {
         for id in self.inventory.groups.ids() {
             let Some(max) = self.inventory.groups.get(id).and_then(super::group::GroupState::max_instances) else {
@@ -198,7 +198,7 @@ impl Engine {
         }
     }
 
-    /// For example after a price increase.
+    /// Deletes idle instances while the cost is above the maximum, for example after a price increase.
     ///
     /// Starts with the last group in selection order. Skips groups without a price.
     fn delete_above_max_cost(&mut self, now: Now) {

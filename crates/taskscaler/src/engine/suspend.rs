@@ -59,7 +59,7 @@ pub(super) enum Resumed {
 /// If a method returns a [`RemovalReason`], the caller must delete the instance.
 #[derive(Debug)]
 pub(super) struct Suspensions {
-    /// Instance for which each job waits.
+    /// Instances for which jobs wait, by the job.
     waiters: HashMap<TaskKey, Index>,
     /// Maximum time that an environment is kept.
     ttl: Duration,

@@ -8,7 +8,7 @@ use muster_fleeting::model::InstanceId;
 use super::instance::MissCounter;
 use crate::time::{Now, Time};
 
-/// An outdated list may contain the instance.
+/// Time for which the ID of a deleted instance is remembered, because an outdated list may contain the instance.
 const DELETED_ID_TTL: Duration = Duration::from_secs(3600);
 const MAX_DELETED_IDS: usize = 100_000;
 const EARLY_RETIREMENT_TTL: Duration = Duration::from_secs(600);
@@ -62,7 +62,7 @@ impl UnmanagedInstances {
         true
     }
 
-    /// Instances that are missing from list number `list` and from enough earlier lists.
+    /// Removes and returns the instances that are missing from list number `list` and from enough earlier lists.
     pub(super) fn remove_missing(&mut self, list: u64, at: Time) -> Vec<InstanceId> {
         let mut lost = Vec::new();
         self.0.retain(|id, instance| {
@@ -89,7 +89,7 @@ impl DeletedIds {
     /// Restores an ID that was deleted at `deleted_at`, in seconds since 1970. Returns whether the ID is still
     /// remembered.
     ///
-    /// The ID is then kept for the whole time from now, because engine time may have begun after the deletion.
+    /// The ID is then kept for [`DELETED_ID_TTL`] from now, because engine time may have begun after the deletion.
     pub(super) fn restore(&mut self, id: InstanceId, deleted_at: i64, now: Now) -> bool {
         let age_s = u64::try_from(now.unix.saturating_sub(deleted_at)).unwrap_or(0);
         let is_remembered = age_s < DELETED_ID_TTL.as_secs();

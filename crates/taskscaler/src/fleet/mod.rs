@@ -97,7 +97,7 @@ pub struct InstanceUsage {
     pub processes: u32,
 }
 
-/// Explanations of a subject by all fleets that know it.
+/// Explanations of a subject by the fleets that know it, or by all fleets if no fleet knows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExplanationSet {
     /// [`VERSION`].

@@ -469,8 +469,8 @@ impl Cloud {
 impl Machine {
     fn record_omission(&mut self, number: (u32, u64)) {
         self.visibility = match self.visibility {
-            // No list has contained the machine yet, so the manager may match it to a later request.
             Visibility::Never => Visibility::Never,
+            // No list has contained the machine yet, so the manager may match it to a later request.
             _ if !self.is_listed => Visibility::Never,
             _ => Visibility::Since(number),
         };

@@ -61,7 +61,7 @@ pub struct Scenario {
     pub measured_from: Time,
     /// Interval of the timeline. `None` means no timeline.
     pub sample_interval: Option<Duration>,
-    /// A simulated defect of the engine, which changes its actions. Tests that the invariants find defects.
+    /// A simulated defect of the engine, which changes its actions. Used to test that the invariants find defects.
     pub injected_defect: Option<fn(Vec<Action>) -> Vec<Action>>,
 }
 
@@ -140,8 +140,8 @@ impl Case {
             .iter()
             .fold(faults_end + Duration::from_secs(7200), |end, job| end + job.duration + Duration::from_secs(600));
         let mut config = config(groups, random);
-        // Two each: for the unmanaged machine, and for a requested machine that the protocol cannot distinguish from
-        // it.
+        // Two for each unmanaged machine: for itself, and for a requested machine that the protocol cannot distinguish
+        // from it.
         let extra = 2 * u32::try_from(unmanaged_instances.len()).unwrap_or(0);
         if let Some(first) = config.groups.first_mut() {
             first.max_instances += extra;
@@ -324,7 +324,7 @@ fn cloud(random: &mut ChaCha8Rng) -> CloudConfig {
     cloud
 }
 
-/// In half of the cases.
+/// Lets several jobs share an instance, in half of the cases.
 fn share_instances(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     if chance(random, 0.5) {
         return;
@@ -355,7 +355,7 @@ fn add_bursts(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     }
 }
 
-/// In 40 % of the cases. Returns [`Scenario::suspended_jobs`].
+/// Lets jobs save and resume environments, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
 fn add_suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;

@@ -35,7 +35,7 @@ pub(super) async fn respond(method: &Method, uri: &Uri, telemetry: &Telemetry) -
             response
         }
         "/debug/process/state" => text(StatusCode::OK, telemetry.lifecycle.state().label()),
-        // gitlab-runner has 503 only for `boot_verify`, which Muster does not support.
+        // gitlab-runner responds with 503 only because of `boot_verify`, which Muster does not support.
         "/health/ready" => text(StatusCode::OK, "ready"),
         path if path == "/debug/pprof" || path.starts_with("/debug/pprof/") => {
             text(StatusCode::NOT_IMPLEMENTED, PROFILES_UNAVAILABLE)

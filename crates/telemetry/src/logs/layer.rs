@@ -71,7 +71,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogLayer {
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        // The spans of a job are of level info.
+        // At least info, because that is the level of the spans of jobs.
         Some(self.0.filter.read().max_level().max(LevelFilter::INFO))
     }
 

@@ -122,8 +122,10 @@ impl Default for LogOptions {
 #[derive(Clone)]
 pub struct LogHandle {
     layer: LogLayer,
-    /// Whether the command line or the environment determines the level (or directives), and the format.
-    is_fixed: (bool, bool),
+    /// Whether the command line or the environment determines the level or directives.
+    is_level_fixed: bool,
+    /// Whether the command line or the environment determines the format.
+    is_format_fixed: bool,
     /// The level and format if neither the command line, the environment nor the configuration has one.
     defaults: (Level, Format),
     /// The last level and format of the configuration, to detect changes.
@@ -148,7 +150,8 @@ impl LogHandle {
     pub fn new(options: LogOptions, sink: Sink) -> (Self, Option<SyslogError>) {
         let level = options.level.unwrap_or(options.default_level);
         let format = options.format.unwrap_or_default();
-        let is_fixed = (options.level.is_some() || options.directives.is_some(), options.format.is_some());
+        let is_level_fixed = options.level.is_some() || options.directives.is_some();
+        let is_format_fixed = options.format.is_some();
         let filter = options.directives.map_or_else(|| Filter::from_level(level), |directives| directives.0);
         let (sink, error) = match options.syslog.then(sink::connect_syslog) {
             None => (sink, None),
@@ -157,7 +160,7 @@ impl LogHandle {
         };
         let layer = LogLayer::new(filter, format, options.color, sink);
         let defaults = (options.default_level, Format::default());
-        (Self { layer, is_fixed, defaults, configured: Arc::default() }, error)
+        (Self { layer, is_level_fixed, is_format_fixed, defaults, configured: Arc::default() }, error)
     }
 
     /// Applies the level and format of a configuration, unless the command line or the environment determines them.
@@ -169,10 +172,10 @@ impl LogHandle {
             return false;
         }
         *configured = (level, format);
-        if !self.is_fixed.0 {
+        if !self.is_level_fixed {
             self.layer.set_filter(Filter::from_level(level.unwrap_or(self.defaults.0)));
         }
-        if !self.is_fixed.1 {
+        if !self.is_format_fixed {
             self.layer.set_format(format.unwrap_or(self.defaults.1));
         }
         true

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::entry::{EntryMetrics, ProcessingFailure};
 use crate::logs::LogState;
 
-/// Maximum number of characters of a label value from the coordinator, which could exhaust memory.
+/// Maximum number of characters of a label value from the coordinator. Longer values could exhaust memory.
 const MAX_LABEL_CHARS: usize = 32;
 
 /// State of a current job, with gitlab-runner's names (docs/spec/runner-config.md, section 3.2).

@@ -57,13 +57,13 @@ impl MetricSet {
     }
 
     pub(super) fn histogram(&mut self, definition: &Definition) -> Histogram {
-        let histogram = Histogram::with_opts(self.buckets(definition)).expect("the definition is invalid");
+        let histogram = Histogram::with_opts(self.histogram_opts(definition)).expect("the definition is invalid");
         self.register(histogram)
     }
 
     pub(super) fn histograms(&mut self, definition: &Definition) -> HistogramVec {
         let histograms =
-            HistogramVec::new(self.buckets(definition), definition.labels).expect("the definition is invalid");
+            HistogramVec::new(self.histogram_opts(definition), definition.labels).expect("the definition is invalid");
         self.register(histograms)
     }
 
@@ -88,7 +88,7 @@ impl MetricSet {
         Opts::new(definition.name, definition.help).const_labels(self.labels.clone())
     }
 
-    fn buckets(&self, definition: &Definition) -> HistogramOpts {
+    fn histogram_opts(&self, definition: &Definition) -> HistogramOpts {
         let buckets = match definition.kind {
             MetricType::Histogram(buckets) => buckets.to_vec(),
             MetricType::Counter | MetricType::Gauge => Vec::new(),

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_ids_are_stable_and_separate_parts() {
+    fn derived_ids_are_stable_and_depend_on_the_boundaries_of_the_parts() {
         assert_eq!(TraceId::derived(&[b"a", b"b"]), TraceId::derived(&[b"a", b"b"]));
         assert_ne!(TraceId::derived(&[b"ab", b""]), TraceId::derived(&[b"a", b"b"]));
     }

@@ -79,7 +79,7 @@ async fn states(group: &Group) -> Vec<(InstanceId, InstanceState)> {
     states
 }
 
-/// The protocol has no event for state changes.
+/// Polls, because the protocol has no event for state changes.
 async fn wait_for_instances(group: &Group, n: usize, state: InstanceState) -> Vec<InstanceId> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
@@ -91,7 +91,7 @@ async fn wait_for_instances(group: &Group, n: usize, state: InstanceState) -> Ve
     }
 }
 
-/// docker-machine has no events.
+/// Polls, because docker-machine has no events.
 async fn wait_until(condition: impl Fn() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition() {

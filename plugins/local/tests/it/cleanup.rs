@@ -17,7 +17,7 @@ async fn wait_exit(pid: Pid) {
     }
 }
 
-/// Leaves the session, and its parent exits.
+/// Starts a daemon: a process in a session of its own, whose parent exits.
 const DAEMON: &str = "setsid sh -c 'echo $$; exec sleep 600 >/dev/null 2>&1' </dev/null &";
 
 #[tokio::test]

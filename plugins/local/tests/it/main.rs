@@ -25,7 +25,7 @@ async fn group(config: Value) -> Group {
     Group::start(spec).await.unwrap()
 }
 
-/// The protocol has no event for state changes.
+/// Polls, because the protocol has no event for state changes.
 async fn wait_for_instances(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
     loop {
         let instances = group.update().await.unwrap().instances;

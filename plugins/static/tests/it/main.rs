@@ -86,7 +86,7 @@ async fn states(group: &Group) -> Vec<(String, InstanceState)> {
     states
 }
 
-/// The protocol has no event for state changes.
+/// Polls, because the protocol has no event for state changes.
 async fn wait_until(failure: &str, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !condition().await {

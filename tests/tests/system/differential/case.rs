@@ -80,7 +80,7 @@ impl Case {
         find(all, self.project(all)).id(all)
     }
 
-    /// Both runners get the same payload.
+    /// Returns the payload of the job, which is the same for both runners.
     pub(super) fn payload(&self, all: &[Self], sources: &Sources) -> Value {
         let id = self.id(all);
         let mut variables = vec![
@@ -136,7 +136,7 @@ impl Case {
     }
 }
 
-/// No masking rule may match the token.
+/// Returns the token of a job. No masking rule may match it.
 pub(super) fn token(id: i64) -> String {
     format!("jobtoken{id}jobtoken")
 }

@@ -133,7 +133,7 @@ impl<'a> CaseRunner<'a> {
         command.arg("run").arg("--config").arg(config).arg("--working-directory").arg(self.home.path());
     }
 
-    /// The environment of the command has only `HOME` and `PATH`.
+    /// Returns a command whose environment has only `HOME` and `PATH`.
     fn command(&self, program: &Path) -> Command {
         let log = std::fs::File::create(self.home.path().join("runner.log")).unwrap();
         let mut command = self.executor.command(program);
@@ -157,13 +157,14 @@ impl<'a> CaseRunner<'a> {
         self.agent_has_job(id) || self.lists_job(id)
     }
 
-    /// gitlab-runner has no agent.
+    /// Returns whether the agent of Muster still has the job. gitlab-runner has no agent.
     fn agent_has_job(&self, id: JobId) -> bool {
         let entries = std::fs::read_dir(self.state_dir().join("spool")).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&format!("{id}-")))
     }
 
-    /// Reads the log of the runner. The log of gitlab-runner has escape sequences.
+    /// Returns whether the job is still in the processing list, according to the log of the runner. The log of
+    /// gitlab-runner has escape sequences.
     fn lists_job(&self, id: JobId) -> bool {
         let log = self.log().replace("\x1b[0;m", "");
         let field = format!(" job={id} ");
@@ -209,7 +210,7 @@ impl<'a> CaseRunner<'a> {
     }
 }
 
-/// The commits have the same hashes on every machine.
+/// Creates the repository of the cases. Its commits have the same hashes on every machine.
 fn create_repository(home: &Path) -> Sources {
     let origin = home.join("origin");
     std::fs::create_dir_all(origin.join("folder")).unwrap();

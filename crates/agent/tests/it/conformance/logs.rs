@@ -40,7 +40,7 @@ async fn c104_interrupted_follower_resumes_at_its_offset() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
     agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
-    // As after an error of the client's writer, the first call ends early.
+    // The first call ends early, as after an error of the client's writer.
     let early = agent.log_until("1", "early\n").await;
     fifo.open().await;
     let rest = agent.log_from("1", i64::try_from(early.len()).unwrap()).await;

@@ -58,7 +58,7 @@ fn log_of(output: &str) -> String {
     format!("Running step name=main\n{output}")
 }
 
-/// FIFO that lets a test wait for a job, and then continue it.
+/// FIFO at which a job waits until the test lets it continue.
 struct Fifo(std::path::PathBuf);
 
 impl Fifo {

@@ -10,7 +10,7 @@ fn entries(agent: &Agent) -> Vec<PathBuf> {
 /// Returns the number of connections since the last call. A job opens one connection, and a second connection for a
 /// download.
 fn connections(server: &GitServer) -> usize {
-    server.requests().iter().filter(|(path, _)| path.ends_with("/info/refs")).count()
+    server.take_requests().iter().filter(|(path, _)| path.ends_with("/info/refs")).count()
 }
 
 #[tokio::test]

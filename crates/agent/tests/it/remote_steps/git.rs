@@ -45,7 +45,7 @@ async fn c092_tag_branch_and_hash_denote_a_commit() {
     fixture.write_step("steps", "second");
     fixture.commit("second");
     fixture.push("refs/heads/main");
-    // No longer the tip of a branch.
+    // These revisions denote a commit that is no longer the tip of a branch.
     for revision in ["light", "annotated", &first, &first[..8]] {
         let log = fixture.pass(json!(format!("{url}@{revision}"))).await;
         assert!(log.contains("<top>") && log.contains(&format!("({first})")), "{revision}: {log}");
@@ -116,7 +116,7 @@ async fn job_token_is_sent_only_to_its_server() {
     let own = format!("http://{}/g/steps.git", fixture.server.address);
     let log = fixture.pass(json!(format!("{own}@main"))).await;
     assert!(log.contains("<top>") && !log.contains(TOKEN), "{log}");
-    assert!(fixture.server.requests().iter().all(|(_, authorization)| authorization.is_some()));
+    assert!(fixture.server.take_requests().iter().all(|(_, authorization)| authorization.is_some()));
 
     let other = GitServer::start(&fixture.agent.dir.path().join("served")).await;
     let log = fixture.pass(json!(format!("http://{}/public/g/steps.git@main", other.address))).await;
@@ -124,7 +124,7 @@ async fn job_token_is_sent_only_to_its_server() {
     let log = fixture.fail(json!(format!("http://{}/g/steps.git@main", other.address))).await;
     let message = "the server answered 401 Unauthorized: check the name of the repository";
     assert!(log.contains(message) && log.contains("https://USER:TOKEN@HOST/PATH"), "{log}");
-    let requests = other.requests();
+    let requests = other.take_requests();
     assert!(requests.len() >= 2 && requests.iter().all(|(_, authorization)| authorization.is_none()), "{requests:?}");
 }
 

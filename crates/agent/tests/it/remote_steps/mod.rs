@@ -99,12 +99,14 @@ impl Fixture {
         (log, result)
     }
 
+    /// Runs a job with the step, which must succeed, and returns the job's log.
     async fn pass(&mut self, step: Value) -> String {
         let (log, result) = self.run(step).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         log
     }
 
+    /// Runs a job with the step, which must fail, and returns the job's log.
     async fn fail(&mut self, step: Value) -> String {
         let (log, result) = self.run(step).await;
         assert_eq!(failure(&result).0, "script_failure", "{log}");

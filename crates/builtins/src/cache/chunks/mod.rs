@@ -7,7 +7,8 @@
 //! save:    files --> chunks that no index has --> packs --> index --> reference
 //! ```
 //!
-//! With an object store, the manager signs the URLs of the objects, and the directory contains copies of objects.
+//! If there is an object store, the manager signs the URLs of the objects, and the cache directory on this machine
+//! contains copies of objects.
 
 mod objects;
 mod restore;

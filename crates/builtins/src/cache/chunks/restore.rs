@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::extraction::Extraction;
 use crate::transfer::{MessageLevel, TransferContext};
 
-/// Maximum number of attempts with an object store. The second attempt replaces damaged copies on this machine.
+/// Maximum number of attempts if there is an object store. The second attempt replaces damaged copies on this machine.
 const ATTEMPTS: usize = 2;
 
 /// Restores the cache of a key. Returns whether the key has a cache.

@@ -27,7 +27,7 @@ use crate::transfer::{MessageLevel, TransferContext};
 /// Minimum size of a complete pack in bytes. Larger packs need fewer requests, but retain more unused bytes.
 const PACK_BYTES: u64 = 16 << 20;
 const MAX_PACKS: usize = 4096;
-/// Maximum number of recent references of which chunks are reused without an object store.
+/// If there is no object store, chunks of at most this number of recent references are reused.
 const MAX_REFERENCES: usize = 8;
 
 /// Saves the cache, and prints what was stored.
@@ -170,7 +170,7 @@ impl SaveRun<'_> {
         };
         let (is_remote, stop, token) = (self.remote.is_some(), stop_check(self.stop), self.stop.clone());
         blocking(self.context, "storing the cache", self.stop, move || {
-            // With an object store, a pack needs no copy on this machine.
+            // A pack in an object store is usable without a copy on this machine.
             let is_usable = |pack: &Object| {
                 !marked.contains(&pack.name) && store.trusts(&pack.name) && (is_remote || store.has(pack))
             };

@@ -33,7 +33,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum number of files that libgit2 writes without a check for a stop.
 const PART_FILES: usize = 1000;
-const ACCESS: &str = "the job's token has no access to this repository";
+const ACCESS_HINT: &str = "the job's token has no access to this repository";
 /// Flags of `git fetch` that exclude tags.
 const NO_TAGS: [&str; 2] = ["--no-tags", "-n"];
 /// Depth with which libgit2 fetches the missing commits of a shallow repository.
@@ -70,7 +70,8 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
             client.build().map_err(|error| failed(&error))
         };
         let clients = Clients::new(&checkout.repo_url, client(&tls)?, client(&TlsFiles::default())?);
-        let session = Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone(), access: ACCESS });
+        let session =
+            Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone(), access_hint: ACCESS_HINT });
         git_http::register().map_err(|error| failed(&error))?;
         let run = CheckoutRun { context: &shared, checkout: &checkout, session: &session, template };
         session.enter(|| run.run()).map_err(|error| match stop_work.cause() {
@@ -215,7 +216,7 @@ impl CheckoutRun<'_> {
             self.fetch(&repository, &url, refspecs, depth)?;
         }
         if repository.find_commit(sha).is_err() {
-            // A server may hide the refs of pipelines.
+            // A server may hide the refs of pipelines, so the commit is fetched by its hash.
             self.fetch(&repository, &url, &[checkout.sha.as_str()], depth)?;
         }
         Ok(repository)

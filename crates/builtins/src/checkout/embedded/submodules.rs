@@ -42,7 +42,7 @@ fn update_in(
         let mut config = repository.config()?;
         let key = format!("submodule.{name}.url");
         let url = without_credentials(&work.session.credentials.rewrite(&config.get_string(&key)?));
-        // A stop would not interrupt the other transports of libgit2.
+        // Only HTTP is supported, because a stop would not interrupt the other transports of libgit2.
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(failed(git2::Error::from_str(&format!(
                 "the URL {url} requires the `git` command, but `git` is not in PATH; use an image that has git"

@@ -163,7 +163,7 @@ async fn list_refs(coordinator: &Server, url: String) {
     let clients = Clients::new(&coordinator.url, own, builder().build().unwrap());
     let credentials = Credentials::new(Vec::new());
     let (runtime, stop) = (Handle::current(), StopToken::new());
-    let session = Arc::new(Session { clients, credentials, runtime, stop, access: "" });
+    let session = Arc::new(Session { clients, credentials, runtime, stop, access_hint: "" });
     tokio::task::spawn_blocking(move || session.list_refs(&url).map(drop)).await.unwrap().unwrap();
 }
 

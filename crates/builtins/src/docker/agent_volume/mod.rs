@@ -107,7 +107,7 @@ struct Found {
 /// Progress of another agent.
 #[derive(Debug, PartialEq, Eq)]
 struct OtherAgent {
-    filler: String,
+    container: String,
     found: Option<Found>,
 }
 
@@ -129,7 +129,7 @@ impl AgentVolume {
         if timeout(REMOVAL_TIMEOUT, unused::remove(engine, &self.name)).await.is_err() {
             tracing::warn!(
                 volume = self.name,
-                "failed to remove unused volumes of agents in time, trying again with the next version"
+                "failed to remove unused volumes of agents in time, the next version of the agent removes them"
             );
         }
         Ok(())
@@ -143,7 +143,7 @@ impl AgentVolume {
                 self.name,
                 limit.as_secs(),
                 self.engine,
-                self.filler()
+                self.fill_container()
             )))
         })
     }
@@ -174,15 +174,15 @@ impl AgentVolume {
                     transfers += 1;
                     other = None;
                 }
-                Transfer::OtherAgent(filler) => {
-                    let seen = OtherAgent { filler, found };
+                Transfer::OtherAgent(container) => {
+                    let seen = OtherAgent { container, found };
                     match other.take_if(|(known, _)| *known == seen) {
                         Some((seen, since)) if since.elapsed() >= STALLED_TIMEOUT => {
                             tracing::warn!(
-                                container = seen.filler,
+                                container = seen.container,
                                 "removing the container of an agent that stopped filling the agent's volume"
                             );
-                            remove(engine, &seen.filler).await;
+                            remove(engine, &seen.container).await;
                         }
                         known => {
                             other = known.or_else(|| Some((seen, Instant::now())));
@@ -200,7 +200,7 @@ impl AgentVolume {
         match engine.get_container_archive_info(container, Some(options)).await {
             Ok(found) => {
                 let bytes = u64::try_from(found.size).unwrap_or_default();
-                // An engine may set the mode of a file after its content.
+                // The mode is checked, too, because an engine may set the mode of a file after its content.
                 Ok(Some(Found { bytes, is_executable: found.file_mode & 0o111 == 0o111 }))
             }
             Err(error) if is_not_found(&error) => Ok(None),
@@ -208,7 +208,8 @@ impl AgentVolume {
         }
     }
 
-    fn filler(&self) -> String {
+    /// Returns the name of the container through which the volume is filled.
+    fn fill_container(&self) -> String {
         format!("{}{FILLER_SUFFIX}", self.name)
     }
 }

@@ -27,30 +27,30 @@ pub(super) enum Transfer {
     Done,
     /// Another agent removed the container before the executable was copied.
     Interrupted,
-    /// Another agent copies the executable, or has just ended. Contains the container's ID, or its name if it no longer
-    /// exists.
+    /// Another agent copies the executable, or has just done so. Contains the ID of its container, or the name if the
+    /// container no longer exists.
     OtherAgent(String),
 }
 
 impl AgentVolume {
     /// Copies the executable, unless another agent copies it.
     pub(super) async fn transfer(&self, engine: &Docker, image: &str) -> Result<Transfer, Failure> {
-        let name = self.filler();
-        let (task_engine, task_name, body) = (engine.clone(), name.clone(), self.filler_body(image));
+        let name = self.fill_container();
+        let (task_engine, task_name, body) = (engine.clone(), name.clone(), self.fill_container_body(image));
         let (volume, bytes) = (self.name.clone(), self.bytes);
         // If the job is stopped, this task still removes the container.
         let transfer = tokio::spawn(async move {
             let options = CreateContainerOptions { name: Some(task_name), ..CreateContainerOptions::default() };
-            let filler = task_engine.create_container(Some(options), body).await?.id;
-            let sent = match send(&task_engine, &filler, &volume, bytes).await {
+            let container = task_engine.create_container(Some(options), body).await?.id;
+            let sent = match send(&task_engine, &container, &volume, bytes).await {
                 Ok(()) => Ok(Transfer::Done),
-                Err(failure) => match inspect_container(&task_engine, &filler).await {
+                Err(failure) => match inspect_container(&task_engine, &container).await {
                     Err(error) if is_not_found(&error) => Ok(Transfer::Interrupted),
                     _ => Err(failure),
                 },
             };
-            // By its ID, because another agent may reuse the name.
-            remove(&task_engine, &filler).await;
+            // Removes the container by its ID, because another agent may reuse the name.
+            remove(&task_engine, &container).await;
             Ok(sent)
         });
         match transfer.await.map_err(|error| Failure::System(format!("failed to fill a volume: {error}")))? {
@@ -64,7 +64,7 @@ impl AgentVolume {
         }
     }
 
-    fn filler_body(&self, image: &str) -> ContainerCreateBody {
+    fn fill_container_body(&self, image: &str) -> ContainerCreateBody {
         let host_config =
             HostConfig { binds: Some(vec![format!("{}:{AGENT_DIR}", self.name)]), ..HostConfig::default() };
         ContainerCreateBody {
@@ -78,11 +78,11 @@ impl AgentVolume {
     }
 }
 
-async fn send(engine: &Docker, filler: &str, volume: &str, bytes: u64) -> Result<(), Failure> {
+async fn send(engine: &Docker, container: &str, volume: &str, bytes: u64) -> Result<(), Failure> {
     let archive = archive(bytes).await.map_err(Failure::io("failed to read the agent's executable"))?;
     let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
     let engine = engine.clone().with_timeout(TRANSFER_TIMEOUT);
-    let sent = engine.upload_to_container(filler, Some(options), bollard::body_try_stream(archive)).await;
+    let sent = engine.upload_to_container(container, Some(options), bollard::body_try_stream(archive)).await;
     sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
 }
 

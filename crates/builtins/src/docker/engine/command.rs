@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
 
-/// Maximum number of bytes of the command's messages.
+/// Maximum number of bytes that are kept of the command's messages.
 const MAX_MESSAGE: usize = 2048;
 
 /// Connection through a running command, which is killed on drop.

@@ -9,9 +9,9 @@ use url::{Host, Url};
 use super::EngineError;
 use super::tls::{self, TlsEndpoint};
 
-/// Socket of Docker as root.
+/// Socket of a Docker engine that runs as root.
 const DOCKER_SOCKET: &str = "/var/run/docker.sock";
-/// Socket of Podman as root.
+/// Socket of a Podman engine that runs as root.
 const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
 const PORT: u16 = 2375;
 const TLS_PORT: u16 = 2376;
@@ -129,7 +129,7 @@ fn ssh(url: &Url) -> Option<Vec<OsString>> {
     Some(command.into_iter().map(OsString::from).collect())
 }
 
-/// Returns the addresses to try without settings: `DOCKER_HOST`, or else the usual sockets.
+/// Returns the addresses to try if none is configured: `DOCKER_HOST`, or else the usual sockets.
 pub(super) fn candidates(variables: &Variables) -> Vec<String> {
     if !variables.host.is_empty() {
         return vec![variables.host.clone()];
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_used_only_without_settings() {
+    fn variables_are_used_only_if_no_host_is_configured() {
         let variables = Variables { host: "tcp://from-variable:1".to_owned(), ..Variables::default() };
         let host = |host: &str| {
             let settings = DockerEngine { host: host.to_owned(), ..DockerEngine::default() };

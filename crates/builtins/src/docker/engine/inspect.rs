@@ -1,4 +1,4 @@
-//! State of a container, also in Podman's state `stopped`.
+//! Reads the state of a container, even if Podman reports the state `stopped`.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use bollard::query_parameters::WaitContainerOptions;
 use futures::StreamExt;
 use tokio::time::{Instant, sleep};
 
-/// Maximum time that Podman needs to clean up an ended container.
+/// Maximum time to wait until Podman has cleaned up an ended container.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the engine's description of a container.
 ///
-/// Podman reports an ended container as `stopped` until its cleanup, which the client cannot parse. If this takes too
-/// long, only the exit code is returned.
+/// Until its cleanup, Podman reports an ended container as `stopped`, which the client cannot parse. If the cleanup
+/// takes too long, only the exit code is returned.
 pub(crate) async fn inspect_container(engine: &Docker, id: &str) -> Result<ContainerInspectResponse, ApiError> {
     let start = Instant::now();
     loop {

@@ -79,7 +79,8 @@ pub(crate) async fn connect(settings: &DockerEngine) -> Result<Docker, EngineErr
     connect_to_create(settings).await.map(|(engine, _)| engine)
 }
 
-/// Connects to an engine, and waits for an answer. Also returns the record of its unanswered creating calls.
+/// Connects to an engine, and waits for an answer. Also returns the record of calls that create something, but get no
+/// answer.
 pub(crate) async fn connect_to_create(settings: &DockerEngine) -> Result<(Docker, UnansweredCreation), EngineError> {
     let (endpoint, location) = Endpoint::new(settings, &Variables::of_process())?;
     let unreachable =
@@ -106,7 +107,7 @@ fn check_platform(location: String, os: Option<String>, architecture: Option<Str
     }
 }
 
-/// Returns the addresses of engines to try without settings, in order.
+/// Returns the addresses of engines to try if none is configured, in order.
 pub(crate) fn candidates() -> Vec<String> {
     endpoint::candidates(&Variables::of_process())
 }
@@ -116,7 +117,7 @@ pub(crate) fn location(settings: &DockerEngine) -> String {
     Endpoint::new(settings, &Variables::of_process()).map_or_else(|_| settings.host.clone(), |(_, location)| location)
 }
 
-/// Returns whether the engine has a socket on this machine, and can therefore mount its files.
+/// Returns whether the engine has a socket on this machine, and can therefore mount files of this machine.
 pub(crate) fn is_local(settings: &DockerEngine) -> Result<bool, EngineError> {
     Ok(matches!(Endpoint::new(settings, &Variables::of_process())?.0, Endpoint::Unix(_)))
 }

@@ -32,7 +32,7 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_PROBES: u32 = 6;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether an engine left a creating call without an answer. It may still carry out the call.
+/// Whether the engine did not answer a call that creates something. It may still carry out the call.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct UnansweredCreation(Arc<AtomicBool>);
 
@@ -63,7 +63,7 @@ impl Drop for CreationGuard {
     }
 }
 
-/// Returns a client, and the record of its unanswered calls.
+/// Returns a client, and the record of its unanswered creation.
 pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, UnansweredCreation), ApiError> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
@@ -81,7 +81,8 @@ pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, Un
             response.map_err(|error| ApiError::from(io::Error::other(error)))
         }
     };
-    // The host is only a header, because the connector has the address. Without a version, each engine uses its newest.
+    // The host is only a header, because the connector has the address. `bollard` does not send the version of the
+    // API, so each engine uses its newest version.
     let engine =
         Docker::connect_with_custom_transport(transport, Some("http://docker"), timeout_s, API_DEFAULT_VERSION)?;
     Ok((engine, unanswered))
@@ -132,7 +133,7 @@ async fn open(endpoint: &Endpoint) -> io::Result<EngineStream> {
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // Firewalls drop connections after silent minutes, but the kernel's default is a probe after two hours.
+    // Firewalls drop connections after minutes without traffic, but by default, the kernel probes only after two hours.
     sockopt::set_socket_keepalive(&stream, true)?;
     sockopt::set_tcp_keepidle(&stream, SILENCE)?;
     sockopt::set_tcp_keepintvl(&stream, PROBE_INTERVAL)?;

@@ -53,7 +53,8 @@ impl Login {
     }
 }
 
-/// Returns the credentials whose registry path is a prefix of the image's path, longest first, then in order.
+/// Returns the credentials whose registry path is a prefix of the image's path. Longer paths come first, and equal
+/// paths keep their order.
 ///
 /// A helper without a registry is for the image's registry.
 pub(super) fn matching<'a>(entries: &'a [RegistryCredentials], image: &Reference) -> Vec<&'a RegistryCredentials> {

@@ -226,7 +226,7 @@ impl Images {
             let mut header = HeaderValue::try_from(login.to_header())
                 .map_err(|_| ImageError::Credentials("the credentials cannot be sent to the engine".to_owned()))?;
             header.set_sensitive(true);
-            // Engines do not accept the client's own encoding of credentials.
+            // Engines do not accept the encoding in which `bollard` sends credentials.
             engine = engine.with_request_modifier(move |mut request| {
                 request.headers_mut().insert(AUTH_HEADER, header.clone());
                 request

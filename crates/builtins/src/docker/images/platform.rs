@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn image_matches_what_the_platform_names() {
+    fn image_matches_if_it_runs_on_the_platform() {
         let platform = Platform::parse("linux/arm64").unwrap();
         assert!(platform.matches("linux", "arm64", "v8"));
         assert!(platform.matches("", "", ""));

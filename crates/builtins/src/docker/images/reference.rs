@@ -83,7 +83,8 @@ impl Reference {
         &self.text
     }
 
-    /// Returns the reference with a tag, because an engine pulls all tags without one.
+    /// Returns the reference. Adds the tag `latest` if it has neither tag nor digest, because an engine would pull all
+    /// tags.
     pub(super) fn for_pull(&self) -> String {
         if self.is_exact { self.text.clone() } else { format!("{}:latest", self.text) }
     }

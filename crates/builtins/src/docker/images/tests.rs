@@ -74,7 +74,7 @@ impl Fixture {
         self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await.unwrap();
     }
 
-    /// Ensures images in one job. Returns the last result.
+    /// Calls [`Images::ensure`] for each image, as one job does. Returns the last result.
     async fn ensure(
         &self,
         credentials: &[RegistryCredentials],
@@ -167,7 +167,7 @@ async fn policies_are_tried_in_order_and_the_last_error_is_reported() {
 }
 
 #[tokio::test]
-async fn image_without_tag_and_by_digest_is_pulled_once_per_job() {
+async fn image_is_pulled_once_per_job_and_can_be_named_by_its_digest() {
     let Some(fixture) = Fixture::start(false).await else { return };
     let latest = spec(&fixture.name(""), &["always"]);
     let image = fixture.ensure(&[], None, &[latest.clone(), latest]).await.unwrap();

@@ -20,7 +20,8 @@ use super::template::MAX_IDLE;
 
 /// Prefix of the names of containers that no job has taken.
 const PREFIX: &str = "muster-prepared-";
-/// Seconds after which another agent's expired container is removed. A running agent removes its containers earlier.
+/// Seconds between the expiry of another agent's container and its removal. A running agent removes its containers
+/// earlier.
 const EXPIRY_MARGIN_S: i64 = 300;
 /// Maximum time to remove the containers of an engine.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -106,7 +107,7 @@ impl Record {
     }
 }
 
-/// Removes the agent's containers except `known`, expired containers of other agents, and `volumes`.
+/// Removes `volumes`, expired containers of other agents, and the agent's own containers other than `known`.
 ///
 /// Containers are removed by name, because a job may have renamed and taken one.
 ///

@@ -36,8 +36,8 @@ use template::Template;
 
 /// Settings with which a job cannot use a prepared container.
 ///
-/// The engine handles them at the start of a container, handles anonymous volumes differently, or refers to another
-/// container.
+/// The engine applies some of them at the start of a container. Others refer to another container, or change how the
+/// engine handles anonymous volumes.
 const UNSUITABLE_SETTINGS: [&str; 5] = ["Runtime", "DeviceRequests", "VolumeDriver", "Links", "VolumesFrom"];
 /// Settings that can refer to another container.
 const NAMESPACE_SETTINGS: [&str; 2] = ["IpcMode", "PidMode"];

@@ -45,7 +45,7 @@ struct State {
     taken: Vec<String>,
     removals: Vec<Removal>,
     /// Number of jobs that currently create containers.
-    opening: usize,
+    creating_jobs: usize,
     task: Option<JoinHandle<()>>,
     is_closed: bool,
 }
@@ -55,7 +55,7 @@ struct State {
 struct Kind {
     template: Arc<Template>,
     usage: Usage,
-    /// Job that was counted last, because a job that creates its container again counts once.
+    /// Job that was counted last. It is not counted again if it creates its container again.
     last_job: String,
 }
 
@@ -107,12 +107,12 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A job that currently creates containers. Meanwhile, none are prepared.
-pub(in super::super) struct Opening<'a>(&'a PreparedContainers);
+/// Pauses the preparation of containers while a job creates its containers.
+pub(in super::super) struct Pause<'a>(&'a PreparedContainers);
 
-impl Drop for Opening<'_> {
+impl Drop for Pause<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().opening -= 1;
+        self.0.state.lock().creating_jobs -= 1;
         self.0.changed.notify_one();
     }
 }
@@ -171,9 +171,9 @@ impl PreparedContainers {
     }
 
     /// Pauses the preparation until the returned value is dropped, because a job creates its containers.
-    pub(in super::super) fn opening(&self) -> Opening<'_> {
-        self.state.lock().opening += 1;
-        Opening(self)
+    pub(in super::super) fn pause(&self) -> Pause<'_> {
+        self.state.lock().creating_jobs += 1;
+        Pause(self)
     }
 
     /// Counts a job, and returns a waiting container, if there is one.
@@ -335,7 +335,7 @@ impl State {
             return Action::Remove(self.removals.swap_remove(index), known);
         }
         let missing = wanted.iter().max_by_key(|(_, missing)| **missing).filter(|(_, missing)| **missing > 0);
-        if self.opening == 0
+        if self.creating_jobs == 0
             && let Some(kind) = missing.and_then(|(key, _)| self.kinds.get(key))
         {
             return Action::Prepare(Arc::clone(&kind.template));

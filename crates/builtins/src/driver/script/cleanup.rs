@@ -13,8 +13,8 @@ const FILES: [&str; 4] = ["gitlab_runner_env", "masking.db", ".gitlab-runner.ext
 pub(super) fn push(body: &mut Body, target: &Target<'_>, cleanup: &Cleanup, variables: &[Variable]) {
     let project = target.project_dir.to_string_lossy();
     let with_submodules = !matches!(cleanup.submodules.as_str(), "" | "none");
-    // Secrets come first, because a failed command ends the script. An invalid variable name is skipped, because it
-    // could be the path of another file.
+    // Files with secrets are removed first, because a failed command ends the script. An invalid variable name is
+    // skipped, because it could be the path of another file.
     let files = variables.iter().filter(|variable| variable.file && can_be_set(&variable.key));
     let files = files.map(|variable| variable.key.as_str());
     let mut words = ["rm", "-f"].map(str::to_owned).to_vec();

@@ -76,7 +76,7 @@ pub(super) fn clear(body: &mut Body, target: &Target<'_>) {
     body.line("git rm -rf --ignore-unmatch --quiet . || true\ngit clean -ffdx -q || true\nfi");
 }
 
-/// Adds commands that remove a directory, even with content without write permission.
+/// Adds commands that remove a directory, even if its content is write-protected.
 pub(super) fn remove(body: &mut Body, directory: &str) {
     let directory = quote(directory);
     body.line(&format!("if [ -e {directory} ]; then chmod -R u+rwX {directory}; rm -r -f {directory}; fi"));

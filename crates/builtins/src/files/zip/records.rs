@@ -7,7 +7,7 @@ const HEADER: u32 = 0x0201_4b50;
 const END64: u32 = 0x0606_4b50;
 const END64_LOCATOR: u32 = 0x0706_4b50;
 const END: u32 = 0x0605_4b50;
-/// Size of this record without its magic and size field.
+/// Size of the record [`END64`] without its magic and size field.
 const END64_REST_BYTES: u64 = 44;
 /// ID of the field with 64-bit sizes.
 const SIZES_64: u16 = 0x0001;
@@ -144,7 +144,7 @@ impl Fields {
         self.bytes(&value.to_le_bytes())
     }
 
-    /// Appends a length. Names are paths of Linux, which are shorter than 4096 bytes.
+    /// Appends a length. It fits into 16 bits, because names are paths of Linux, which are shorter than 4096 bytes.
     fn length(&mut self, length: usize) -> &mut Self {
         self.u16(u16::try_from(length).unwrap_or(u16::MAX))
     }

@@ -28,7 +28,7 @@ use traces::Traces;
 const TRACES: &str = "traces";
 const ARTIFACTS: &str = "artifacts";
 const INCOMING: &str = ".incoming";
-const UNFINISHED: &str = ".upload-";
+const UPLOAD_PREFIX: &str = ".upload-";
 
 #[derive(Debug)]
 pub(crate) struct DirectoryBlobs {
@@ -111,7 +111,7 @@ impl Blobs for DirectoryBlobs {
         let (artifacts, incoming) = (self.artifacts.clone(), self.artifacts.join(INCOMING));
         let begin = move || {
             let temp_file =
-                tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&incoming).map_err(failed(&incoming))?;
+                tempfile::Builder::new().prefix(UPLOAD_PREFIX).tempfile_in(&incoming).map_err(failed(&incoming))?;
             let file = temp_file.reopen().map_err(failed(temp_file.path()))?;
             Ok(IncomingFile { temp_file, file: tokio::fs::File::from_std(file), artifacts })
         };

@@ -119,7 +119,7 @@ impl Trace {
             return Ok(Appended::TooLarge);
         }
         if let Err(error) = writer.file.write_all(bytes) {
-            // Truncate what was written. If that fails too, the next append opens the file again and uses its length.
+            // Truncate the file to its previous length. If that fails too, the next append uses its actual length.
             let _ = writer.file.set_len(writer.size);
             self.writer = None;
             return Err(error);

@@ -20,7 +20,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// The caller then binds a value for each `?`.
+    /// Adds a statement. The caller then binds a value for each `?`.
     pub(super) fn statement(&mut self, sql: &'static str) -> &mut Self {
         self.sql.push_str(sql);
         self.sql.push_str(";\n");

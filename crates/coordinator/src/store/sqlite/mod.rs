@@ -55,7 +55,7 @@ impl SqliteStore {
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 
-    /// Uses the writing connection if it is open. Reads at startup do not justify opening the reading connection.
+    /// Uses the writing connection if it is open, so that the reads at startup need no reading connection.
     async fn with_writer<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,

@@ -270,7 +270,7 @@ impl EngineHarness {
         self.apply(Event::JobFinished { job, outcome }).expect("no running job");
     }
 
-    /// Assigns the jobs first, if necessary.
+    /// Ends the jobs with success. Assigns them first, if necessary.
     pub(crate) fn pass(&mut self, names: &str) {
         names.split_whitespace().for_each(|name| self.finish(name, Outcome::Success));
     }

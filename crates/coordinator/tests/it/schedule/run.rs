@@ -156,7 +156,7 @@ impl Run {
         self.last = Some(event);
     }
 
-    /// The repetition must be rejected or change nothing.
+    /// Applies the last event again. It must be rejected or change nothing.
     fn repeat_last_event(&mut self) {
         let Some(event) = self.last.take() else { return };
         let before = self.all_jobs();

@@ -52,14 +52,15 @@ pub(super) struct Isolation {
     owned: Mutex<BTreeSet<(String, String)>>,
     /// Machines of jobs from an earlier manager process: ID of the instance, and ID of the machine.
     ///
-    /// Without the group, which may have been renamed. Such a machine counts as in use in all groups until its job ends or
-    /// the manager restarts.
+    /// The group is not recorded, because it may have been renamed. Such a machine counts as in use in all groups until
+    /// its job ends or the manager restarts.
     owned_before: Mutex<BTreeSet<(String, String)>>,
     /// Whether all machines of an earlier manager process are known.
     announced: watch::Sender<bool>,
     /// Number of machines that are being created or deleted.
     busy: watch::Sender<usize>,
-    /// Not stored, because a machine is reached through its instance, whose key is verified.
+    /// Host keys of machines. Not stored in a file, because a machine is reached through its instance, whose key is
+    /// verified.
     hosts: KnownHosts,
     metrics: VmMetrics,
 }
@@ -161,7 +162,8 @@ impl Isolation {
             let created = match created {
                 Ok(nested) => {
                     let held = held.with_vm(nested);
-                    // A machine can be deleted only after its creation is complete.
+                    // Only this step ends early if the caller stops waiting, because a machine can be deleted only
+                    // after its creation is complete.
                     tokio::select! {
                         reached = reach(&held) => reached.map(|()| held),
                         reason = held.lost() => Err(VmError(reason)),

@@ -23,7 +23,7 @@ use crate::instance::provider::ProviderContext;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
-/// The first attempt after the creation has another timeout.
+/// Maximum timeout for connecting, except for the first attempt after the creation.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 /// `docs/spec/fleeting.md`, section 8.4.
 const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ pub(in crate::instance) struct NestedMachine {
     addresses: Mutex<Addresses>,
     /// Session with the instance over which the machine was created.
     ///
-    /// The first connection takes it, or the deletion if there was no connection.
+    /// The first connection uses it, or the deletion if there was no connection.
     creation_session: Mutex<Option<Arc<dyn Session>>>,
     lost: watch::Sender<Option<String>>,
     shown: TraceAddresses,
@@ -239,7 +239,8 @@ impl NestedMachine {
         })
     }
 
-    /// Another job's machine may have the address now, and clones of an image have the same host key.
+    /// Checks that the machine still exists, because another job's machine may have its address now, and clones of an
+    /// image have the same host key.
     ///
     /// # Errors
     /// [`DeployError`] if the machine was lost or the daemon does not answer.
@@ -339,7 +340,7 @@ impl NestedMachine {
     }
 }
 
-/// The daemon does not explain errors about the image.
+/// Returns advice for errors about the image, because the daemon does not explain them.
 fn remedy(error: &NestingError) -> &'static str {
     if error.is_image_error() {
         "; check that the instance has the image and enough resources for another machine"

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::instance::files;
 
-/// Start of the SHA-256 hash of a runner's key.
+/// Number of digits of the hash of a runner's key in the name of its ledger.
 const KEY_DIGITS: usize = 16;
 /// Plugin setting with the prefix of its machines' names.
 const PREFIX: &str = "prefix";
@@ -181,7 +181,7 @@ impl LedgerDir<'_> {
         }
     }
 
-    /// Keeps the files of the runners in `keys`.
+    /// Deletes the owner files without a ledger, except those of the runners in `keys`.
     pub(super) fn remove_stale_owners<'r>(&self, keys: impl Iterator<Item = &'r RunnerKey>) {
         let configured: BTreeSet<PathBuf> = keys.map(|key| owner_path(&self.ledger(key))).collect();
         let entries = std::fs::read_dir(self.directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -265,10 +265,9 @@ mod tests {
     }
 
     fn write_ledger(ledger: &Path, instance: &str) {
-        let instance = json!([[[{ "instance": { "group": "g", "id": instance } },
-            { "instance": { "slots": [], "job_count": 0, "first_seen_at": 1, "intent": "serve" } }]]]);
-        let text = format!("{{\"taskscaler_ledger\":1}}\n{}\n", instance[0]);
-        std::fs::write(ledger, text).unwrap();
+        let key = json!({ "instance": { "group": "g", "id": instance } });
+        let row = json!({ "instance": { "slots": [], "job_count": 0, "first_seen_at": 1, "intent": "serve" } });
+        std::fs::write(ledger, format!("{{\"taskscaler_ledger\":1}}\n[[{key},{row}]]\n")).unwrap();
     }
 
     fn keys(runners: &[&Arc<RunnerSettings>]) -> BTreeSet<RunnerKey> {

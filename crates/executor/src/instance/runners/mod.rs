@@ -209,7 +209,7 @@ impl Inner {
         Ok(RunnerFleet { fleet: Fleet { runner: Arc::clone(runner), executor }, ledger })
     }
 
-    /// Fleets of configured runners come first.
+    /// Publishes the list of fleets, those of configured runners first. Opens the operator socket for the first fleet.
     fn publish(&self, state: &mut State) {
         let ending = state.fleets.keys().filter(|key| !state.configured.contains(key));
         let fleets = state.configured.iter().chain(ending).filter_map(|key| state.fleets.get(key));

@@ -45,7 +45,7 @@ impl OperatorSocket {
     /// Opens the socket, and serves requests until the socket is dropped.
     ///
     /// # Errors
-    /// An I/O error, also if another manager listens there.
+    /// An I/O error, also if another manager listens on the socket.
     pub(super) fn open(ledgers: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
         let path = crate::host::operator_socket_path(ledgers).map_err(io::Error::other)?;
         if std::os::unix::net::UnixStream::connect(&path).is_ok() {

@@ -1,4 +1,4 @@
-//! Tests of go-plugin's services: the order of the shutdown calls, and unrequested output.
+//! Tests of go-plugin's services: the order of the shutdown calls, and a large output of the plugin.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};

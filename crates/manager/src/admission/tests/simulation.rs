@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Maximum starvation time for each configured runner, because each may have one turn first.
+/// A runner may starve for this time per configured runner, because each of them may have one turn first.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {
@@ -42,12 +42,12 @@ impl Simulation {
             starved: HashMap::new(),
             rng,
         };
-        simulation.edit();
+        simulation.change_settings();
         simulation.decide();
         simulation
     }
 
-    fn edit(&mut self) {
+    fn change_settings(&mut self) {
         self.concurrent = self.rng.random_range(1..8);
         let generation = self.rng.random_range(1..3);
         let before = std::mem::take(&mut self.runners);
@@ -77,7 +77,7 @@ impl Simulation {
                 self.stopped = true;
                 self.engine.stop();
             }
-            1..20 => self.edit(),
+            1..20 => self.change_settings(),
             20..300 if !self.jobs.is_empty() => {
                 let job = self.jobs.swap_remove(self.rng.random_range(0..self.jobs.len()));
                 self.engine.job_ended(&job);

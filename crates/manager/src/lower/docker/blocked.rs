@@ -9,7 +9,7 @@ use super::super::LowerError;
 /// Capability with which a container could send packets past the block. Engines give it to every container.
 const NET_RAW: &str = "NET_RAW";
 
-/// Does nothing if no addresses are blocked.
+/// Ensures that the containers cannot undo the block. Does nothing if no addresses are blocked.
 pub(super) fn prepare(
     container: &mut DockerContainer,
     services: &mut [ServiceContainer],
@@ -27,7 +27,7 @@ pub(super) fn prepare(
     services.iter_mut().try_for_each(|service| drop_net_raw(&mut service.container, &docker.service))
 }
 
-/// Fails if the container could undo the block with another capability.
+/// Drops [`NET_RAW`]. Fails if the container could undo the block with another capability.
 fn drop_net_raw(spec: &mut ContainerSpec, settings: &ContainerSettings) -> Result<(), LowerError> {
     let config = &mut spec.host_config;
     if config.get("Privileged") == Some(&Value::Bool(true)) {

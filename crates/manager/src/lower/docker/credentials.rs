@@ -16,7 +16,7 @@ const AUTH_VARIABLE: &str = "DOCKER_AUTH_CONFIG";
 const PAYLOAD_SOURCE: &str = "job payload (GitLab Registry)";
 const DOCKER_HUB_HOSTS: [&str; 4] = ["docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"];
 
-/// Uses the answers of helpers in `files`, if any, for `images`.
+/// Returns the credentials of the job. Uses the answers of helpers in `files`, if any, for the registries of `images`.
 ///
 /// Fails if the name of a helper could lead to another program.
 pub(super) fn credentials(

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::super::LowerError;
 use super::DockerFiles;
 
-/// Inputs that are not settings.
+/// Inputs of [`host_config`] that are not settings.
 pub(super) struct ContainerFacts {
     pub(super) privileged: bool,
     pub(super) cgroup_parent: String,

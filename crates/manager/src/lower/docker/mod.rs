@@ -95,7 +95,7 @@ pub struct AuthFile {
     pub content: Result<String, String>,
 }
 
-/// The content has passwords.
+/// Omits the content, which has passwords.
 impl std::fmt::Debug for AuthFile {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("AuthFile").field("path", &self.path).finish_non_exhaustive()
@@ -142,7 +142,7 @@ pub(super) fn container_context(context: &JobContext) -> JobContext {
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }
 
-/// Returns the context of a job without an image. `None` means that the runner's settings apply.
+/// Returns the context of a job that runs on the host for lack of an image. `None` means that `context` applies.
 pub(super) fn host_context(payload: &JobPayload, context: &JobContext) -> Option<JobContext> {
     let runner = &context.runner;
     let applies = runner.uses_containers() && runner.docker.as_ref().is_some_and(|docker| docker.host_without_image);

@@ -29,11 +29,11 @@ impl Names {
         let (runner, slot) = (&context.runner, context.slot.project_slot);
         let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
         let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
-        // Environments that share an engine have equal slot numbers, so they use the manager's number of the project's slot.
-        let own = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
-        let volumes = own.map_or(slot, |share| share.slot);
+        // Environments that share an engine may have equal slot numbers, so volumes are named by the project's slot.
+        let unshared = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
+        let volumes = unshared.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
-        // A restarted manager must find leftover containers and volumes.
+        // The name depends only on the job, so that a restarted manager finds leftover containers and volumes.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {
             volumes: format!("runner-{}", digest(&owner, VOLUME_HASH_BYTES)),

@@ -59,14 +59,16 @@ impl<'a> Volumes<'a> {
         Ok(())
     }
 
-    /// Does nothing if such a volume is configured. Later jobs reuse it if `is_fetched` is true and `disable_cache` is not set.
+    /// Adds a volume for checkouts, unless one is configured.
+    ///
+    /// Later jobs reuse the volume if `is_fetched` is true and `disable_cache` is not set.
     pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
             self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
         }
     }
 
-    /// Does nothing if such a volume is configured. The volume is removed with the job.
+    /// Adds a volume for caches, unless one is configured. The volume is removed with the job.
     pub(super) fn add_caches(&mut self, cache_dir: &str) {
         let is_covered = self.list.iter().any(|volume| is_below(cache_dir, &volume.destination));
         if !is_covered {

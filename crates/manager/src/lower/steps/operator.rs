@@ -29,9 +29,10 @@ pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[Artif
     if configured.is_empty() || artifacts.is_empty() {
         return Vec::new();
     }
+    // The step lacks `by_operator`: the job can make it fail with the name of a file, and this must not count as a
+    // failure of the operator's steps.
     let mut list =
         Step::new("operator_list_artifacts", "", Call::builtin(&ArtifactsList { artifacts: artifacts.to_vec() }));
-    // The job can make this step fail with the name of a file, so that must not count as a failure of the operator's steps.
     list.policy.allow_failure = configured.iter().all(|step| !step.required);
     let steps = configured.iter().map(|step| self::step(parts, step, "before_upload"));
     let mut steps: Vec<Step> = std::iter::once(list).chain(steps).collect();

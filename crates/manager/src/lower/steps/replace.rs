@@ -18,7 +18,7 @@ pub(in crate::lower) fn reserved(settings: &StepsSettings) -> Vec<String> {
     names.into_iter().map(str::to_owned).collect()
 }
 
-/// A replaced step keeps its name, policy and place.
+/// Replaces built-in steps with the operator's steps. A replaced step keeps its name, policy and place.
 pub(super) fn apply(steps: &mut [Step], settings: &StepsSettings) {
     // Steps of the operator use the original built-in steps.
     for step in steps.iter_mut().filter(|step| !step.policy.by_operator) {

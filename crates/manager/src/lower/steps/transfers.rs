@@ -151,7 +151,7 @@ fn provenance(parts: &JobParts<'_>) -> ProvenanceInfo {
     }
 }
 
-/// Returns whether a step with the condition `step_when` transfers data with this `when`.
+/// Returns whether a step with the condition `step_when` transfers a cache or an artifact with this `when`.
 fn is_transferred_by(when: &str, step_when: When) -> bool {
     match when {
         "always" => true,

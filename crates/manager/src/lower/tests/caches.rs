@@ -46,7 +46,7 @@ fn names(uses: &[CacheUse]) -> Vec<&str> {
     uses.iter().map(|usage| usage.object.as_str()).collect()
 }
 
-/// Returns objects and actions without those of hashed keys.
+/// Returns object and action of each URL that the step has, except for objects of hashed keys.
 fn signed(plan: &Value, step: &str) -> BTreeSet<String> {
     let steps = plan["steps"].as_array().unwrap();
     let text = steps.iter().filter(|found| found["name"] == step).map(Value::to_string).collect::<String>();

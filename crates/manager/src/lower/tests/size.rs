@@ -20,8 +20,8 @@ fn too_large_variable_expansion_is_refused() {
     let (large, references) = large_variable_and_references();
     assert_too_large(json!({ "variables": [large, { "key": "B", "value": references }] }));
     // Each text is small enough, but all together are not.
-    let half = |number: usize| json!({ "key": format!("B{number}"), "value": "$LARGE".repeat(64) });
-    let mut many: Vec<Value> = (0..10).map(half).collect();
+    let small = |number: usize| json!({ "key": format!("B{number}"), "value": "$LARGE".repeat(64) });
+    let mut many: Vec<Value> = (0..10).map(small).collect();
     many.push(large.clone());
     assert_too_large(json!({ "variables": many }));
     let list = json!([large]);

@@ -58,7 +58,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
             ui::note(&format!("jobs run in containers of {engine}"));
             Ok(Some(ContainerOptions { engine, without_image: WithoutImage::InImage(args.image.clone()) }))
         }
-        // The images of a child pipeline are not known yet.
+        // A child pipeline may need an engine: its images are not known yet.
         Executor::Auto if jobs.with_image.is_empty() && !jobs.has_child_pipelines => {
             jobs.report_ignored(None);
             Ok(None)

@@ -125,7 +125,7 @@ pub(super) struct Follower {
     storage_problem: Option<(Instant, String)>,
     external: bool,
     /// Message if a job has failed because of a full disk.
-    disk_full_job: Option<String>,
+    disk_problem: Option<String>,
     directory: PathBuf,
     /// Number of queued events that arrived while the last [`Follower::resync`] read the state, and may be older than
     /// that state.
@@ -150,7 +150,7 @@ impl Follower {
             logs: Logs::new(Arc::clone(&coordinator), log, timestamps, run.number),
             coordinator,
             storage_problem: None,
-            disk_full_job: None,
+            disk_problem: None,
             directory: run.directory.clone(),
             stale_events: 0,
             view: RunView::default(),
@@ -158,7 +158,7 @@ impl Follower {
     }
 
     pub(super) fn check_space(&self) -> Result<(), CiError> {
-        self.disk_full_job.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
+        self.disk_problem.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }
 
     pub(super) fn no_storage(&self, problem: &str) -> CiError {
@@ -235,7 +235,7 @@ impl Follower {
 
     /// Reads the complete state from the coordinator, and reports all changes.
     ///
-    /// Needed after lost events, and for decisions.
+    /// Call this after events were lost, and before a decision that requires the complete state.
     ///
     /// # Errors
     /// [`CoordinatorError`] if the coordinator has stopped.
@@ -272,7 +272,7 @@ impl Follower {
             && job.failure_reason == Some(FailureReason::RunnerSystemFailure)
             && tree_of(&job).and_then(|tree| tree.cause) == Some(TerminationCause::ResourceExhausted)
         {
-            self.disk_full_job = Some(format!("job `{}` failed because there is no space left for its log", job.name));
+            self.disk_problem = Some(format!("job `{}` failed because there is no space left for its log", job.name));
         }
         let finished = job.status.is_complete() && job.started_at.is_some();
         if finished {

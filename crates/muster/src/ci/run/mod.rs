@@ -247,7 +247,7 @@ async fn with_coordinator(
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
     }
-    // The follower watches all jobs.
+    // The follower watches the traces of all jobs, so no trace may arrive more slowly.
     options.limits.unwatched_trace_interval = options.limits.trace_interval;
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;

@@ -21,7 +21,7 @@ pub(super) struct Flag {
     alias: Option<&'static str>,
     short: Option<char>,
     env: Option<String>,
-    /// Tables below `[[runners]]` that contain the key.
+    /// Path of the table that contains the key, below `[[runners]]`.
     pub(super) tables: Vec<&'static str>,
     /// For [`ValueParsing::Json`], this key represents the array of tables.
     pub(super) key: &'static Key,

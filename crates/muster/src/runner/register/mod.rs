@@ -152,7 +152,8 @@ impl Registration {
     ///
     /// Returns `None` for an old authentication token in `--token`, which the entry already contains.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
-        // Requests need the values of environment variables. The file keeps the references to them.
+        // The requests need the values of the environment variables to which the entry refers. The file keeps the
+        // references.
         let mut document = toml_edit::DocumentMut::new();
         let mut entries = toml_edit::ArrayOfTables::new();
         entries.push(self.entry.clone());

@@ -57,7 +57,7 @@ impl Prompter {
             if !default.is_empty() {
                 anstream::eprint!("[{default}]: ");
             }
-            // Even without a visible prompt, the user can answer.
+            // An error is ignored, because the user can answer even if the prompt is not visible.
             let _ = io::stderr().flush();
             let line = tokio::task::spawn_blocking(|| {
                 let mut line = String::new();

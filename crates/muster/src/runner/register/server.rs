@@ -12,7 +12,7 @@ use crate::config_file::{is_created_at_server, token_request};
 pub(super) struct Server {
     pub(super) client: Client,
     pub(super) system_id: String,
-    /// Describes this manager for the current entry.
+    /// Description of this manager in the requests. It depends on the settings of the entry.
     pub(super) info: VersionInfo,
 }
 

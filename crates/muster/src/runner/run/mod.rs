@@ -108,7 +108,7 @@ enum RunError {
 }
 
 pub(super) fn run(args: RunArgs) -> ExitCode {
-    // No file may be opened before this.
+    // The limit is raised before any file is opened.
     let open_files = open_files::raise();
     crate::runtime::block_on_one_thread(async { exit_code(start(args, open_files).await) })
 }
@@ -120,7 +120,7 @@ fn exit_code(result: Result<ExitCode, RunError>) -> ExitCode {
     })
 }
 
-/// `open_files` is the limit with which this process was started.
+/// `open_files` is the limit of open files with which this process was started.
 async fn start(args: RunArgs, open_files: Option<u64>) -> Result<ExitCode, RunError> {
     // The default action of these signals would kill the process.
     let signals = Signals::watch().map_err(RunError::Signals)?;
@@ -180,7 +180,7 @@ struct HostSettings {
     user: Option<String>,
     /// The agent exits with this process. `None` means that the agent does not depend on another process.
     exit_with_pid: Option<i32>,
-    /// `None` means no limit.
+    /// Limit of open files with which this process was started. `None` means no limit.
     open_files: Option<u64>,
 }
 
@@ -236,8 +236,8 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
     }
 }
 
-/// A user that runs the commands of jobs must not control the container engine. So jobs in containers then have a
-/// separate agent of the manager's user.
+/// If a separate user runs the commands of jobs, this user must not control the container engine. So jobs in containers
+/// then have another agent, which runs as the manager's user.
 fn host_executors(host: &HostSettings, hidden_variables: &[String]) -> Result<HostExecutors, RunError> {
     let shell =
         Directories { builds: absolute(Path::new("builds"))?, cache: absolute(Path::new("cache"))?, shared: true };

@@ -132,7 +132,7 @@ impl RunLoop {
                 reload = config_changed(&mut self.source), if self.shutdown_phase == ShutdownPhase::NotRequested => {
                     self.apply_reload(reload).await;
                 }
-                // A rotated token is part of the settings, even if it could not be saved.
+                // The reload adds the rotated token to the settings, even if it could not be saved in the file.
                 () = token_rotated(&mut self.rotation), if self.shutdown_phase == ShutdownPhase::NotRequested => {
                     self.reload().await;
                 }
@@ -200,7 +200,7 @@ impl RunLoop {
         self.control.stats().await.map_or(0, |stats| stats.jobs)
     }
 
-    /// Returns `run-single` if the settings come from flags.
+    /// Returns the path of the configuration file for messages, or `run-single` if the settings come from flags.
     fn config(&self) -> &Path {
         self.source.as_ref().map_or(Path::new("run-single"), |source| &source.config)
     }

@@ -93,7 +93,7 @@ async fn start(args: &RunSingleArgs, open_files: Option<u64>) -> Result<ExitCode
     Ok(manage(ManagerParts { settings, source: None, store, host, run_limits }, signals).await?)
 }
 
-/// Uses a whole configuration, so that the checks of `config.toml` apply.
+/// Parses the entry as part of a whole configuration, so that the checks of `config.toml` apply.
 fn settings(args: &RunSingleArgs) -> Result<Settings, SingleError> {
     let path = args.config.path();
     let entry = entry(args, &path)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::systemctl::{Scope, Systemctl};
-use super::unit::{Unit, temporary_unit, temporary_unit_name};
+use super::unit::{Unit, tmp_unit, tmp_unit_name};
 use super::{ServiceArgs, ServiceError, unit_name};
 use crate::paths;
 
@@ -113,16 +113,16 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
         created => created.map_err(file("write", &path))?,
     }
-    let temporary = (scope == Scope::System).then(|| directory.join(temporary_unit_name(&args.service.service)));
-    let written = match &temporary {
-        Some(path) => fs::write(path, temporary_unit(&args.service.service)).map_err(file("write", path)),
+    let tmp_path = (scope == Scope::System).then(|| directory.join(tmp_unit_name(&args.service.service)));
+    let written = match &tmp_path {
+        Some(path) => fs::write(path, tmp_unit(&args.service.service)).map_err(file("write", path)),
         None => Ok(()),
     };
     let systemctl = Systemctl::new(scope, args.root.as_deref());
     let registered = written.and_then(|()| enable_unit(&systemctl, args.root.is_none(), &args.service.service));
     if registered.is_err() {
         // The next attempt would fail if these files existed.
-        for path in [Some(&path), temporary.as_ref()].into_iter().flatten() {
+        for path in [Some(&path), tmp_path.as_ref()].into_iter().flatten() {
             let _ = fs::remove_file(path);
         }
         if is_new {
@@ -157,8 +157,8 @@ fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
     }
     let systemctl = Systemctl::new(scope, args.root.as_deref());
     systemctl.run(&["disable", &unit])?;
-    let temporary = directory.join(temporary_unit_name(&args.service.service));
-    for path in [&path, &temporary] {
+    let tmp_path = directory.join(tmp_unit_name(&args.service.service));
+    for path in [&path, &tmp_path] {
         match fs::remove_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             removed => removed.map_err(|source| ServiceError::File { action: "delete", path: path.clone(), source })?,

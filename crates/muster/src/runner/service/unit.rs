@@ -39,12 +39,12 @@ impl Unit<'_> {
         let service = self.service;
         let (after, hardening, wanted_by) = match self.scope {
             Scope::System => {
-                let temporary = temporary_unit_name(service);
+                let tmp_unit = tmp_unit_name(service);
                 let after = format!(
-                    "After=network-online.target {temporary}\nWants=network-online.target {temporary}\n\
-                     JoinsNamespaceOf={temporary}\n"
+                    "After=network-online.target {tmp_unit}\nWants=network-online.target {tmp_unit}\n\
+                     JoinsNamespaceOf={tmp_unit}\n"
                 );
-                (after, hardening(&temporary), "multi-user.target")
+                (after, hardening(&tmp_unit), "multi-user.target")
             }
             // For an unprivileged user, a mount namespace requires a user namespace, in which jobs could not use sudo.
             Scope::User => (String::new(), String::new(), "default.target"),
@@ -79,15 +79,16 @@ WantedBy={wanted_by}
     }
 }
 
-pub(super) fn temporary_unit_name(service: &str) -> String {
+/// Returns the name of the unit that owns the temporary directory of a service.
+pub(super) fn tmp_unit_name(service: &str) -> String {
     format!("{service}-tmp.service")
 }
 
 /// Returns the unit that owns the temporary directory of a service.
 ///
-/// When a unit stops, systemd deletes its private /tmp, and with it the files of running jobs. The temporary unit
-/// remains active.
-pub(super) fn temporary_unit(service: &str) -> String {
+/// When a unit stops, systemd deletes its private /tmp, and with it the files of running jobs. So /tmp belongs to this
+/// unit, which remains active when the service stops.
+pub(super) fn tmp_unit(service: &str) -> String {
     format!(
         "[Unit]
 Description=Temporary directory of {service}, kept across restarts for running jobs
@@ -102,10 +103,10 @@ PrivateTmp=yes
 }
 
 /// Returns the lines that restrict the service, and with it the jobs.
-fn hardening(temporary: &str) -> String {
+fn hardening(tmp_unit: &str) -> String {
     format!(
         "
-# /tmp and /var/tmp are not shared with other users of this host. The directory belongs to {temporary}, which
+# /tmp and /var/tmp are not shared with other users of this host. The directory belongs to {tmp_unit}, which
 # remains active when this service stops, because running jobs still use it. Mounts of jobs are visible to this service only.
 PrivateTmp=yes
 # Not set, because jobs are processes of this service and may do anything that their authors do on this host:

@@ -139,7 +139,7 @@ impl MetadataArgs {
     }
 }
 
-/// Succeeds if no files match.
+/// Also succeeds if no files match.
 pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.job.url.is_empty() || args.job.token.is_empty() {
@@ -157,7 +157,7 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
             artifact_type: args.artifact_type.clone(),
             artifact_format: args.artifact_format.clone(),
             expire_in: args.expire_in.clone(),
-            // Created from the flags below.
+            // `Upload` has the provenance instead.
             provenance: None,
         };
         let provenance = args.metadata.provenance(args.job.id)?;

@@ -61,7 +61,7 @@ impl StoreArgs {
     }
 }
 
-/// Ignoring a Go Cloud URL would silently lose the cache.
+/// Rejects a Go Cloud URL, because ignoring it would silently lose the cache.
 fn reject_go_cloud(flag: &str, text: &str, instead: &str) -> Result<(), TransferError> {
     if text.is_empty() {
         return Ok(());

@@ -12,7 +12,7 @@ use muster_steps::stop::StopToken;
 
 use super::{MeterArgs, TransferError, meter};
 
-/// The project directory is the working directory.
+/// Context of a command that runs in the project directory.
 pub(super) struct CommandContext {
     root: PathBuf,
     staging: PathBuf,

@@ -1,4 +1,4 @@
-//! Commands that transfer files for jobs, for scripts and gitlab-runner. Muster's own jobs do not use them.
+//! Commands that transfer files for jobs. Scripts and gitlab-runner call them; Muster's own jobs do not.
 //!
 //! The working directory is the project directory.
 

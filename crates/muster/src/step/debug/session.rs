@@ -124,7 +124,7 @@ impl Session {
         let _ = tokio::time::timeout(LOG_TIMEOUT, printed.wait_for(|printed| *printed >= length)).await;
     }
 
-    /// Shows the prompt again if the job stays paused.
+    /// Executes the command in `line`. Shows the prompt again if the job stays paused.
     async fn on_line(&mut self, line: &str) -> Result<(), LocalError> {
         let result = match PromptCommand::parse(line) {
             Ok(command) => self.execute(command).await,

@@ -29,7 +29,7 @@ struct Checker<'c> {
 }
 
 pub(super) fn check(case: &Case, result: &JobResult, log: &str, work_dir: &Path) -> Vec<Mismatch> {
-    // The tree of a step file: job, step file, tested step.
+    // The levels of the tree are the job, the step file and the tested step.
     let node = result.tree.steps.first().and_then(|file| file.steps.first());
     let mut checker = Checker { case, result, log, node, mismatches: Vec::new() };
     checker.check_outcome();

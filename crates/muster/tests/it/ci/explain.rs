@@ -49,7 +49,7 @@ the ship: {stage: deploy, script: ['true'], needs: [approve]}
 ";
 
 #[test]
-fn c234_manual_need_error_has_the_command_for_both_jobs() {
+fn c234_error_about_a_needed_manual_job_has_the_command_for_both_jobs() {
     let project = Project::new(MANUAL_NEED);
     let output = project.ci(&["run", "the ship", "--needs"]).code(1);
     output.warns("the manual job `approve`").warns("`muster ci run approve 'the ship' --needs`");

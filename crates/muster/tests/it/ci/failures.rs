@@ -150,8 +150,8 @@ fn unpack_limits_are_set_in_ci_toml() {
     let reason = "the archive unpacks to more than 9 bytes; to raise the limit, set `max_bytes` of [unpack] in ci.toml";
     assert!(too_low.out.contains(reason), "{too_low:#?}");
     // The coordinator rejects an archive that a job uploads.
-    let few = output("max_entries = 1").code(1);
-    assert!(few.out.contains("the archive has more than 1 entries"), "{few:#?}");
+    let too_few = output("max_entries = 1").code(1);
+    assert!(too_few.out.contains("the archive has more than 1 entries"), "{too_few:#?}");
     output("max_bytes = 10").code(0);
     std::fs::write(config.join("ci.toml"), "[unpack]\nmax_bytes = 9\n").unwrap();
     let target = project.home().join("extracted").display().to_string();

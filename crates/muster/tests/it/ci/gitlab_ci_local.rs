@@ -58,7 +58,7 @@ ship: {stage: deploy, script: ['true'], needs: [unit]}
 ";
 
 #[test]
-fn c246_stage_only_needs_and_manual_select_jobs() {
+fn c246_stage_needs_and_manual_flags_select_jobs() {
     let project = Project::new(STAGES);
     let started = |arguments: &[&str]| {
         let mut all = vec!["run"];

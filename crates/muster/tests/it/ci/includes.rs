@@ -87,7 +87,7 @@ const SERVED_FILES: &[(&str, &str)] = &[
     ("/templates/Jobs/T.gitlab-ci.yml", "of-template: {script: ['true']}\n"),
 ];
 
-/// Repositories at `https://git.example.org`, which the user's git is configured to find in a directory.
+/// Repositories at `https://git.example.org`. The user's git reads them from a local directory.
 struct Forge {
     project: Project,
     lib: Project,

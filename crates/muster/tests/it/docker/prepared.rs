@@ -35,7 +35,7 @@ impl Host {
             let name = objects.split(' ').next().unwrap_or_default().trim_start_matches('/').to_owned();
             let log = self.agent_log();
             let is_waiting = log.lines().any(|line| line.contains("container prepared") && line.ends_with(&name));
-            if !name.is_empty() && is_waiting { Ok(name) } else { Err(format!("{objects:?} does not wait: {log}")) }
+            if !name.is_empty() && is_waiting { Ok(name) } else { Err(format!("none of {objects:?} waits: {log}")) }
         };
         until(waiting).await
     }
@@ -69,7 +69,7 @@ impl Host {
 }
 
 #[tokio::test]
-async fn next_job_takes_the_prepared_container_and_leaves_nothing_in_it() {
+async fn next_job_takes_the_prepared_container_which_is_removed_with_the_job() {
     for mut host in Host::start_on_each_engine().await {
         let log = host.pass(&preparable("ahead-a"), "touch /mark /builds/mark /cache/mark").await;
         assert!(!log.contains(TAKEN), "{log}");
@@ -166,7 +166,7 @@ async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
         host.restart().await;
         host.until_no_objects(&prefix).await;
         host.assert_no_volumes(&volumes);
-        // A job that had taken a container is cleaned up as any other job.
+        // A prepared container that a job has taken is also removed.
         host.pass(&preparable("dead-b"), "true").await;
         let volumes = host.volumes_of(&host.until_prepared().await);
         host.start_job(&preparable("dead-c"), vec![script(&["echo ready; sleep 600"])]).await;

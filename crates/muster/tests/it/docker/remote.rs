@@ -52,7 +52,7 @@ impl Remote {
         format!("remote-{name}-{}", self.transport)
     }
 
-    /// Ends [`WAIT`] in the build container of a job, without the link.
+    /// Ends [`WAIT`] in the build container of a job. Does not use the link.
     fn release(&self, name: &str) {
         let call = |path: &str, body: &str| self.host.docker.call("POST", path, body.as_bytes());
         let exec = format!("/containers/{}-build/exec", self.name(name));

@@ -151,7 +151,8 @@ fn instances_of_other_programs_are_not_touched() {
     assert!(home.path("group/theirs").exists());
 }
 
-/// Ignored signals are inherited, so in a shell's background job or under `nohup` all plugins would pass.
+/// Case P9 checks that a plugin ignores SIGINT. Processes inherit ignored signals, so in a shell's background job or
+/// under `nohup`, P9 would otherwise pass for every plugin.
 #[test]
 fn p9_plugins_do_not_inherit_ignored_sigint() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };

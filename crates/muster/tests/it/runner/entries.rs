@@ -140,7 +140,7 @@ async fn reset_token_writes_the_new_token_in_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reset_token_continues_after_errors_for_all_runners() {
+async fn reset_token_of_all_runners_continues_after_errors() {
     let harness = harness_with_two_runners().await;
     harness.run("reset-token", &[]).check(1, &["--name, --url with --id, or --all-runners"]);
     harness.run("reset-token", &["-u", "URL", "-i", "9"]).check(1, &["could not find a runner with the URL"]);

@@ -77,7 +77,7 @@ fn paused_step_is_inspected_and_commands_run_in_its_environment() {
 }
 
 #[test]
-fn commands_skip_a_step_ignore_its_failure_or_fail_it() {
+fn commands_can_skip_a_step_or_ignore_its_failure_or_fail_it() {
     let project = project();
     let result = project.step_with_input(&["debug", "build", "--break", "before:compile"], &["skip"]).check(0, &[]);
     assert!(result.stdout.contains("linking") && !result.stdout.contains("compiling"), "{result:?}");

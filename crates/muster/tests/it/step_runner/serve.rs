@@ -25,7 +25,7 @@ impl Server {
         Self::start_with_lines(command).0
     }
 
-    /// Also returns the lines on standard error before the socket.
+    /// Also returns the lines that the server prints to standard error before it announces the socket.
     pub(super) fn start_with_lines(command: &mut Command) -> (Self, Vec<String>) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());

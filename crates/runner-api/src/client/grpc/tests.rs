@@ -1,4 +1,4 @@
-//! Job requests over gRPC with the real routes: the results of HTTP, and no lost jobs.
+//! Job requests over gRPC with the real routes: they have the same results as over HTTP, and no job is lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,7 +131,7 @@ async fn held_request_gets_a_job_over_grpc() {
 }
 
 #[tokio::test]
-async fn dropped_request_gives_no_job_away() {
+async fn dropped_request_is_assigned_no_job() {
     let setup = Setup::over_grpc(TEST_TIMEOUT).await;
     let (held, _) = setup.held_request("a").await;
     held.abort();

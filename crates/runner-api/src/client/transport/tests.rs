@@ -76,7 +76,7 @@ async fn server(certificate: CertificateDer<'static>, key: &KeyPair) -> (Url, to
     let server = tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
-            // A client without trust ends the handshake.
+            // A client that does not trust the certificate ends the handshake.
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
             let mut request = [0; 4096];
             let _ = stream.read(&mut request).await;
@@ -186,7 +186,7 @@ async fn certificates_are_read_from_regular_files_only() {
             TlsFiles { certificate: at(path), key: at(path), ..TlsFiles::default() },
         ] {
             let url = url.clone();
-            // A separate thread, because the call may hang.
+            // The call runs in a separate thread, because it may hang.
             let created = tokio::task::spawn_blocking(move || Client::with_tls(&url, &tls).map(drop));
             let created = tokio::time::timeout(Duration::from_secs(60), created)
                 .await

@@ -265,8 +265,8 @@ impl Debugger {
     pub(in crate::engine) fn set_state(&self, path: &str, step_state: StepState) {
         self.update(|state| {
             // A step that the user skipped stays skipped, although it counts as successful.
-            let is_end = step_state == StepState::Success;
-            if let Some(known) = state.steps.get_mut(path).filter(|known| !is_end || **known != StepState::Skipped) {
+            let succeeded = step_state == StepState::Success;
+            if let Some(known) = state.steps.get_mut(path).filter(|known| !succeeded || **known != StepState::Skipped) {
                 *known = step_state;
             }
         });

@@ -17,7 +17,7 @@ use crate::types::{GroupId, RemovalReason};
 
 /// Remaining boot time after the plugin is up again, so that a list can report the instance as running.
 const MIN_BOOT_TIMEOUT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
-/// A shorter idle time takes precedence.
+/// Minimum time that an idle instance is kept after a restart. A shorter idle time takes precedence.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
 impl Inventory {

@@ -25,7 +25,7 @@ pub(super) use self::creation::ScaleUpLimits;
 
 /// Headroom of a group without a limit.
 pub(super) const UNBOUNDED: u64 = 1_000_000_000;
-/// Minimum time. Three times the usual duration is used if that is longer.
+/// Time after which a deletion counts as stuck. Three times the usual duration is used if that is longer.
 const STUCK_AFTER: std::time::Duration = std::time::Duration::from_secs(300);
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Inventory {
         self.next_number = self.next_number.max(next);
     }
 
-    /// Reproducible by the seed.
+    /// Returns a pseudorandom number, which is reproducible with the same seed.
     pub(super) fn jitter(&mut self) -> u64 {
         let number = self.allocate_number();
         splitmix64(self.jitter_seed ^ number)

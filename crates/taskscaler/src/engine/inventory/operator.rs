@@ -74,7 +74,7 @@ impl Inventory {
         Ok((index, pending_removal))
     }
 
-    /// The operator may have changed anything on the instance.
+    /// Prepares an instance again, because the operator may have changed anything on it.
     fn reset_to_booting(&mut self, now: Now, config: &Config, index: Index) {
         let due = Some(now.at + config.boot_timeout);
         let group = self.pool.change(index, |instance| {
@@ -96,7 +96,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// The instances that still have jobs are kept.
+    /// Ends the drain of a group. Its instances that still have jobs are then not deleted.
     pub(in crate::engine) fn undrain_group(
         &mut self,
         now: Now,

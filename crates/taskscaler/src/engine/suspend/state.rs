@@ -7,7 +7,7 @@ use muster_fleeting::model::InstanceState;
 use crate::time::Time;
 use crate::types::TaskKey;
 
-/// A waiting job gets an error afterwards.
+/// Time after which a waiting job gets an error.
 pub(in crate::engine) const RESUME_TIMEOUT: Duration = Duration::from_secs(300);
 /// For this long after a suspension or a resumption, a list may report the previous state.
 pub(in crate::engine) const MAX_LIST_AGE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use crate::event::Event;
 use crate::policy::Policies;
 use crate::types::SlotRequest;
 
-/// Instances run one job each, and two of them are idle.
+/// Each instance runs one job, and two instances are kept idle.
 fn single_use_config(max: u32) -> Config {
     let mut config = config(max, 1);
     config.max_uses = std::num::NonZeroU32::new(1);
@@ -88,7 +88,7 @@ fn reservations_ahead_double_with_each_round() {
     assert_eq!(burst.fixture.created, 20, "all are requested before the first has booted, and at most max_instances");
 }
 
-/// Returns the fleet, and the number of instances created so far.
+/// Also returns the number of instances created so far.
 fn run_three_rounds(config: Config) -> (Burst, u32) {
     let mut burst = Burst::new(config, 100);
     for expected in [2, 2, 4] {

@@ -60,7 +60,8 @@ pub(super) struct Fixture {
     pub(super) behaviors: Vec<CloudBehavior>,
     /// Time until a created instance runs.
     pub(super) boot: Duration,
-    started: BTreeMap<InstanceId, Time>,
+    /// Creation times of the instances that do not run yet.
+    boot_starts: BTreeMap<InstanceId, Time>,
     pub(super) created: u32,
     pub(super) prepare_result: Result<(), String>,
     pub(super) deletions_work: bool,
@@ -103,7 +104,7 @@ impl Fixture {
             clouds,
             behaviors: vec![CloudBehavior::Accept; groups],
             boot: Duration::from_secs(30),
-            started: BTreeMap::new(),
+            boot_starts: BTreeMap::new(),
             created: 0,
             prepare_result: Ok(()),
             deletions_work: true,
@@ -236,19 +237,19 @@ impl Fixture {
     pub(super) fn create(&mut self, group: GroupId) {
         self.created += 1;
         let id = InstanceId::new(format!("i{}", self.created));
-        self.started.insert(id.clone(), self.now.at);
+        self.boot_starts.insert(id.clone(), self.now.at);
         self.clouds[group.0].insert(id, InstanceState::Creating);
     }
 
     pub(super) fn stop_boots(&mut self) {
-        self.started.clear();
+        self.boot_starts.clear();
     }
 
     /// Handles a tick whenever the engine must wake or an instance has booted.
     pub(super) fn advance(&mut self, duration: Duration) {
         let end = self.now.at + duration;
         for _ in 0..100_000 {
-            let boots = self.started.values().map(|since| *since + self.boot).filter(|at| *at > self.now.at).min();
+            let boots = self.boot_starts.values().map(|since| *since + self.boot).filter(|at| *at > self.now.at).min();
             let next = self.engine.next_wake(self.now).into_iter().chain(boots).min().unwrap_or(end);
             if next > end {
                 break;
@@ -264,9 +265,9 @@ impl Fixture {
     fn set_time(&mut self, at: Time) {
         self.now = Now::steady(at, MONDAY);
         let ready: Vec<InstanceId> =
-            self.started.iter().filter(|(_, since)| **since + self.boot <= at).map(|(id, _)| id.clone()).collect();
+            self.boot_starts.iter().filter(|(_, since)| **since + self.boot <= at).map(|(id, _)| id.clone()).collect();
         for id in ready {
-            self.started.remove(&id);
+            self.boot_starts.remove(&id);
             for cloud in &mut self.clouds {
                 if let Some(state) = cloud.get_mut(&id) {
                     *state = InstanceState::Running;

@@ -27,7 +27,7 @@ fn with_idle(max: u32, idle: u32) -> Fixture {
     fixture
 }
 
-/// The only job of the instance has ended.
+/// Returns a fixture whose only instance is being deleted, because its only job has ended.
 fn with_deleting_instance(deletions_work: bool) -> Fixture {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);

@@ -382,7 +382,7 @@ fn lowered_capacity_applies_to_new_jobs_only() {
     assert!(fixture.clouds[0].contains_key(&id("i1")), "the last job of the instance still runs");
     fixture.release("3");
     fixture.seconds(1);
-    assert!(!fixture.clouds[0].contains_key(&id("i1")), "the instance has had four jobs of at most three");
+    assert!(!fixture.clouds[0].contains_key(&id("i1")), "the instance has had four jobs, and the maximum is three");
 }
 
 fn week_of_demand(idle_today: Option<u64>) -> Vec<(RowKey, Row)> {

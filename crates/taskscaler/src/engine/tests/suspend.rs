@@ -85,7 +85,7 @@ fn saved_environment_is_resumed_on_the_same_instance() {
     assert_eq!((fixture.slot_of("3"), state(&fixture, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Running);
     assert_eq!(resume(&mut fixture, "4", "1", OWNER), Err(ResumeError::Unknown));
-    // Each instance runs one job. A resumed environment continues that job, so the instance is deleted after job 3.
+    // Each instance runs one job. Resuming the environment does not count as another job, but allows no further one.
     fixture.release("3");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "deleted");
@@ -293,7 +293,7 @@ fn abandoned_assignment_leaves_environment_to_next_job() {
     resume(&mut fixture, "3", "1", OWNER).unwrap();
     fixture.seconds(5);
     assert_eq!(fixture.slot_of("3"), "i1/0");
-    // An assignment without an environment is released.
+    // If the abandoned assignment has no environment, its slot is released.
     fixture.acquire("4");
     fixture.seconds(31);
     assert_eq!(fixture.slot_of("4"), "i2/0");

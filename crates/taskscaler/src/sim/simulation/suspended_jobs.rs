@@ -23,7 +23,7 @@ const MAX_CANCEL_DELAY_MS: u64 = 60_000;
 pub(super) struct SavedEnvironment {
     pub(super) name: String,
     owner: String,
-    /// Whether the environment belongs to an owner other than the job's.
+    /// Whether `owner`, with which the job requests the environment, is not the owner that saved it.
     has_wrong_owner: bool,
 }
 
@@ -40,7 +40,7 @@ impl Simulation<'_> {
         self.queue.push_back(job);
     }
 
-    /// Applies to the first job of a group. Returns whether the lease has ended.
+    /// Saves the environment of the first job of a group. Returns whether the lease has ended.
     pub(super) fn save_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
         let (Some(max_delay), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
         if !job.is_multiple_of(JOB_GROUP_SIZE) || next >= self.jobs.len() {
@@ -113,7 +113,7 @@ impl Simulation<'_> {
         (is_possible && chance(&mut self.random, 0.1)).then_some(job)
     }
 
-    /// Checks that the environment still exists.
+    /// Cancels a job's request, and checks that the environment for which the job waited still exists.
     pub(super) fn cancel_request(&mut self, job: usize, event: Event) -> Result<(), Violation> {
         let environment = self.sim_jobs[job].resumes.clone();
         let is_assigned = matches!(event, Event::AssignmentAbandoned { .. });

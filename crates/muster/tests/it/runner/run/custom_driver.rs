@@ -43,7 +43,7 @@ const SUDO: &str = "#!/bin/sh\nexec \"$@\"\n";
 const SSHD_CONFIG: &str = "HostKey HOME_DIR/host-key\nAuthorizedKeysFile HOME_DIR/home/.ssh/id_ed25519.pub\nListenAddress 127.0.0.1\n\
      StrictModes no\nUsePAM no\nPermitRootLogin yes\nPidFile none\nSubsystem sftp internal-sftp\nSetEnv HOME=HOME_DIR/home PATH=HOME_DIR/sudo:PATH_OF_TEST\n";
 
-/// A network namespace. Dropping it ends the process that keeps it.
+/// A network namespace. Dropping it ends the process that keeps the namespace in existence.
 struct Network(Child);
 
 impl Network {

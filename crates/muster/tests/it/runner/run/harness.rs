@@ -102,7 +102,7 @@ impl Harness {
         self.process("run", &["--working-directory", self.home.path("").to_str().unwrap()], env)
     }
 
-    /// Programs in the home directory precede others with the same name.
+    /// Runs the manager in the network of `engine`. In its `PATH`, the home directory comes first.
     pub(crate) fn run_in_network(&self, engine: &DockerEngine) -> ManagerProcess {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = engine.command_in_network(inner.get_program());

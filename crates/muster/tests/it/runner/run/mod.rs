@@ -299,11 +299,11 @@ async fn runtime_problems_are_logged() {
     if std::fs::read_to_string("/etc/machine-id").is_ok_and(|id| !id.trim().is_empty()) {
         run.wait_for_log("the system ID s_0123456789ab was created on another machine", 1).await;
     }
-    let new = harness.home.path("old.toml");
-    std::fs::write(&new, format!("concurrent = 2\n{}", harness.entry(0))).unwrap();
-    let file = std::fs::File::options().write(true).open(&new).unwrap();
+    let older = harness.home.path("old.toml");
+    std::fs::write(&older, format!("concurrent = 2\n{}", harness.entry(0))).unwrap();
+    let file = std::fs::File::options().write(true).open(&older).unwrap();
     file.set_modified(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000_000)).unwrap();
-    std::fs::rename(new, harness.config_path()).unwrap();
+    std::fs::rename(older, harness.config_path()).unwrap();
     run.wait_for_log("concurrent: default -> 2", 1).await;
     run.wait_for_log("the file's content changed, but its modification time is not newer", 1).await;
     run.signal(Signal::TERM);

@@ -111,7 +111,7 @@ async fn only_the_first_download_attempt_is_direct() {
 async fn upload_follows_redirects() {
     let (from, to, home) = (Store::start().await, Store::start().await, Home::new());
     create_project(&home);
-    // `/elsewhere` is ignored, because a redirect cannot change the path from `/api/v4/` on.
+    // `/elsewhere` is ignored: a redirect changes only the part of the URL before `/api/v4/`.
     from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
     command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
     let requests = to.take_requests();

@@ -1,7 +1,8 @@
 //! GitLab's step-runner 0.11.0: GitLab's client with Muster's servers, and Muster's client with GitLab's server.
 //!
 //! `MUSTER_TEST_STEP_RUNNER` is the path of GitLab's program. `MUSTER_TEST_STEP_RUNNER_SOURCE` is the directory of its
-//! source, in which the client is a package: `tests/go-step-runner` is built through an overlay.
+//! source. GitLab's client is a package of this source, so `tests/go-step-runner` is built as a part of it, through an
+//! overlay.
 
 mod our_client;
 mod same_lists;

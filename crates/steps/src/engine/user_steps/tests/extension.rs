@@ -63,7 +63,7 @@ async fn step_that_exceeds_its_timeout_fails_and_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn steps_after_a_failure_run_by_their_condition_and_the_first_failure_counts() {
+async fn when_selects_the_steps_after_a_failure_and_the_first_failure_counts() {
     let list = json!([
         entry("early", "echo early", json!({"when": "on_failure"})),
         entry("allowed", "exit 2", json!({"allow_failure": true})),
@@ -165,7 +165,7 @@ async fn parallel_steps_that_wait_for_a_slot_are_skipped_after_a_failure() {
 }
 
 #[tokio::test]
-async fn steps_of_a_step_file_can_have_the_keys_and_a_section() {
+async fn steps_of_a_step_file_can_have_musters_keys_and_a_section() {
     let file = "spec: {inputs: {names: {type: array}}, outputs: {all: {type: array}}}\n---\nrun:\n  \
                 - {name: greet, step: ../greet, inputs: {who: '${{ matrix.name }}'}, \
                    muster: {section: Greet, matrix: {name: '${{ inputs.names }}'}}}\noutputs:\n  \
@@ -250,7 +250,7 @@ async fn waiting_parallel_steps_of_a_stopped_job_have_the_reason_of_the_stop() {
 }
 
 #[tokio::test]
-async fn step_that_may_fail_may_also_have_an_invalid_condition_or_matrix() {
+async fn allow_failure_also_tolerates_an_invalid_condition_or_matrix() {
     let list = json!([
         entry("condition", "echo never", json!({"allow_failure": true, "if": "${{ vars.NONE }}"})),
         entry("values", "echo never", json!({"allow_failure": true, "matrix": {"a": "${{ vars.NONE }}"}})),
@@ -267,7 +267,7 @@ async fn step_that_may_fail_may_also_have_an_invalid_condition_or_matrix() {
 }
 
 #[tokio::test]
-async fn failure_that_every_attempt_repeats_is_not_retried() {
+async fn failure_that_would_occur_in_every_attempt_is_not_retried() {
     let twice = json!({"retry": 2});
     for (item, message) in [
         (entry("a", "echo ${{ vars.NONE }}", twice.clone()), "evaluating expression failed"),
