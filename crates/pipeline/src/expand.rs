@@ -44,7 +44,8 @@ pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown:
 
 /// Returns the names of the variables that `text` refers to, including repetitions.
 pub fn references(text: &str) -> impl Iterator<Item = &str> {
-    pieces(text).into_iter().filter_map(|piece| match piece {
+    let pieces = if text.contains(['$', '%']) { pieces(text) } else { Vec::new() };
+    pieces.into_iter().filter_map(|piece| match piece {
         Piece::Text(_) => None,
         Piece::Reference { name, .. } => Some(name),
     })
@@ -57,19 +58,22 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
 /// variable wins.
 #[expect(clippy::indexing_slicing, reason = "each index is of a variable of this list")]
 pub fn expand_all(variables: &mut [Variable]) {
-    let by_name: HashMap<String, usize> =
-        variables.iter().enumerate().map(|(index, variable)| (variable.key.clone(), index)).collect();
+    let by_name: HashMap<&str, usize> =
+        variables.iter().enumerate().map(|(index, variable)| (variable.key.as_str(), index)).collect();
     let graph = Graph::new(variables, &by_name);
     let circular = graph.circular();
+    let mut expanded: HashMap<usize, String> = HashMap::new();
     for index in graph.dependency_order(&circular) {
         let value = expand_one(&variables[index].value, &|name| {
             let target = *by_name.get(name)?;
             let variable = variables.get(target)?;
-            (!variable.file && !variable.raw && !circular[target]).then_some(variable.value.as_str())
+            let value = expanded.get(&target).unwrap_or(&variable.value);
+            (!variable.file && !variable.raw && !circular[target]).then_some(value.as_str())
         });
-        if let Some(value) = value {
-            variables[index].value = value;
-        }
+        expanded.extend(value.map(|value| (index, value)));
+    }
+    for (index, value) in expanded {
+        variables[index].value = value;
     }
 }
 
@@ -95,7 +99,7 @@ struct Graph {
 
 #[expect(clippy::indexing_slicing, reason = "all lists have one entry per variable, and the indices are of variables")]
 impl Graph {
-    fn new(variables: &[Variable], by_name: &HashMap<String, usize>) -> Self {
+    fn new(variables: &[Variable], by_name: &HashMap<&str, usize>) -> Self {
         let mut graph = Self { uses: vec![Vec::new(); variables.len()], used_by: vec![Vec::new(); variables.len()] };
         for (index, variable) in variables.iter().enumerate() {
             if variable.raw {

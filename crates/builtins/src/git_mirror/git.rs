@@ -158,10 +158,7 @@ impl<'a> GitDir<'a> {
         // The file has no name, because a job could replace the content of a file that it can open.
         let file = Arc::new(tempfile::tempfile().map_err(failed())?);
         self.run(args, stdin, Some(Arc::clone(&file)), stop).await?;
-        let mut file = &*file;
-        let mut text = String::new();
-        file.rewind().and_then(|()| file.take(MAX_OUTPUT_BYTES).read_to_string(&mut text)).map_err(failed())?;
-        Ok(text)
+        read_all(&file, MAX_OUTPUT_BYTES).map_err(failed())
     }
 
     async fn run(
@@ -231,6 +228,30 @@ impl<'a> GitDir<'a> {
     }
 }
 
+/// Returns the content of a file with at most `max` bytes. A part of a larger file would look like a complete list of refs.
+fn read_all(mut file: &File, max: u64) -> io::Result<String> {
+    if file.metadata()?.len() > max {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {max} bytes")));
+    }
+    let mut text = String::new();
+    file.rewind()?;
+    file.read_to_string(&mut text)?;
+    Ok(text)
+}
+
 fn has_git(path: &OsStr) -> bool {
     std::env::split_paths(path).any(|directory: std::path::PathBuf| Path::is_file(&directory.join("git")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_that_is_too_large_is_an_error() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"refs").unwrap();
+        assert_eq!(read_all(&file, 4).unwrap(), "refs");
+        assert_eq!(read_all(&file, 3).unwrap_err().to_string(), "it is larger than 3 bytes");
+    }
 }

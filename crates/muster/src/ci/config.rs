@@ -143,9 +143,12 @@ impl Config {
         if !problems.is_empty() {
             return Err(CiError::Config { path: file, problems });
         }
-        // If the TOML is invalid, the error shows the line, even if it contains the value of a variable or secret.
-        let mut config: Self = toml::from_str(text)
-            .map_err(|error| CiError::Config { path: file.clone(), problems: vec![error.to_string()] })?;
+        let mut config: Self = toml::from_str(text).map_err(|error| {
+            // The error's own text quotes the line, which may contain the value of a secret.
+            let before = error.span().and_then(|span| text.get(..span.start));
+            let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
+            CiError::Config { path: file.clone(), problems: vec![format!("{line}{}", error.message())] }
+        })?;
         config.file = file;
         Ok(config)
     }
@@ -307,5 +310,7 @@ mod tests {
         );
         let text = error("[retention\n");
         assert!(text.contains("ci.toml") && text.contains("line 1"), "{text}");
+        let text = error("[[secrets]]\nname = \"DB\"\nvalue = \"hidden-value\n");
+        assert!(text.contains("line 3: ") && !text.contains("hidden-value"), "{text}");
     }
 }

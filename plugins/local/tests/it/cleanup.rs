@@ -12,9 +12,12 @@ fn pid(text: &str) -> Pid {
 }
 
 async fn wait_exit(pid: Pid) {
-    while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let exited = async {
+        while Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), exited).await.expect("the process exits");
 }
 
 /// Starts a daemon: a process in a session of its own, whose parent exits.

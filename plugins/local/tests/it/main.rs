@@ -27,16 +27,19 @@ async fn group(config: Value) -> Group {
 
 /// Polls, because the protocol has no event for state changes.
 async fn wait_for_instances(group: &Group, state: InstanceState, n: usize) -> Vec<InstanceId> {
-    loop {
-        let instances = group.update().await.unwrap().instances;
-        let mut ids: Vec<InstanceId> =
-            instances.into_iter().filter(|(_, actual)| *actual == state).map(|(id, _)| id).collect();
-        if ids.len() == n {
-            ids.sort();
-            return ids;
+    let ids = async {
+        loop {
+            let instances = group.update().await.unwrap().instances;
+            let mut ids: Vec<InstanceId> =
+                instances.into_iter().filter(|(_, actual)| *actual == state).map(|(id, _)| id).collect();
+            if ids.len() == n {
+                ids.sort();
+                return ids;
+            }
+            tokio::task::yield_now().await;
         }
-        tokio::task::yield_now().await;
-    }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ids).await.expect("the instances reach the state")
 }
 
 fn id(target: &Target) -> InstanceId {

@@ -289,9 +289,12 @@ async fn machines_file_is_reloaded_when_it_changes() {
     assert!(group.increase(1).await.is_err());
     let text = format!("[[machines]]\nname = \"new\"\naddress = \"{}\"\n", machine.address);
     std::fs::write(&path, text).unwrap();
-    while group.increase(1).await.is_err() {
-        group.update().await.unwrap();
-    }
+    let reloaded = async {
+        while group.increase(1).await.is_err() {
+            group.update().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), reloaded).await.expect("the file is reloaded");
     assert_eq!(states(&group).await, [("new/1".to_owned(), InstanceState::Running)]);
     group.stop().await;
 }
