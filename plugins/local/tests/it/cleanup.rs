@@ -17,7 +17,7 @@ async fn wait_exit(pid: Pid) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), exited).await.expect("the process exits");
+    tokio::time::timeout(Duration::from_secs(60), exited).await.unwrap();
 }
 
 /// Starts a daemon: a process in a session of its own, whose parent exits.

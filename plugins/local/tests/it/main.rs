@@ -39,7 +39,7 @@ async fn wait_for_instances(group: &Group, state: InstanceState, n: usize) -> Ve
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), ids).await.expect("the instances reach the state")
+    tokio::time::timeout(Duration::from_secs(60), ids).await.unwrap()
 }
 
 fn id(target: &Target) -> InstanceId {

@@ -294,7 +294,7 @@ async fn machines_file_is_reloaded_when_it_changes() {
             group.update().await.unwrap();
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), reloaded).await.expect("the file is reloaded");
+    tokio::time::timeout(Duration::from_secs(60), reloaded).await.unwrap();
     assert_eq!(states(&group).await, [("new/1".to_owned(), InstanceState::Running)]);
     group.stop().await;
 }
