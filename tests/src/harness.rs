@@ -34,13 +34,14 @@ pub struct Harness {
     pub proxy: Proxy,
     /// Contains all files of the environment.
     pub home: tempfile::TempDir,
-    /// Empty unless jobs run on instances.
+    /// Instances on which jobs run. Empty if jobs do not run on instances.
     pub machines: Machines,
     concurrent: usize,
     /// Executable under test. A modified copy simulates an upgrade.
     pub executable: PathBuf,
     /// Engine of the jobs' containers. `None` means that jobs do not run in containers.
     pub engine: Option<DockerEngine>,
+    /// JSON members that are added to the payload of each job.
     job_members: Value,
     /// Path of `config.toml`. `None` means that the manager has command-line options, and runs jobs on this host.
     config: Option<PathBuf>,
@@ -118,6 +119,13 @@ impl Harness {
         let directories = ["builds", "cache"].map(|name| harness.path(name));
         directories.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
         assert!(Command::new("chown").arg(user).args(directories).status().unwrap().success());
+        // The build directory may be below a home directory that only root can enter.
+        let can_execute = format!("test -x '{}'", harness.executable.display());
+        if !Command::new("su").args([user, "-s", "/bin/sh", "-c", &can_execute]).status().unwrap().success() {
+            let copy = harness.path("muster");
+            std::fs::copy(&harness.executable, &copy).unwrap();
+            harness.executable = copy;
+        }
         harness.job_user = Some(user.to_owned());
         harness.start_with_config(config_text);
         harness
@@ -168,8 +176,8 @@ impl Harness {
         Some(harness)
     }
 
-    /// Starts an environment with several instance groups: name, additional keys, and additional keys of
-    /// `plugin_config`.
+    /// Starts an environment with several instance groups. Each entry of `groups` has the name of a group, additional
+    /// keys of its table, and additional keys of its `plugin_config`.
     pub async fn with_groups(concurrent: usize, autoscaler: &str, groups: &[(&str, &str, &str)]) -> Self {
         let mut harness = Self::prepare(coordinator_with_idempotency_keys(), concurrent).await;
         let (url, executable) = (&harness.proxy.url, plugin_local());

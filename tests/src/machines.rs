@@ -24,7 +24,7 @@ impl ProcessKind {
     }
 }
 
-/// Instances of one group, by the group's directory.
+/// Instances of one group, which are found through the group's directory.
 #[derive(Debug, Clone)]
 pub struct Machines(PathBuf);
 

@@ -19,8 +19,8 @@ pub struct Development {
     /// Steps that replace called steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fakes: Vec<FakeStep>,
-    /// Whether records of calls have no separate limit ([`crate::plan::JobPlan::record_calls`]), but only
-    /// [`MAX_FULL_RESULT_BYTES`].
+    /// Whether the records of calls ([`crate::plan::JobPlan::record_calls`]) have no limit of their own. Only
+    /// [`MAX_FULL_RESULT_BYTES`] then limits the result.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub full_records: bool,
 }

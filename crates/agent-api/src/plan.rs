@@ -41,7 +41,8 @@ struct JobInputs<P> {
     plan: P,
 }
 
-/// Returns `RunRequest.steps` for a plan, whose expressions, such as those in scripts, are not expanded.
+/// Returns `RunRequest.steps` for a plan, from which [`job_plan`] gets the same plan. Expressions in the plan, such as
+/// those in scripts, do not count as expressions of a step file, and stay as they are.
 ///
 /// # Errors
 /// Never in practice: a plan can always be serialized.
@@ -87,16 +88,17 @@ pub struct JobPlan {
     pub notices: Vec<String>,
     /// Warnings after the header, about the job's settings.
     pub warnings: Vec<String>,
-    /// Project directory of the job. The directory with the suffix `.tmp` has temporary files.
+    /// Project directory of the job. The directory with this path and the suffix `.tmp` has the job's temporary files.
     pub project_dir: String,
-    /// Image of the steps' container. Empty means the machine of the agent.
+    /// Image of the steps' container. Empty means that the steps run on the agent's machine, without a container.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub image: String,
     /// Configured directory that contains the project directory. Jobs can change its content.
     pub builds_dir: String,
     /// Timeout for all steps, in milliseconds. 0 means no limit.
     pub timeout_ms: u64,
-    /// Part of the timeout that the sources used earlier, in milliseconds.
+    /// Time that another agent already spent on the job's sources, in milliseconds. It counts toward the timeout for
+    /// the sources.
     #[serde(skip_serializing_if = "is_zero")]
     pub sources_time_ms: u64,
     /// Whether the log has `section_start` and `section_end` markers.
@@ -134,11 +136,11 @@ pub struct JobPlan {
     /// Rules and limits for the author's steps. `None` means no rules and no limits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step_policy: Option<StepPolicy>,
-    /// Names, without `builtin://`, of built-in steps that lists of steps must not call. Operator's steps run in their
-    /// place or before them.
+    /// Names, without `builtin://`, of built-in steps that an author's `run:` list must not call, because an operator's
+    /// step runs in their place or before them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reserved_builtins: Vec<String>,
-    /// Share of a machine with other jobs. `None` means no other jobs.
+    /// This job's share of a machine on which other jobs may run. `None` means that no other jobs run there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<ResourceShare>,
     /// Whether only this job uses the agent's network, whose traffic is then the traffic of the job.

@@ -127,8 +127,8 @@ pub struct ResourceUsage {
     pub received_bytes: Option<u64>,
     /// Bytes sent to the network. `None` as for [`Self::received_bytes`].
     pub sent_bytes: Option<u64>,
-    /// Time for which a process of the job waited for a CPU, in milliseconds. Without a cgroup, any process of the
-    /// machine. `None` means not measured.
+    /// Time for which a process of the job waited for a CPU, in milliseconds. Without a cgroup, this is the time for
+    /// which any process of the machine waited. `None` means not measured.
     pub cpu_stalled_ms: Option<u64>,
     /// Time waiting for memory, as for [`Self::cpu_stalled_ms`].
     pub memory_stalled_ms: Option<u64>,
@@ -228,7 +228,7 @@ pub enum Outcome {
 /// Step in the result tree.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepNode {
-    /// Name of the step, such as `get_sources`, or the author's.
+    /// Name of the step, such as `get_sources`, or the name that the author chose.
     pub name: String,
     /// How the step ended.
     pub status: StepStatus,

@@ -105,7 +105,8 @@ impl Agent {
     /// Stops a job, and deletes its entry. Succeeds if the job does not exist.
     pub(crate) async fn close(&self, id: &str) -> Result<(), RequestError> {
         let Ok(job) = self.job(id) else {
-            // An attempt that started no process may have left files.
+            // The job may have an entry nevertheless, for example if an earlier agent was killed before the job's
+            // first command.
             return match self.context.spool.entry(id) {
                 Some(entry) => entry.remove_on_blocking_thread().await.map_err(RequestError::Spool),
                 None => Ok(()),

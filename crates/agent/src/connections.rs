@@ -1,7 +1,7 @@
 //! Tracks connections, and closes an idle agent.
 //!
 //! ```text
-//! open --no connection for the idle timeout, and no job to run or fetch--> closed
+//! open --no connection for the idle timeout, no running job, and no result to fetch--> closed
 //! ```
 //!
 //! A closed agent refuses connections, so that its manager starts a new agent.
@@ -72,8 +72,8 @@ impl ConnectionTracker {
         connections.is_closed
     }
 
-    /// Closes the agent when no connection was open for `idle_timeout` and `is_idle` returns true. Calls `is_idle`
-    /// again after another `idle_timeout`.
+    /// Closes the agent when no connection was open for `idle_timeout` and `is_idle` returns true. If `is_idle` returns
+    /// false, calls it again after another `idle_timeout` without a connection.
     pub(crate) async fn close_when_idle(&self, idle_timeout: Duration, is_idle: impl Fn() -> bool) {
         let mut is_empty = self.is_empty.subscribe();
         loop {

@@ -1,5 +1,5 @@
-//! Answers a call whose handler panics with `INTERNAL` (`docs/spec/steps.md`, section 6.5). Otherwise, a panic closes
-//! the connection with all its calls.
+//! Answers `INTERNAL` to a call if its handler panics (`docs/spec/steps.md`, section 6.5). Without this answer, the
+//! panic would close the connection with all its calls.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

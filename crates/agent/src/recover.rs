@@ -170,7 +170,8 @@ fn has_leftovers(parsed: &ParsedRequest) -> bool {
 
 /// Removes what the steps of a lost job left, and then writes its result.
 ///
-/// The manager then reuses the job's directories. If this agent is killed, the next agent starts over.
+/// The result comes last, because after it, the manager reuses the job's directories. If this agent is killed, the next
+/// agent starts over.
 async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
     let journal = Arc::clone(&job.journal);
     let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));

@@ -40,7 +40,7 @@ impl ParsedRequest {
         self.env.iter().map(|(key, value)| (key.into(), value.into()))
     }
 
-    /// Returns whether the request has a step file. Such jobs may share a directory.
+    /// Returns whether the request has a step file. Jobs with step files may share a project directory.
     pub(crate) fn is_step_file(&self) -> bool {
         matches!(self.steps.as_slice(), [Step { call: Call::StepFile(_), .. }])
     }
@@ -188,7 +188,7 @@ async fn run(
         fault_agent.spool.release_reserve();
         fault_job.cancellation.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
-            // The quota allows this last line, whose error names the limit.
+            // The quota still allows this last line. The error in it names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
             let _ = fault_job.log.append(format!("\n{line}").as_bytes());
         }

@@ -31,14 +31,15 @@ use crate::tls::{TcpError, TcpOptions, TlsListener};
 /// Keep-alive for a TCP address, so that a connection to a lost client does not count as open.
 const TCP_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
-/// Time for managers to fetch results after a shutdown.
+/// Time for which managers can still fetch results, after a shutdown has ended all jobs.
 const RESULT_FETCH_GRACE: Duration = Duration::from_secs(3);
 const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum time to remove prepared containers at the end of the agent. A busy engine needs seconds for each container.
 const PREPARED_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum time for the shutdown of an earlier agent of the spool. Longer than [`PREPARED_TIMEOUT`].
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(14);
-/// Maximum time for which a copy of a killed agent's lock may exist.
+/// Maximum time to wait for an owner of the spool that is not shutting down. A copy of a killed agent's lock exists for
+/// a shorter time.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The kernel's limit, without the final null byte.
@@ -69,7 +70,8 @@ pub struct Options {
     pub containment: Containment,
     /// Maximum number of open files of a job's process. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
-    /// Time without a connection after which an agent without jobs to run or fetch exits. `None` means never.
+    /// Time without a connection after which an agent exits if no job runs and no result can be fetched. `None` means
+    /// never.
     pub idle_timeout: Option<Duration>,
     /// Time without a connection after which the agent ends its jobs and exits. `None` means never.
     pub unattended_timeout: Option<Duration>,
@@ -263,7 +265,7 @@ async fn wait_until_unattended(connections: &ConnectionTracker, unattended_timeo
     tracing::warn!(unattended_s = unattended_timeout.as_secs(), "no manager is connected, shutting down");
 }
 
-/// Replaces a socket without a listener.
+/// Listens on a socket. Replaces an existing socket file on which no process listens.
 fn bind(path: &Path) -> Result<UnixListener, ServeError> {
     if path.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
         return Err(ServeError::SocketPath(path.to_owned()));

@@ -1,6 +1,7 @@
 //! Reads entries of an archive, and writes them below an open directory, within limits.
 //!
-//! Neither the archive nor the directory is trusted, because an earlier job may have created links there:
+//! Neither the archive nor the directory is trusted: an earlier job may have created links in the directory. These
+//! rules therefore apply:
 //!
 //! - Nothing outside of the directory is changed, even if another process replaces directories with links. Every
 //!   operation is relative to an open directory, and resolved names never leave it.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Limits of an archive, far above what jobs use by default.
+/// Limits of an archive. The defaults are far above what jobs need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum size of all files in bytes. Defaults to 1 TiB.

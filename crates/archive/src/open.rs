@@ -11,12 +11,12 @@ use cap_std::fs::Dir;
 use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
-/// Part of a directory's path that jobs can change, and in which links are not followed.
+/// How far the path of a directory is trusted. Links are not followed in the part of the path that jobs can change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Root {
-    /// No part, because the user chose the directory.
+    /// Jobs cannot change any part of the path, because the user chose the directory.
     Chosen,
-    /// Everything below this directory, which may be a link itself. A link below it is an error.
+    /// Jobs can change everything below this directory, which may itself be a link. A link below it is an error.
     Below(PathBuf),
 }
 

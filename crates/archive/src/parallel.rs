@@ -7,8 +7,8 @@
 //! One thread resolves all paths: it checks names, and opens or creates directories. The other threads get an open
 //! directory and a file name.
 //!
-//! Entries with conflicting paths are never in flight at the same time, so the result is that of one thread. Names
-//! reveal all conflicts except below an existing link, where an entry can have a second name. Such an entry is
+//! Entries with conflicting paths are never in flight at the same time, so the result is the same as with one thread.
+//! Names reveal all conflicts except below an existing link, where an entry can have a second name. Such an entry is
 //! therefore unpacked alone.
 
 use std::collections::HashSet;
@@ -51,8 +51,8 @@ type Written = Vec<(Entry, u64, Result<(), PutError>)>;
 
 /// Writes entries below `into` with several threads, and replaces existing files.
 ///
-/// `visit` calls its argument for each entry in order, with a handle for the content. `worker` returns the function
-/// that writes the files of one thread.
+/// `visit` calls its argument for each entry in order, with a handle for the content. `worker` is called for each
+/// thread, and returns the function with which the thread writes files.
 ///
 /// # Errors
 /// [`UnpackError`], including errors of `visit`. Other entries may be written, but links and attributes of directories
@@ -164,7 +164,7 @@ impl<H: Send> Writing<'_, H> {
         }
     }
 
-    /// Returns whether the path of the entry equals, contains or is below that of a recent file.
+    /// Returns whether the entry and a recent file have the same path, or the path of one is below that of the other.
     fn conflicts(&self, entry: &Entry) -> bool {
         if self.recent_files.is_empty() {
             return false;

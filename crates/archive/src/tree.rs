@@ -29,7 +29,7 @@ pub struct Tree<'a> {
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
     skipped: SkippedEntries,
-    /// Position of the last entry in the archive.
+    /// Position in the archive of the entry that was added last.
     added: u64,
     buffer: Vec<u8>,
 }

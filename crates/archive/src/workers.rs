@@ -94,7 +94,7 @@ fn run<T, R>(
     loop {
         let task = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((index, task)) = task else { return };
-        // Without this result of a panic, the caller would wait forever.
+        // A panic is sent as the result of the task. Otherwise, the caller would wait for this result forever.
         let result = catch_unwind(AssertUnwindSafe(|| worker(task)));
         if results.send((index, result)).is_err() {
             return;

@@ -112,7 +112,7 @@ pub struct Context {
     pub(crate) mirror_view: Mutex<Option<View>>,
     /// Time that the preparation of the mirror took. It counts against the timeout of the sources.
     pub(crate) mirror_time: Mutex<Duration>,
-    /// Containers that are being created, for steps that start services there. `None` at any other time.
+    /// What steps need to start services. `None` except while the job's containers are created.
     pub(crate) service_host: Mutex<Option<Arc<ServiceHost>>>,
     /// Driver of the custom executor, between preparation and cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
@@ -265,8 +265,8 @@ impl Context {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);
-                // If the plan is bare, this agent runs in a container, and its exit codes must be marked. The plan of
-                // a step file is bare, too, but exit codes of step files are not reported.
+                // If the plan is bare, this agent runs in a container, and exit codes must be marked as coming from
+                // a container. The plan of a step file is bare, too, but exit codes of step files are not reported.
                 failure.map_or(Ok(()), |failure| Err(if self.plan.bare { failure.in_container() } else { failure }))
             }
             ProcessEnd::Stopped(cause) => Err(Failure::Stopped(cause)),

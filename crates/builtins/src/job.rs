@@ -51,7 +51,7 @@ pub async fn run(
     context.bundled_steps.get_or_init(|| job_steps::bundled_steps);
     context.print(&first_lines(plan));
     let engine = Engine::new(Arc::clone(&context), plan, start);
-    // Boxing frees the memory before the steps run.
+    // The box frees the memory of the preparation before the steps run.
     let preparation = Box::pin(prepare(&context, plan, steps, cancellation, engine.deadline()));
     let (resources, prepared) = preparation.await;
     let StepsResult { failure, nodes } = match prepared {
@@ -146,8 +146,8 @@ async fn create_work_dir(context: &Arc<Context>, stop: &StopToken) -> Result<(),
 
 /// Makes root the owner of a directory, if this process is root.
 ///
-/// If the directory kept its owner, a later job of that user would see the expected owner, and would not take over
-/// root's files in the directory.
+/// If the directory kept another owner, a later job whose processes run as that owner would find the directory as
+/// expected, and would not change the owner of the files that root has created in it.
 fn take_ownership(directory: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid();
     if own.is_root() && fs::metadata(directory)?.uid() != 0 {

@@ -11,8 +11,9 @@ pub(crate) type ChangeTime = (i64, i64);
 /// Record of the restore of an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Restored {
-    /// Inode number and modification time of the archive, which change if another job replaces it.
-    pub(crate) archive: (u64, ChangeTime),
+    /// Inode number of the archive, and its modification time in seconds and nanoseconds. They change if another job
+    /// replaces the archive.
+    pub(crate) archive: (u64, (i64, i64)),
     /// Time at which the restore ended.
     pub(crate) at: ChangeTime,
 }
@@ -37,6 +38,6 @@ pub(crate) fn change_time(file: &Metadata) -> ChangeTime {
     (file.ctime(), file.ctime_nsec())
 }
 
-fn identity(archive: &Metadata) -> (u64, ChangeTime) {
+fn identity(archive: &Metadata) -> (u64, (i64, i64)) {
     (archive.ino(), (archive.mtime(), archive.mtime_nsec()))
 }

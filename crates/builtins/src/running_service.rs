@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Maximum number of bytes of output for a message.
+/// Maximum number of bytes from the end of a service's output that a message quotes.
 const MAX_OUTPUT_BYTES: usize = 4096;
 
 #[derive(Debug)]

@@ -60,7 +60,7 @@ pub(crate) fn commands(call: &BundledCall<'_>) -> Result<String, PortError> {
     Ok(text)
 }
 
-/// Adds commands that export `GITLAB_ENV`, and the `NAME=VALUE` lines of that file.
+/// Adds commands that export `GITLAB_ENV`, and then export each `NAME=VALUE` line of the file at this path.
 fn push_env_file(text: &mut String, directory: &str) {
     text.push_str("export GITLAB_ENV=");
     push_quoted(text, &format!("{directory}/{ENV_FILE}"));

@@ -36,15 +36,16 @@ const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(50);
 #[async_trait]
 impl Builtin<Context> for HostService {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // A stop of the job does not end the service, which `after_script` may use. A slow service may become ready
-        // later.
+        // A stop of the job does not end the service, because `after_script` may use it. A service that is not ready in
+        // time keeps running, because it may become ready later.
         let (running, ready) = start(self, StopToken::new(), context, stop).await?;
         context.services.lock().push(running);
         ready
     }
 }
 
-/// Starts a service of a list of steps, and waits until it is ready. It runs until `stop` is stopped or the job ends.
+/// Starts a service for a step of the job, and waits until it is ready. The service runs until `stop` is stopped or the
+/// job ends.
 ///
 /// # Errors
 /// [`Failure`] if the service cannot be started or is not ready in time. Its processes have then ended.

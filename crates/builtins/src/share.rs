@@ -46,7 +46,7 @@ pub fn apply_share(processes: &mut Processes, share: &ResourceShare) -> Option<S
 }
 
 impl JobResources {
-    /// Opens the sticky context and starts the measurement. A failure to open the context is only a warning.
+    /// Opens the sticky context and starts the measurement. If the context cannot be opened, only prints a warning.
     pub(crate) async fn begin(context: &Context, share: &ResourceShare, stop: &StopToken) -> Self {
         let mut resources = Self { stalled: PressureStall::of_machine(), measure: share.measure, sticky: None };
         let Some(settings) = share.context.clone() else { return resources };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use muster_agent_api::builtin::Script;
 use muster_steps::style;
 
-/// Prefix of section names, such as `script_step` for `script_step_0`, and the commands of these sections.
+/// Part of a script: the prefix of its section names, such as `script_step` for `script_step_0`, and its commands.
 pub(crate) type ScriptBlock<'a> = (&'a str, &'a [String]);
 
 /// Read-only variables of bash.

@@ -5,8 +5,8 @@
 //! <root>/<name>.lock   shared lock of jobs that use the directory
 //! ```
 //!
-//! After each job, contexts that have been unused for too long are removed, and then the least recently used ones above
-//! the size limit.
+//! After each job, contexts that have been unused for too long are removed. Then the least recently used ones are
+//! removed until all together are within the size limit.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -83,7 +83,7 @@ impl StickyDir {
         }
     }
 
-    /// Releases the context, and removes contexts above the limits. Returns warnings for the trace.
+    /// Releases the context, and removes contexts until the rest is within the limits. Returns warnings for the trace.
     pub(crate) fn close(self) -> Vec<String> {
         let Self { settings, lock, .. } = self;
         if let Err(error) = lock.set_modified(SystemTime::now()) {
@@ -94,7 +94,8 @@ impl StickyDir {
     }
 }
 
-/// Removes contexts that are too old, then the least recently used ones above the size limit.
+/// Removes contexts that are too old, and then the least recently used ones until the rest is within the size limit.
+/// Returns a warning if the job's own context was removed.
 fn evict(limits: &StickyContext, now: SystemTime) -> Vec<String> {
     let root = Path::new(&limits.root);
     let mut remaining: Vec<(SystemTime, String, u64)> = Vec::new();

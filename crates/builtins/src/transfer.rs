@@ -31,7 +31,7 @@ pub type Meter = Box<dyn FnMut(usize) + Send>;
 /// Context of a file transfer.
 #[async_trait]
 pub trait TransferContext: Send + Sync {
-    /// Returns the absolute directory for patterns and for unpacked archives.
+    /// Returns the absolute directory of the files to pack, to which patterns are relative.
     fn root(&self) -> &Path;
 
     /// Returns the directory and limits for unpacking archives.
@@ -43,7 +43,7 @@ pub trait TransferContext: Send + Sync {
     /// Returns the variables for patterns and names.
     fn environment(&self) -> Vec<(OsString, OsString)>;
 
-    /// Prints a message without a line break at its end.
+    /// Prints a message as a line. `line` has no line break at its end.
     fn report(&self, level: MessageLevel, line: &str);
 
     /// Returns the progress callback of a transfer. `_total` is its size in bytes, if known.

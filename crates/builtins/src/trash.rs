@@ -86,7 +86,7 @@ impl Trash {
         }
     }
 
-    /// Blocks the thread until all leftovers are removed.
+    /// Blocks the calling thread until all leftovers are removed.
     pub fn close(&self) {
         let worker = self.worker.lock().take();
         if let Some(Worker { queue, thread }) = worker {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_of_killed_agent_are_removed_with_next() {
+    fn leftovers_of_killed_agent_are_removed_with_the_next_leftover() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("project");
         fs::create_dir_all(dir.path().join("project.trash/old/tree")).unwrap();

@@ -127,14 +127,14 @@ impl Variables {
         payload.chain(from_gitlab_env).chain(added).collect()
     }
 
-    /// Returns the values of the payload to mask.
+    /// Returns those values of the payload that must be masked.
     pub fn masked(&self) -> impl Iterator<Item = &str> {
         self.all.iter().filter(|variable| variable.masked).map(|variable| variable.value.as_str())
     }
 
     /// Creates the temporary directory, and writes the file variables.
     ///
-    /// Rejects symbolic links in the part of the path that jobs can change according to `root`.
+    /// `root` is the part of the path that jobs can change. Symbolic links in this part are rejected.
     ///
     /// # Errors
     /// If a file cannot be written, or the name of a file variable is not a valid file name.
@@ -149,7 +149,8 @@ impl Variables {
         Ok(())
     }
 
-    /// Writes missing files of file variables: of added variables, and files that were removed.
+    /// Writes missing files of file variables. A file is missing if its variable was added later, or if a job removed
+    /// the file.
     ///
     /// # Errors
     /// As for [`Variables::write_files`].
@@ -218,7 +219,8 @@ impl Variables {
         env
     }
 
-    /// Returns the variables that the script must export: large ones, and those that a shell executes at its start.
+    /// Returns the variables that the script must export: large ones, and those that name files that a shell executes
+    /// at its start.
     #[must_use]
     pub fn exports(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         let mut total = 0;

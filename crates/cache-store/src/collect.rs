@@ -1,4 +1,4 @@
-//! Deletes those objects from chunk stores that no cache needs ([`muster_chunks::Sweep`]).
+//! Deletes the objects that no cache needs from chunk stores ([`muster_chunks::Sweep`]).
 //!
 //! ```text
 //! [Path/][runner/<token>/]chunks/<project>/<level>/objects/<name>
@@ -49,35 +49,35 @@ impl CacheStore {
     ) -> Result<Vec<(String, Collection)>, CacheStoreError> {
         let bucket = self.bucket();
         let chunks = format!("{}chunks", if prefix.is_empty() { String::new() } else { format!("{prefix}/") });
-        let mut groups = BTreeSet::new();
+        let mut chunk_stores = BTreeSet::new();
         for object in list(bucket, &chunks).await? {
             let name = object.location.to_string();
             let mut parts = name.strip_prefix(&format!("{chunks}/")).unwrap_or_default().split('/');
             if let (Some(project), Some(level), Some(_)) = (parts.next(), parts.next(), parts.next()) {
-                groups.insert(format!("{chunks}/{project}/{level}"));
+                chunk_stores.insert(format!("{chunks}/{project}/{level}"));
             }
         }
         let mut collections = Vec::new();
-        for group in groups {
-            if self.is_recent(bucket, &group, options).await? {
+        for chunk_store in chunk_stores {
+            if self.is_recent(bucket, &chunk_store, options).await? {
                 continue;
             }
-            let collection = self.collect_group(bucket, &group, options).await?;
-            collections.push((group, collection));
+            let collection = self.collect_chunk_store(bucket, &chunk_store, options).await?;
+            collections.push((chunk_store, collection));
         }
         Ok(collections)
     }
 
-    /// Returns whether the last collection is too recent. Its time is the time of the list of marks, which each
-    /// collection writes, also one by another manager.
+    /// Returns whether the last collection is too recent. Each collection, also one by another manager, writes the list
+    /// of marks, so the time of the list is the time of the collection.
     async fn is_recent(
         &self,
         bucket: &dyn ObjectStore,
-        group: &str,
+        chunk_store: &str,
         options: CollectOptions,
     ) -> Result<bool, CacheStoreError> {
         let Some(interval) = options.min_interval else { return Ok(false) };
-        match bucket.head(&Path::from(format!("{group}/marks.json"))).await {
+        match bucket.head(&Path::from(format!("{chunk_store}/marks.json"))).await {
             Ok(marks) => {
                 let collected: SystemTime = marks.last_modified.into();
                 Ok(options.now.duration_since(collected).unwrap_or_default() < interval)
@@ -87,17 +87,17 @@ impl CacheStore {
         }
     }
 
-    /// Collects the chunk store whose name is `group`.
-    async fn collect_group(
+    /// Collects the chunk store whose name is `chunk_store`.
+    async fn collect_chunk_store(
         &self,
         bucket: &dyn ObjectStore,
-        group: &str,
+        chunk_store: &str,
         options: CollectOptions,
     ) -> Result<Collection, CacheStoreError> {
         // A sweep must read in this order: marks, objects, references.
-        let marks_name = format!("{group}/marks.json");
+        let marks_name = format!("{chunk_store}/marks.json");
         let marks = Marks::parse(&self.read_object(&marks_name, MAX_MARKS_BYTES).await?.unwrap_or_default());
-        let directory = format!("{group}/objects");
+        let directory = format!("{chunk_store}/objects");
         let mut listed = Vec::new();
         for object in list(bucket, &directory).await? {
             let name = object.location.filename().unwrap_or_default().to_owned();
@@ -107,8 +107,8 @@ impl CacheStore {
             });
         }
         let (mut used, mut expired) = (HashSet::new(), 0);
-        let mut references: Vec<(String, Option<SystemTime>)> = vec![(format!("{group}/last.json"), None)];
-        for key in list(bucket, &format!("{group}/keys")).await? {
+        let mut references: Vec<(String, Option<SystemTime>)> = vec![(format!("{chunk_store}/last.json"), None)];
+        for key in list(bucket, &format!("{chunk_store}/keys")).await? {
             let name = key.location.to_string();
             if name.ends_with(REFERENCE) {
                 references.push((name, Some(key.last_modified.into())));

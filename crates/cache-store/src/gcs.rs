@@ -15,9 +15,9 @@ use crate::http::{Transport, retries};
 use crate::{CacheStoreError, SignedUpload, UploadOptions, metadata, object_path, owned, sign};
 
 const DEFAULT_DOMAIN: &str = "googleapis.com";
-/// Address of a server that replaces Google's, as for Google's own libraries.
+/// Environment variable with the address of a server that replaces Google's. Google's own libraries read it, too.
 const EMULATOR: &str = "STORAGE_EMULATOR_HOST";
-/// Path of the credentials, as for Google's own libraries.
+/// Environment variable with the path of the credentials. Google's own libraries read it, too.
 const CREDENTIALS: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 /// Characters that are escaped in the path of a URL.
 const ESCAPED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');

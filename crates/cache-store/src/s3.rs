@@ -27,14 +27,14 @@ const CREDENTIALS: [(&str, AmazonS3ConfigKey); 10] = [
     ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", AmazonS3ConfigKey::ContainerAuthorizationTokenFile),
     ("AWS_EC2_METADATA_SERVICE_ENDPOINT", AmazonS3ConfigKey::MetadataEndpoint),
 ];
-/// Address of the STS server, which issues credentials for roles.
+/// Environment variable with the address of the STS server, which issues credentials for roles.
 const ROLE_SERVER: &str = "AWS_ENDPOINT_URL_STS";
 
 #[derive(Debug)]
 pub(crate) struct S3 {
     downloads: AmazonS3,
     uploads: AmazonS3,
-    /// Headers of uploads that request encryption.
+    /// Headers with which uploads request encryption.
     encryption: Vec<(&'static str, String)>,
 }
 

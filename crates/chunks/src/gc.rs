@@ -20,8 +20,8 @@ use crate::ChunkError;
 use crate::reference::Object;
 use crate::store::{Store, TEMPORARY, read, replace};
 
-/// Maximum size of the list of marks in bytes, because each job with a cache reads it. Objects that do not fit are
-/// marked later.
+/// Maximum size of the list of marks in bytes. It is limited because each job with a cache reads the list. Objects that
+/// do not fit are marked later.
 pub const MAX_MARKS_BYTES: u64 = 8 << 20;
 /// Maximum number of bytes of a mark besides the object's name: quotes, colon, comma and time.
 const MARK_BYTES: u64 = 24;
@@ -132,7 +132,7 @@ pub struct Collection {
 }
 
 impl Collection {
-    /// Returns the figures of a pass without expired references.
+    /// Returns the figures of a pass, with 0 as `expired`.
     #[must_use]
     pub fn of(sweep: &Sweep, listed: &[StoredObject], used: &HashSet<String>) -> Self {
         let sum = |objects: &mut dyn Iterator<Item = &Object>| {
@@ -207,7 +207,7 @@ impl Store {
         if proceed() { replace(&self.marks_path(), &sweep.after.to_bytes()) } else { Ok(()) }
     }
 
-    /// Plans a pass without a change. References older than `max_age` count as deleted.
+    /// Plans a pass, but changes nothing. References older than `max_age` count as deleted.
     ///
     /// # Errors
     /// [`ChunkError`] if the store cannot be read.

@@ -192,7 +192,7 @@ impl Index {
         true
     }
 
-    /// Returns the index of a key as an object.
+    /// Encodes the index as the content of an object. `key` and `level` are those of the cache.
     pub(crate) fn encode(&self, key: &str, level: &str) -> std::io::Result<Vec<u8>> {
         let packs = self.packs.iter().map(|pack| Pack { name: pack.name.clone(), size: pack.size }).collect();
         let header = Header {
@@ -220,8 +220,8 @@ impl Index {
     /// # Errors
     /// [`ChunkError::Damaged`] if it does not belong to the reference, is damaged, or exceeds the limits.
     pub fn decode(object: &[u8], reference: &Reference, limits: &Limits) -> Result<Self, ChunkError> {
-        let is_named = blake3::hash(object).to_hex().as_str() == reference.index_hash;
-        if !is_named || object.len() as u64 != reference.index.size {
+        let has_named_hash = blake3::hash(object).to_hex().as_str() == reference.index_hash;
+        if !has_named_hash || object.len() as u64 != reference.index.size {
             return Err(ChunkError::damaged("its index is not the one that the reference names"));
         }
         let (magic, rest) = object.split_first_chunk().ok_or_else(|| not_valid("it is too short"))?;

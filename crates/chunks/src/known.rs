@@ -10,6 +10,7 @@ use crate::reference::Object;
 #[derive(Debug, Default)]
 pub struct Known {
     packs: Vec<Object>,
+    /// Positions in `packs`, by the names of the packs.
     numbers: HashMap<String, u32>,
     chunks: HashMap<Hash, Chunk>,
 }

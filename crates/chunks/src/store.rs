@@ -5,7 +5,7 @@
 //!                                      /keys/<key>/reference.json
 //!                                      /marks.json
 //!                                      /distrusted/<name>      empty; the object is damaged in the remote store
-//! /lock                   locked during a collection
+//!                                      /lock                   locked during a collection
 //! ```
 
 use std::fs;

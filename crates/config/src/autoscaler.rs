@@ -11,7 +11,8 @@ use crate::settings::{
     AutoscalerSettings, ConnectorSettings, GroupSettings, IsolationSettings, OnInstances, StickySettings,
 };
 
-/// `None` means that the entry has no such table. An invalid value counts as not set.
+/// Reads `[runners.autoscaler]` of a runner. `None` means that the runner has no such table. An invalid value counts as
+/// not set.
 pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     let table = runner.table("autoscaler")?;
     let defaults = AutoscalerSettings::default();
@@ -44,7 +45,7 @@ pub(super) fn read(runner: &Table) -> Option<AutoscalerSettings> {
     })
 }
 
-/// Returns the default if the executor uses no autoscaler.
+/// Reads the settings for jobs on instances. Returns the default if the executor uses no autoscaler.
 pub(super) fn on_instances(runner: &Table, executor: &str) -> OnInstances {
     let Some(autoscaler) = runner.table("autoscaler").filter(|_| PLUGIN_EXECUTORS.contains(&executor)) else {
         return OnInstances::default();

@@ -1,11 +1,12 @@
 //! The codes of problems, with their default severity and title.
 //!
-//! A code is the number of a check. The conformance cases of docs/spec/pipeline-yaml.md have separate numbers.
+//! A code is the number of a check. The conformance cases C001 to C222 of docs/spec/pipeline-yaml.md look
+//! like codes, but have nothing to do with them.
 //!
 //! Some codes have no check:
 //!
 //! - C077 cannot happen, because all jobs of an instance share one session.
-//! - C078 is named in the error of the failed job.
+//! - C078 is described by the error of the job that fails because of it.
 //! - C093 and the `mac_address` part of C056 need facts that Muster does not collect.
 
 use Severity::{Error, Fatal, Info, Warning};

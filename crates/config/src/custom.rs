@@ -10,7 +10,7 @@ const PROGRAM_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Default time between TERM and KILL.
 const GRACEFUL_KILL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// `None` means that the entry has no `[runners.custom]`.
+/// Reads the settings of the custom executor. Returns `None` if the entry has no `[runners.custom]`.
 pub(super) fn read(runner: &Table) -> Option<CustomSettings> {
     let table = runner.table("custom")?;
     let program = |name: &str, default_timeout: Option<Duration>| {
@@ -30,7 +30,7 @@ pub(super) fn read(runner: &Table) -> Option<CustomSettings> {
     })
 }
 
-/// As in gitlab-runner, a value that is not positive means the default.
+/// Reads a number of seconds. A missing value and, as in gitlab-runner, one that is not positive mean the default.
 fn seconds(table: &Table, name: &str, default: Duration) -> Duration {
     let value = table.int(name).and_then(|value| u64::try_from(value).ok()).filter(|value| *value > 0);
     value.map_or(default, |value| Duration::from_secs(value).min(MAX_WAIT))

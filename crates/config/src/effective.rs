@@ -21,7 +21,7 @@ const OVERRIDES: [(&str, &str); 3] =
 pub enum Origin {
     /// The file, at this line.
     File(usize),
-    /// The file at this line, which refers to environment variables.
+    /// The file, at this line. The value there refers to environment variables.
     Reference(usize),
     /// An environment variable.
     Environment(&'static str),
@@ -116,14 +116,14 @@ impl Values<'_> {
             return;
         };
         let line = self.config.line(node.span.start);
-        let url = runner.filter(|_| full == "runners.url");
-        let (value, origin) = match (key.secret, url) {
+        let runner_of_url = runner.filter(|_| full == "runners.url");
+        let (value, origin) = match (key.secret, runner_of_url) {
             (true, _) if full == "runners.token" && runner.is_some_and(|runner| runner.token_is_reference) => {
                 ("[masked]".to_owned(), Origin::Reference(line))
             }
             (true, _) => (masked(&node.value), Origin::File(line)),
             (false, Some(runner)) if node.value != Value::Str(runner.url.clone()) => {
-                (without_password(&runner.url), Origin::Reference(line))
+                (masked_or_quoted_url(&runner.url), Origin::Reference(line))
             }
             _ => (with_unit(&shown(&node.value), key.unit), Origin::File(line)),
         };
@@ -147,7 +147,7 @@ fn with_unit(value: &str, unit: &str) -> String {
     if number && !unit.is_empty() { format!("{value} {unit}") } else { value.to_owned() }
 }
 
-/// Shows only whether the secret is empty, or the length of a list.
+/// Masks a secret, except an empty text. Each entry of a list is masked separately, so the length remains visible.
 fn masked(value: &Value) -> String {
     match value {
         Value::Str(text) if text.is_empty() => "\"\"".to_owned(),
@@ -156,7 +156,8 @@ fn masked(value: &Value) -> String {
     }
 }
 
-fn without_password(url: &str) -> String {
+/// Masks a URL that may contain a password.
+fn masked_or_quoted_url(url: &str) -> String {
     if url.contains('@') { "[masked]".to_owned() } else { quoted(url) }
 }
 

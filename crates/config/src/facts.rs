@@ -1,16 +1,16 @@
-//! Facts about the host that the checks need, so that the checks are pure.
+//! Facts about the host that the checks need, in one struct, so that tests can replace them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Facts about this process and machine.
+/// Facts about this process, this machine and the configuration file.
 #[derive(Debug, Clone, Default)]
 pub struct HostFacts {
     /// Environment of the process.
     pub env: BTreeMap<String, String>,
-    /// Permissions of the file. `None` if it does not exist.
+    /// Permissions of the configuration file. `None` if it does not exist.
     pub mode: Option<u32>,
-    /// Whether the file exists.
+    /// Whether the configuration file exists.
     pub exists: bool,
     /// Whether a save can replace the file.
     pub writable: bool,
@@ -26,7 +26,7 @@ pub struct HostFacts {
     pub home: Option<PathBuf>,
     /// User that runs the jobs, from `run --user`.
     pub job_user: Option<String>,
-    /// System ID beside the file, if it was created on another machine.
+    /// System ID in the directory of the configuration file, if that ID belongs to another machine.
     pub other_machine_system_id: Option<String>,
     /// Whether to check that files named by keys exist.
     pub files_checked: bool,

@@ -23,7 +23,8 @@ pub struct SettingsContext {
     pub system_id: String,
     /// Value of `run --user`.
     pub user: Option<String>,
-    /// Directory `certs` with TLS files, named after hosts. It is always beside the user's default `config.toml`.
+    /// Directory `certs` with TLS files that are named after hosts.
+    /// It is always beside the user's default `config.toml`.
     pub certificates: Option<PathBuf>,
     /// Shell of entries that name none.
     pub default_shell: Option<String>,
@@ -77,7 +78,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
     let path = |name: &str| table.str(name).map(PathBuf::from);
     let count = |name: &str| table.int(name).and_then(|value| u32::try_from(value).ok()).filter(|value| *value > 0);
     let defaults = RunnerSettings::new(url.clone(), entry.token.clone(), entry.id);
-    let kib = table.int("output_limit").and_then(|value| u64::try_from(value).ok()).unwrap_or_default();
+    let output_limit_kib = table.int("output_limit").and_then(|value| u64::try_from(value).ok()).unwrap_or_default();
     Some(RunnerSettings {
         name: entry.name.clone(),
         system_id: context.system_id.clone(),
@@ -110,7 +111,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
         steps: super::steps::read(table, &entry.executor, true).0,
         prepare_timeout: table.time("prepare_timeout"),
         get_sources_timeout: table.time("get_sources_timeout"),
-        output_limit: kib.saturating_mul(1024),
+        output_limit: output_limit_kib.saturating_mul(1024),
         debug_trace_disabled: table.bool("debug_trace_disabled").unwrap_or_default(),
         proxy_exec: table.bool("proxy_exec").unwrap_or_default(),
         safe_directory_checkout: table.bool("safe_directory_checkout"),
@@ -138,7 +139,7 @@ fn runner(tree: &Table, entry: &Runner, context: &SettingsContext) -> Option<Run
     })
 }
 
-/// 0 means the agent's default.
+/// Reads `[runners.unpack]`. A limit of 0 means the agent's default.
 fn unpack(table: &Table) -> UnpackSettings {
     let limit =
         |key: &str| table.int(&format!("unpack.{key}")).and_then(|value| u64::try_from(value).ok()).unwrap_or(0);
@@ -182,7 +183,7 @@ fn positive(table: &Table, name: &str) -> Option<usize> {
     table.int(name).and_then(|value| usize::try_from(value).ok()).filter(|value| *value > 0)
 }
 
-/// As in gitlab-runner, entries without `=` are dropped (check C106).
+/// Reads `environment`. As in gitlab-runner, entries without `=` are dropped (check C106).
 fn environment(table: &Table) -> Vec<Variable> {
     let entries = table.strings("environment").filter_map(|(entry, _)| entry.split_once('='));
     entries.map(|(name, value)| Variable { public: false, ..Variable::public(name, value) }).collect()

@@ -22,7 +22,7 @@ const MISSING: &str = "C032";
 /// A configuration without fatal problems.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// All values that are set, by the schema's names.
+    /// All values that are set. Their keys are spelled as in the schema.
     pub tree: Table,
     /// The `[[runners]]` entries, in the order of the file.
     pub runners: Vec<Runner>,
@@ -142,7 +142,7 @@ pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     Ok(scaling::read(&table).0)
 }
 
-/// Shows lines only as far as they cannot contain a secret.
+/// Returns the problems of a text that is not valid TOML. They quote only parts of lines that cannot contain a secret.
 fn toml_problems(text: &str, error: &toml_edit::TomlError) -> Vec<Problem> {
     /// One mistake can cause many errors, and the first ones explain it.
     const MAX_ERRORS: usize = 10;

@@ -18,7 +18,7 @@ use crate::settings::{AutoscalerSettings, Scaling};
 /// Plugin that drives docker-machine, included in Muster.
 pub(super) const PLUGIN: &str = "fleeting-plugin-docker-machine";
 
-/// For a `[[runners.machine.autoscaling]]` without periods.
+/// Note about a `[[runners.machine.autoscaling]]` without periods.
 pub(super) const NO_PERIODS_NOTE: &str = "without Periods it never applied, so it was removed";
 
 #[derive(Debug, Clone, PartialEq)]
@@ -30,7 +30,7 @@ pub(super) struct PolicySettings {
     pub(super) idle_target: IdleTarget,
 }
 
-/// `None` unless the entry has `[runners.machine]` and no `[runners.autoscaler]`.
+/// Returns the settings of `[runners.machine]`. `None` if the entry has no such table, or has `[runners.autoscaler]`.
 pub(super) fn read(entry: &Runner) -> Option<AutoscalerSettings> {
     if entry.table.table("autoscaler").is_some() {
         return None;
@@ -57,7 +57,8 @@ fn scaling(entry: &Runner, machine: &Table) -> Scaling {
     Scaling { config, problems, ..Scaling::default() }
 }
 
-/// Returns the old keys about machines, and gitlab-runner's prefix of their names.
+/// Returns the configuration of the plugin: the keys of `[runners.machine]` that describe machines, and gitlab-runner's
+/// prefix of machine names.
 pub(super) fn plugin_config(entry: &Runner, machine: &Table) -> serde_json::Value {
     let list = |name: &str| machine.strings(name).map(|(option, _)| option).collect::<Vec<_>>();
     let mut config = json!({
@@ -144,7 +145,8 @@ pub(super) fn five_fields(period: &str) -> Vec<String> {
     vec![format!("{minute} {hour} {day} {month} *"), format!("{minute} {hour} * {month} {weekday}")]
 }
 
-/// Replaces steps with values, and `?` with `*`. An invalid field is kept, and then reported.
+/// Replaces steps with values, and `?` with `*`. An invalid field is kept, so that the parser of
+/// policies reports it.
 fn without_steps(field: &str, (min, max): (u32, u32)) -> String {
     let values = |part: &str| {
         if part == "?" {
@@ -177,7 +179,7 @@ pub(super) fn lossy_periods(machine: &Table) -> Vec<&str> {
     tables.flat_map(|table| table.strings("Periods")).map(|(period, _)| period).filter(|period| lossy(period)).collect()
 }
 
-/// A count that is too large becomes the maximum, because 0 has another meaning.
+/// Reads a count. A count that is too large becomes the maximum and not 0, which may mean "no limit".
 fn count(table: &Table, name: &str) -> u32 {
     table.int(name).map_or(0, |value| u32::try_from(value.max(0)).unwrap_or(u32::MAX))
 }

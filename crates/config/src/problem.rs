@@ -125,7 +125,7 @@ pub(super) struct Problems {
 }
 
 impl Problems {
-    /// Beyond the limit, only fatal problems are stored.
+    /// Adds a problem. Beyond the limit, a problem that is not fatal is only counted.
     pub(super) fn add(&mut self, problem: Problem) {
         if self.found.len() < MAX_PROBLEMS
             || (problem.severity == Severity::Fatal && self.found.len() < 2 * MAX_PROBLEMS)
@@ -136,7 +136,9 @@ impl Problems {
         }
     }
 
-    /// Returns whether only fatal problems are still stored, so that a check may omit expensive help.
+    /// Returns whether the limit is reached, after which only fatal problems are added.
+    ///
+    /// A check may then omit help that is expensive to compute.
     pub(super) fn is_full(&self) -> bool {
         self.found.len() >= MAX_PROBLEMS
     }
@@ -160,7 +162,7 @@ impl Problems {
     }
 }
 
-/// The result is shortened, without control characters, and masked if it looks like a token.
+/// Returns the name as messages show it: shortened, without control characters, and masked if it looks like a token.
 pub(super) fn shown_name(name: &str) -> String {
     const MAX_LENGTH: usize = 64;
     if contains_token(name) {

@@ -23,7 +23,7 @@ pub struct Runner {
     pub url: String,
     /// Value of `token`, in which environment variables are expanded.
     pub token: Secret,
-    /// Unset environment variables: the key that refers to the variable (`url` or `token`), and its name.
+    /// Unset environment variables: the key that refers to the variable (`url` or `token`), and the variable's name.
     pub unset: Vec<(&'static str, String)>,
     /// Environment variables that `token` names.
     pub token_env_names: Vec<String>,
@@ -97,7 +97,9 @@ fn runner(index: usize, table: &Table, facts: &HostFacts) -> Runner {
     }
 }
 
-/// Returns whether the text is exactly one reference. Otherwise, the name may be a part of a secret.
+/// Returns whether the text is exactly one reference, such as `$TOKEN`.
+///
+/// In any other text, what looks like the name of a variable may be a part of a secret.
 pub(super) fn is_reference(text: &str) -> bool {
     let Some(name) = text.strip_prefix('$') else { return false };
     let name = name.strip_prefix('{').and_then(|name| name.strip_suffix('}')).unwrap_or(name);

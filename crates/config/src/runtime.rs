@@ -73,7 +73,8 @@ pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -
 
 /// Variables that overwrite settings of pods, and the keys that permit it.
 ///
-/// A name that ends with `_` is a prefix. `{}` is the rest, which must be one of [`RESOURCES`].
+/// A variable that ends with `_` is a prefix. `{}` in a key stands for the rest of the variable's name in lower case.
+/// That rest must be one of [`RESOURCES`].
 const OVERWRITES: [(&str, &str); 11] = [
     ("KUBERNETES_BEARER_TOKEN", "bearer_token_overwrite_allowed"),
     ("KUBERNETES_NAMESPACE_OVERWRITE", "namespace_overwrite_allowed"),

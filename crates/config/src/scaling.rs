@@ -35,7 +35,7 @@ impl std::fmt::Display for ScalingProblem {
     }
 }
 
-/// A value that the scaler does not accept counts as not set.
+/// Reads the settings of the scaler. A value that it does not accept is a problem, and counts as not set.
 pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
     let read = &mut Reader::new(table);
     let config = config(read);
@@ -89,7 +89,7 @@ fn config(read: &mut Reader<'_>) -> Config {
     config
 }
 
-/// Without a list, returns one group, which gets the name of its runner.
+/// Reads the groups. Without `[[groups]]`, returns one group whose name is empty until [`Scaling::named`] sets it.
 fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
     let mut names: Vec<String> = Vec::new();
     let listed = read.each("groups", |read| {
@@ -135,8 +135,9 @@ fn policy(read: &mut Reader<'_>, request_ahead: bool) -> Policy {
     policy_in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
 }
 
-/// Without periods, the policy is always active.
+/// Returns a policy that is active in the periods, or always if there are none.
 ///
+/// `problem` is called with the key and the message of each invalid value.
 /// An empty time zone and `Local` mean the time zone of this machine.
 pub(super) fn policy_in_periods<T: AsRef<str>>(
     periods: &[T],

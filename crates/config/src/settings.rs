@@ -62,8 +62,8 @@ pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
 /// Default of [`Settings::min_hold`].
 ///
-/// GitLab's front end holds a request without looking for jobs, so a request that it holds can be canceled without loss. Before the front
-/// end holds a request, GitLab may look for a job and assign it, which takes far less than this time.
+/// GitLab's front end looks for no jobs while it holds a request, so such a request can be canceled without loss. Before
+/// that, GitLab may look for a job and assign it. That takes far less than this time.
 pub const MIN_HOLD: Duration = Duration::from_secs(10);
 
 /// Default of [`Settings::answer_timeout`].

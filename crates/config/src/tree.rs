@@ -214,8 +214,8 @@ impl Table {
         if let Some(node) = self.node(name) {
             return node.span.clone();
         }
-        let around = name.rsplit_once('.').and_then(|(around, _)| self.table(around));
-        around.map_or_else(|| self.header.clone(), |around| around.header.clone())
+        let enclosing = name.rsplit_once('.').and_then(|(table_name, _)| self.table(table_name));
+        enclosing.map_or_else(|| self.header.clone(), |table| table.header.clone())
     }
 
     /// Returns the tables of an array of tables.

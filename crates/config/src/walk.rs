@@ -27,7 +27,7 @@ struct Name<'a> {
 }
 
 impl Walk {
-    /// Resolves names by the schema.
+    /// Converts a TOML table to a table of the tree, whose entries have the names of the schema.
     pub(super) fn table(&mut self, path: &str, table: &dyn TableLike, header: Range<usize>) -> Table {
         let mut tree = Table::new(header);
         // Exact names come first, so that another spelling of a name never overrides it.
@@ -167,16 +167,16 @@ impl Walk {
         // Hide the value, because a part of it may be a secret that was pasted there.
         self.hide(item);
         let message = format!("`{path}` needs {wanted}, found {found}");
-        let found = Problem::new("C014", message).at(span);
+        let problem = Problem::new("C014", message).at(span);
         let problem = match (wanted, item.as_str()) {
             (wanted, Some(text)) if wanted.contains("duration") => match duration_hint(text) {
-                Some(hint) => found.help(hint),
-                None => found.help("units are ns, us, ms, s, m and h, without spaces"),
+                Some(hint) => problem.help(hint),
+                None => problem.help("units are ns, us, ms, s, m and h, without spaces"),
             },
             (wanted, Some(_)) if wanted.contains("integer") || wanted.contains("true") => {
-                found.help("remove the quotes")
+                problem.help("remove the quotes")
             }
-            _ => found,
+            _ => problem,
         };
         self.problems.add(problem);
     }

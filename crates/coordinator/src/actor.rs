@@ -167,7 +167,7 @@ impl Actor {
             if matches!(command, Command::Shutdown) {
                 return true;
             }
-            match self.load_members(&command).await {
+            match self.load_pipelines_for(&command).await {
                 Ok(()) => self.handle(command),
                 Err(error) => {
                     tracing::error!(%error, "failed to read the rows that a command needs");
@@ -208,7 +208,7 @@ impl Actor {
                 return;
             }
             self.start_child_pipelines().await;
-            // Jobs were not assigned while writes failed. Assign them now.
+            // Jobs were not assigned while writes failed. After a recovery, the next iteration assigns them.
             let recovered = self.storage_problem.is_none() && was_failing;
             if all_delivered && !recovered {
                 self.evict();
@@ -217,7 +217,8 @@ impl Actor {
         }
     }
 
-    async fn load_members(&mut self, command: &Command) -> Result<(), StoreError> {
+    /// Reads into memory the pipelines that a command needs.
+    async fn load_pipelines_for(&mut self, command: &Command) -> Result<(), StoreError> {
         for member in command.members(&self.keys) {
             self.admit(member).await?;
         }
@@ -305,7 +306,7 @@ impl Actor {
         }
     }
 
-    /// Returns the changes to roll back.
+    /// Sends the staged answers. Returns the changes to roll back, because they were not stored or not delivered.
     fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
         let mut undelivered = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
@@ -384,7 +385,7 @@ impl Actor {
     }
 }
 
-/// Waits indefinitely if `until` is `None`.
+/// Waits until the future `until` completes, or indefinitely if it is `None`.
 async fn sleep(until: Option<futures::future::BoxFuture<'static, ()>>) {
     match until {
         Some(until) => until.await,

@@ -66,11 +66,12 @@ impl Actor {
                 let stuck = self.stuck_jobs();
                 self.reply_read_only(reply, Ok(stuck));
             }
-            other => self.handle_manager(other),
+            other => self.handle_manager_command(other),
         }
     }
 
-    fn handle_manager(&mut self, command: Command) {
+    /// Handles a command that a runner manager causes, or that the coordinator sends to itself.
+    fn handle_manager_command(&mut self, command: Command) {
         match command {
             Command::Register { request, reply } => {
                 let now = self.now();

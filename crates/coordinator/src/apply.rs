@@ -67,8 +67,8 @@ impl Actor {
                         self.children.request(id);
                     }
                 }
-                // The manager learns of the cancellation from `Job-Status` in the answer to its next request. If it sends none, the timer
-                // ends the job.
+                // The manager learns of the cancellation from `Job-Status` in the answer to its next request. If it
+                // sends no request in time, `Timer::Runner` ends the job.
                 Action::CancelOnRunner { .. } => {}
                 Action::PipelineStatusChanged { pipeline, to, warnings, .. } => {
                     self.pipeline_status_changed(pipeline, to, warnings);

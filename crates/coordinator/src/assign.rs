@@ -121,6 +121,8 @@ impl Actor {
         }
     }
 
+    /// Assigns jobs to held requests.
+    ///
     /// Returns a pipeline that must be read into memory before more jobs can be assigned.
     fn assign_ready_jobs(&mut self) -> Option<PipelineId> {
         if self.storage_problem.is_some() {

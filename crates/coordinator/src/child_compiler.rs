@@ -17,7 +17,8 @@ const PANICKED: &str = "the compiler panicked on this configuration (this is a b
 
 pub(crate) struct ChildCompiler {
     blobs: Arc<dyn Blobs>,
-    /// Bridges whose child configuration is compiled after the batch is written.
+    /// Bridges that requested a child pipeline in the actor's current batch. Compilation starts after the batch is
+    /// written to the store.
     requested: Vec<JobId>,
     /// Bridges of an earlier process that wait for the files of their pipeline.
     waiting_for_sources: BTreeSet<JobId>,
@@ -44,6 +45,7 @@ impl ChildCompiler {
         self.waiting_for_sources.insert(bridge);
     }
 
+    /// Requests the child pipelines of all waiting bridges again, because files were attached to a pipeline.
     pub(crate) fn sources_attached(&mut self) {
         self.requested.extend(std::mem::take(&mut self.waiting_for_sources));
     }

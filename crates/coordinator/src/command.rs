@@ -200,7 +200,8 @@ impl Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenUse {
-    /// Report of the manager that got the job, and that still prepares it (docs/spec/runner-api.md, section 2.6).
+    /// Report that the job is still being prepared, from the manager that got the job (docs/spec/runner-api.md,
+    /// section 2.6).
     Waiting,
     /// Work of a running job: acceptance, trace, touch.
     Work,

@@ -151,7 +151,7 @@ impl Coordinator {
         }
     }
 
-    /// Attaches its files to a pipeline that an earlier process created, so that its child pipelines can be compiled.
+    /// Provides the files of a pipeline that an earlier process created, so that its child pipelines can be compiled.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].
@@ -332,9 +332,9 @@ async fn restore(store: &dyn Store, options: &Options) -> Result<(CoordinatorSta
     CoordinatorState::restore(contents, last, first_ids, options.write_job_events, now)
 }
 
-/// Deletes the artifact content of open jobs that has no row.
+/// Deletes artifact content without a row. Searches only the content of jobs of open pipelines.
 ///
-/// Finished pipelines have no such content: a pipeline stays open while one of its jobs uploads.
+/// Finished pipelines have no content without a row, because a pipeline stays open while one of its jobs uploads.
 async fn delete_unreferenced_content(state: &CoordinatorState, blobs: &dyn Blobs) {
     for job in state.jobs.keys() {
         let rows = state.artifacts.get(job).into_iter().flatten().filter(|row| !row.deleted);

@@ -110,9 +110,9 @@ struct LinesFromEnd<T> {
     unread: u64,
     /// Bytes that were read and not returned. They end with the line that is returned next.
     buffer: Vec<u8>,
-    /// Offset in `buffer` after which no line break follows.
-    searched: usize,
-    /// Whether the end of the last line in `buffer` was already returned.
+    /// Number of bytes at the start of `buffer` that may contain a line break. The rest contains no line break.
+    unsearched: usize,
+    /// Whether `buffer` ends within a long line whose end was already returned. The rest of this line is skipped.
     in_long_line: bool,
     at_end: bool,
 }
@@ -120,23 +120,23 @@ struct LinesFromEnd<T> {
 impl<T: Read + Seek> LinesFromEnd<T> {
     fn open(mut file: T) -> io::Result<Self> {
         let unread = file.seek(SeekFrom::End(0))?;
-        Ok(Self { file, unread, buffer: Vec::new(), searched: 0, in_long_line: false, at_end: false })
+        Ok(Self { file, unread, buffer: Vec::new(), unsearched: 0, in_long_line: false, at_end: false })
     }
 
     fn next(&mut self) -> io::Result<Option<String>> {
         while !self.at_end {
-            let end = self.buffer.iter().take(self.searched).rposition(|byte| *byte == b'\n');
+            let end = self.buffer.iter().take(self.unsearched).rposition(|byte| *byte == b'\n');
             let line = if let Some(end) = end {
                 let line = self.buffer.split_off(end + 1);
                 self.buffer.truncate(end);
-                self.searched = end;
+                self.unsearched = end;
                 line
             } else if self.unread == 0 {
                 self.at_end = true;
                 std::mem::take(&mut self.buffer)
             } else if self.buffer.len() > MAX_LINE {
                 let line = std::mem::take(&mut self.buffer);
-                self.searched = 0;
+                self.unsearched = 0;
                 if !std::mem::replace(&mut self.in_long_line, true) {
                     return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
                 }
@@ -159,7 +159,7 @@ impl<T: Read + Seek> LinesFromEnd<T> {
         self.file.seek(SeekFrom::Start(self.unread))?;
         let mut bytes = Vec::new();
         self.file.by_ref().take(size).read_to_end(&mut bytes)?;
-        self.searched = bytes.len();
+        self.unsearched = bytes.len();
         bytes.append(&mut self.buffer);
         self.buffer = bytes;
         Ok(())

@@ -20,8 +20,8 @@ use crate::store::{ArtifactRow, Store};
 
 const MAX_DELETIONS: usize = 64;
 
-/// Minimum delay between a query that failed or found expired artifacts, and the next query, which may find the same
-/// artifacts.
+/// Minimum delay before the timer repeats a query that failed, or that found artifacts and may find them again. A query
+/// that follows a deletion starts without a delay.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) enum ExpiryStep {
@@ -46,7 +46,8 @@ impl ArtifactExpiry {
         Self { store, locks, blobs, next: None, is_overdue: false, work: JoinSet::new() }
     }
 
-    /// Returns whether `at` is the earliest known expiry, for which a timer must be set.
+    /// Records that an artifact expires at `at`. Returns whether this is the earliest known expiry: then, the caller
+    /// must set a timer.
     pub(crate) fn record_expiry(&mut self, at: Timestamp) -> bool {
         let is_earliest = self.next.is_none_or(|next| at < next);
         if is_earliest {
@@ -57,11 +58,11 @@ impl ArtifactExpiry {
 
     /// Starts a query for expired artifacts. If files are being deleted, the query starts after the deletion.
     pub(crate) fn query(&mut self, now: Timestamp) {
+        self.next = None;
         self.is_overdue = !self.work.is_empty();
         if self.is_overdue {
             return;
         }
-        self.next = None;
         let store = Arc::clone(&self.store);
         self.work.spawn(async move {
             let found = async { Ok((store.expired(now, MAX_DELETIONS).await?, store.next_expiry().await?)) };
@@ -101,6 +102,10 @@ impl ArtifactExpiry {
                 let expired: Vec<_> = expired.into_iter().filter(is_expired).collect();
                 if !expired.is_empty() {
                     self.delete(expired);
+                } else if std::mem::take(&mut self.is_overdue) {
+                    // An artifact may have been uploaded and expired while the query was in progress.
+                    self.query(now);
+                    return None;
                 }
                 // The timer is needed even while files are being deleted, because files that are in use are skipped.
                 next.map(|at| at.max(now + delay)).filter(|at| self.record_expiry(*at))
@@ -124,10 +129,10 @@ impl ArtifactExpiry {
         }
     }
 
-    /// Skips jobs whose lock is held, for example by an upload.
+    /// Starts to delete the files of expired artifacts. Skips jobs whose lock is held, for example by an upload.
     fn delete(&mut self, expired: Vec<ArtifactRow>) {
         let mut guards = BTreeMap::new();
-        let mut unused = Vec::new();
+        let mut deletable = Vec::new();
         for row in expired {
             // Several jobs share a lock, which may already have been acquired for another job of this batch.
             let lock = self.locks.lock_index(row.job);
@@ -135,12 +140,12 @@ impl ArtifactExpiry {
                 let Some(guard) = self.locks.try_lock(row.job) else { continue };
                 entry.insert(guard);
             }
-            unused.push(row);
+            deletable.push(row);
         }
         let blobs = Arc::clone(&self.blobs);
         self.work.spawn(async move {
             let mut deleted = Vec::new();
-            for row in unused {
+            for row in deletable {
                 match blobs.delete(&artifacts::name_of(&row)).await {
                     Ok(()) => {
                         tracing::info!(job = %row.job, kind = row.kind, "expired artifact deleted");
@@ -158,5 +163,25 @@ impl ArtifactExpiry {
     /// Stops the current work. It is repeated after the next start.
     pub(crate) async fn stop(&mut self) {
         self.work.shutdown().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blobs::memory::MemoryBlobs;
+    use crate::store::memory::MemoryStore;
+
+    #[tokio::test]
+    async fn query_that_becomes_due_during_another_query_is_started_after_it() {
+        let (mut state, now) = (CoordinatorState::default(), Timestamp::UNIX_EPOCH);
+        let (store, blobs) = (Arc::new(MemoryStore::new()), Arc::new(MemoryBlobs::default()));
+        let mut expiry = ArtifactExpiry::new(store, blobs, ArtifactLocks::default());
+        expiry.query(now);
+        expiry.query(now);
+        let first = expiry.step().await;
+        assert_eq!(expiry.advance(first, &mut state, now), None);
+        let second = tokio::time::timeout(Duration::from_secs(60), expiry.step()).await.expect("a second query");
+        assert!(matches!(second, ExpiryStep::Found(Ok((expired, None))) if expired.is_empty()));
     }
 }

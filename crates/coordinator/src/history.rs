@@ -38,7 +38,7 @@ pub struct JobSetup {
     pub variables: Vec<Variable>,
     /// Archives that earlier jobs uploaded, and that still exist.
     pub archives: Vec<File>,
-    /// Messages about outputs of earlier jobs that no longer exist.
+    /// One message for each output of an earlier job (archive or variables) that no longer exists.
     pub missing: Vec<String>,
     /// Commit that the job checked out.
     pub sha: String,

@@ -32,7 +32,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Creates the key if necessary, readable by this user only.
+    /// Reads the key that signs job tokens. Creates it if necessary, readable by this user only.
     pub(crate) fn open(dir: &Path) -> io::Result<Self> {
         let new = || Ok(rand::random::<[u8; KEY_LEN]>().to_vec());
         let bytes = read_or_create(&dir.join(JOB_KEY_FILE), new)?;
@@ -49,13 +49,13 @@ impl Keys {
         format!("{JOB_PREFIX}{body}-{}", hex::encode(tag))
     }
 
-    /// `None` if the token is not a valid token of `job`.
+    /// Returns the assignment number in a token. `None` if the token is not a valid token of `job`.
     pub(crate) fn assignment_of(&self, job: JobId, token: &str) -> Option<u32> {
         let (token_job, assignment) = self.read(token)?;
         (token_job == job).then_some(assignment)
     }
 
-    /// `None` if the token is not valid.
+    /// Returns the job and the assignment number in a token. `None` if the token is not valid.
     pub(crate) fn read(&self, token: &str) -> Option<(JobId, u32)> {
         let (body, tag) = token.strip_prefix(JOB_PREFIX)?.rsplit_once('-')?;
         hmac::verify(&self.key, body.as_bytes(), &hex::decode(tag).ok()?).ok()?;
@@ -64,7 +64,7 @@ impl Keys {
     }
 }
 
-/// Creates the key if necessary, readable by this user only.
+/// Reads the key that signs ID tokens. Creates it if necessary, readable by this user only.
 pub(crate) fn open_signer(dir: &Path) -> io::Result<Signer> {
     let bytes = read_or_create(&dir.join(SIGNER_FILE), || Signer::new_key().map_err(io::Error::other))?;
     Signer::from_pkcs8(&bytes).map_err(io::Error::other)

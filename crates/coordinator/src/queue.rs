@@ -43,7 +43,8 @@ impl Requirement {
     }
 }
 
-/// Position of a job in its group. The longest remaining path in its pipeline comes first, then the lowest ID.
+/// Position of a job in its group. The job with the longest path to the end of its pipeline comes first
+/// ([`crate::schedule::priority`]), and among equal ones, the job with the lowest ID.
 type QueuePosition = (Reverse<u64>, JobId);
 
 #[derive(Default)]

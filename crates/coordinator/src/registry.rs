@@ -75,7 +75,7 @@ impl RunnerRegistry {
         self.unwritten = UnwrittenRows::default();
     }
 
-    /// Returns the token, of which only the hash is stored.
+    /// Creates a runner. Returns its token, of which only the hash is stored.
     pub(crate) fn create(
         &mut self,
         settings: RunnerSpec,
@@ -166,7 +166,7 @@ impl RunnerRegistry {
         self.renew_token(runner, false, options, now)
     }
 
-    /// The old token is rejected from now on.
+    /// Replaces the token of a runner. The old token is rejected from now on.
     fn renew_token(
         &mut self,
         runner: RunnerId,

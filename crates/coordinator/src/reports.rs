@@ -72,7 +72,8 @@ impl Actor {
         }
     }
 
-    /// A repeated report gets the same answer (docs/spec/runner-api.md, section 11, trap 23).
+    /// Ends a job with the report of its runner. A repeated report gets the same answer (docs/spec/runner-api.md,
+    /// section 11, trap 23).
     pub(crate) fn finish(&mut self, job: JobId, token: &str, report: FinalReport) -> Result<JobStatus, ServiceError> {
         let status = self.authorize(job, token, TokenUse::Report)?.status;
         if status.is_complete() {
@@ -174,7 +175,7 @@ impl Actor {
         }
     }
 
-    /// Returns the archive of a job. The token must belong to another job of the same project, which is on a runner.
+    /// Returns the archive of a job. The token must belong to a job of the same project that is on a runner.
     pub(crate) fn download(&mut self, producer: JobId, token: &str) -> Result<ArtifactRow, ServiceError> {
         let (consumer, _) = self.keys.read(token).ok_or(ServiceError::Forbidden { status: None })?;
         self.authorize(consumer, token, TokenUse::Transfer)?;

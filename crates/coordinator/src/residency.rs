@@ -66,7 +66,7 @@ impl Residency {
         self.absent.contains(&pipeline)
     }
 
-    /// Updates the hierarchies that stayed open only until their uploads end.
+    /// Updates the mark "open" of each hierarchy that is finished except for an upload. Called after an upload ended.
     pub(crate) fn upload_ended(&mut self, state: &mut CoordinatorState) {
         for root in std::mem::take(&mut self.uploading) {
             self.update_open_mark(state, root);

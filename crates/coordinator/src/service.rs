@@ -117,7 +117,8 @@ impl RunnerService for Coordinator {
                 if has_bytes {
                     // There may be no receiver.
                     let _ = self.events.send(Event::TraceGrew { job, size });
-                    // Reserve before the flag is cleared, so that a canceled call loses no report.
+                    // Reserve a place in the queue of commands before clearing the flag. If this call is canceled while
+                    // it waits for the place, the flag stays set, and the next call reports the recovery.
                     if self.was_disk_full.load(Ordering::Relaxed)
                         && let Ok(permit) = self.commands.reserve().await
                         && self.was_disk_full.swap(false, Ordering::Relaxed)
@@ -170,8 +171,8 @@ impl RunnerService for Coordinator {
 }
 
 impl Coordinator {
-    /// Writes the row of an upload, and deletes the file that this leaves without a row. Runs to the end even if the
-    /// connection is lost.
+    /// Stores an uploaded file and its row, and then deletes the file that has no row: the file that the upload
+    /// replaced, or the uploaded file if its row was rejected. Runs to the end even if the connection is lost.
     async fn store_upload(
         &self,
         job: JobId,
@@ -235,7 +236,8 @@ impl Coordinator {
         UpdateAnswer { status, update_interval: self.update_interval(job) }
     }
 
-    /// The interval is short while a user reads the trace (docs/spec/runner-api.md, section 3.2).
+    /// Returns the minimum time between two uploads of a job's trace. It is short while a user reads the trace
+    /// (docs/spec/runner-api.md, section 3.2).
     fn update_interval(&self, job: JobId) -> Duration {
         let limits = &self.options.limits;
         if self.trace_viewers.is_viewed(job) { limits.trace_interval } else { limits.unwatched_trace_interval }
@@ -245,7 +247,7 @@ impl Coordinator {
         self.try_call(command).await.unwrap_or_else(|| Err(closed()))
     }
 
-    /// `None` if the coordinator stopped without an answer.
+    /// Sends a command and waits for the answer. `None` if the coordinator stopped without an answer.
     async fn try_call<T>(&self, command: impl FnOnce(ServiceReply<T>) -> Command) -> Option<Result<T, ServiceError>> {
         let (reply, answer) = oneshot::channel();
         if self.commands.send(command(reply)).await.is_err() {

@@ -52,7 +52,8 @@ impl StoredPipelines {
         self.blobs.open(name).await?.ok_or_else(missing)
     }
 
-    /// Returns the outputs of earlier jobs that a job got, and a message about each output that no longer exists.
+    /// Returns the outputs that the job of `row` got from earlier jobs, and a message about each output that no longer
+    /// exists.
     ///
     /// Reads the hierarchies of the earlier jobs into `state` if necessary.
     pub(crate) async fn upstream(
@@ -60,14 +61,14 @@ impl StoredPipelines {
         state: &mut CoordinatorState,
         row: &JobRow,
     ) -> Result<UpstreamOutputs, CoordinatorError> {
-        let now = row.started_at.or(row.queued_at).unwrap_or(row.created_at);
+        let assigned_at = row.started_at.or(row.queued_at).unwrap_or(row.created_at);
         let mut absent = BTreeSet::new();
         loop {
             let is_loaded_or_absent = |pipeline| state.pipelines.contains_key(&pipeline) || absent.contains(&pipeline);
             let resolver = UpstreamResolver {
                 state,
                 blobs: &*self.blobs,
-                now,
+                now: assigned_at,
                 skips_missing: true,
                 is_loaded_or_absent: Box::new(is_loaded_or_absent),
             };

@@ -12,13 +12,14 @@ use crate::clock::Timestamp;
 
 /// Maximum number of timers per job in memory. If there are more, the timers of jobs that are not in memory are removed.
 const MAX_PER_JOB: usize = 8;
-/// Number of jobs that is added before the maximum is computed, so that a small heap is never scanned.
+/// Number that is added to the number of jobs in memory when the maximum is computed, so that a small heap is never
+/// scanned.
 const SLACK: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Delayed(JobId),
-    /// The number is that of the assignment.
+    /// Time by which a manager must have accepted an assignment of the job. The `u32` is the number of the assignment.
     AcceptTimeout(JobId, u32),
     /// A job on a runner may have run for too long, or its manager may have been silent for too long.
     Runner(JobId),
@@ -47,7 +48,7 @@ impl Timers {
         self.0.len()
     }
 
-    /// Does nothing unless there are many more timers than jobs in memory.
+    /// Removes the timers of jobs that are not in memory, if there are many more timers than jobs in memory.
     pub(crate) fn prune(&mut self, jobs: usize, in_memory: impl Fn(JobId) -> bool) {
         if self.0.len() <= MAX_PER_JOB * (jobs + SLACK) {
             return;

@@ -12,6 +12,7 @@ use crate::payload::Archive;
 use crate::state::CoordinatorState;
 use crate::store::{ArtifactRow, JobRow, PipelineRow};
 
+/// Reason why a job fails instead of being assigned to a runner.
 pub(crate) struct Undispatchable {
     pub(crate) reason: FailureReason,
     pub(crate) message: String,
@@ -23,6 +24,7 @@ impl Undispatchable {
     }
 }
 
+/// Reason why [`UpstreamResolver`] cannot return the outputs for a job.
 pub(crate) enum Obstacle {
     Undispatchable(Undispatchable),
     /// The job needs artifacts of this pipeline, which must be read into memory first.
@@ -46,7 +48,8 @@ pub(crate) struct UpstreamOutputs {
 pub(crate) struct UpstreamResolver<'a> {
     pub(crate) state: &'a CoordinatorState,
     pub(crate) blobs: &'a dyn Blobs,
-    /// Time of the assignment: the current time, or the start of a job in the history. Archives that have expired by then are not used.
+    /// Time when the job is assigned: the current time or, for a job of a stored pipeline, the time of its start.
+    /// Archives that have expired by then are not used.
     pub(crate) now: Timestamp,
     /// Whether outputs that existed at `now`, but no longer exist, are skipped with a message. Otherwise, they are an error if the job
     /// requires them.
@@ -56,7 +59,9 @@ pub(crate) struct UpstreamResolver<'a> {
 }
 
 impl UpstreamResolver<'_> {
-    /// See docs/spec/pipeline-yaml.md, section 6, "Dependency set".
+    /// Returns the archives and variables that the job of `row` gets from earlier jobs.
+    ///
+    /// docs/spec/pipeline-yaml.md, section 6, "Dependency set", describes which jobs these are.
     pub(crate) fn outputs_for(&self, row: &JobRow) -> Result<UpstreamOutputs, Obstacle> {
         let pipeline = self.state.pipelines.get(&row.pipeline).ok_or_else(|| Undispatchable::missing("pipeline"))?;
         let job = pipeline
@@ -141,9 +146,9 @@ impl UpstreamResolver<'_> {
 
     /// Adds the archive and the variables of `producer`.
     ///
-    /// An archive that has expired or was deleted is an error if the job lists the producer
-    /// (docs/spec/pipeline-yaml.md, case C187). With [`Self::skips_missing`], a deleted archive that had not expired at
-    /// [`Self::now`] is always an error, so that the archive is reported as missing.
+    /// An archive that has expired or was deleted is an error if the job lists the producer in `needs` or
+    /// `dependencies` (docs/spec/pipeline-yaml.md, case C187). With [`Self::skips_missing`], a deleted archive that had
+    /// not expired at [`Self::now`] is always an error, so that the archive is reported as missing.
     fn add_producer(&self, upstream: &mut UpstreamOutputs, producer: &JobRow, is_listed: bool) -> Result<(), Obstacle> {
         for (key, value) in &producer.detail.dotenv {
             upstream.dotenv.retain(|(known, _)| known != key);

@@ -181,7 +181,7 @@ pub enum Event {
     },
     /// Reason why the store cannot be written, or why a trace cannot be written because the disk is full.
     ///
-    /// `None` means that it can be written again. In between, jobs wait and no change is lost.
+    /// `None` means that it can be written again. While it cannot, jobs wait, and no change is lost.
     StorageProblem(Option<String>),
 }
 

@@ -3,8 +3,8 @@
 //!
 //! cargo run --release -p muster-executor --example rate [INSTANCES] [CREATIONS_PER_SECOND] [BOOT_MS]
 //!
-//! Prints one line of JSON. This program is also the plugin, which simulates a cloud. The cloud first accepts the
-//! instances of one second at once, and then a fixed number per second.
+//! Prints one line of JSON. This program is also the plugin, which simulates a cloud. The cloud accepts
+//! CREATIONS_PER_SECOND instances at once in the beginning, and then that number per second.
 
 #![expect(
     clippy::indexing_slicing,
@@ -91,8 +91,8 @@ impl Provider for Cloud {
             (state.tokens, state.created, accepted) = (state.tokens - 1.0, state.created + 1, accepted + 1);
             // The ID contains the time at which the instance begins to run, for the measurement.
             let runs_at = now + boot;
-            let wall = micros() + boot.as_micros();
-            let id = InstanceId::new(format!("{}-{wall}", state.created));
+            let runs_at_micros = micros() + boot.as_micros();
+            let id = InstanceId::new(format!("{}-{runs_at_micros}", state.created));
             state.instances.insert(id, runs_at);
         }
         Ok(accepted)
@@ -118,7 +118,7 @@ fn micros() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()
 }
 
-fn wall() -> i64 {
+fn unix_seconds() -> i64 {
     i64::try_from(micros() / 1_000_000).unwrap()
 }
 
@@ -146,9 +146,10 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     config.max_uses = Some(NonZeroU32::MIN);
     config.policies = Policies::always(IdleTarget::default());
     let store = Box::new(FileLedger::new(directory.path().join("ledger")));
-    let scaler = Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall)
-        .await
-        .unwrap();
+    let scaler =
+        Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), unix_seconds)
+            .await
+            .unwrap();
     let begin = micros();
     let mut jobs = JoinSet::new();
     for job in 0..instances {

@@ -65,9 +65,9 @@ impl Slots {
 
     /// Waits until a slot is free, and takes the lowest free slot. Cancel-safe.
     ///
-    /// Also waits briefly for a lower slot of the project whose job has ended, because only there does the next job
-    /// find the checkout and the cache volumes of that job. The coordinator may assign the next job before the slot is
-    /// free.
+    /// Also waits briefly if the job in a lower slot of the project has ended, but the slot is not free yet. Only in
+    /// that slot does the next job find the checkout and the cache volumes of the ended job. The coordinator may assign
+    /// the next job before the slot is free.
     pub async fn wait_for_free(&self, key: &SlotKey) -> HeldSlot {
         let mut free = self.free();
         if let Some(project_slot) = self.lowest_ending(key) {
@@ -86,7 +86,7 @@ impl Slots {
         }
     }
 
-    /// Returns the lowest slot of the project whose job has ended.
+    /// Returns the lowest slot of the project in which the job has ended, but which is not free yet.
     ///
     /// `None` means that there is no such slot, or that a lower slot is free.
     fn lowest_ending(&self, key: &SlotKey) -> Option<u32> {

@@ -48,7 +48,7 @@ pub fn own_directory(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the metadata of a directory. Fails without blocking for other files.
+/// Returns the metadata of a directory. If another kind of file is at the path, fails without blocking.
 fn stat_directory(path: &Path, flags: OFlags) -> io::Result<Stat> {
     let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(fstat(open(path, flags, Mode::empty())?)?)

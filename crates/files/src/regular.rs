@@ -140,7 +140,7 @@ pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileE
     let mut bytes = Vec::new();
     let too_large = || FileError::new(path, Problem::TooLarge(limit));
     let io = |error| FileError::new(path, Problem::Io(error));
-    // This check avoids reading a large file, which may still grow.
+    // Avoids reading a large file. The file may still grow, so the read below is limited, too.
     if file.metadata().map_err(io)?.len() > limit.bytes {
         return Err(too_large());
     }

@@ -75,7 +75,8 @@ struct Level {
 }
 
 impl Level {
-    /// Opens the directory. `None` means that it does not exist, or was another kind of file and is removed.
+    /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which this
+    /// function has removed.
     fn enter(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> io::Result<Option<Self>> {
         match open_directory(parent, name, unlock) {
             Ok(directory) => {
@@ -90,7 +91,7 @@ impl Level {
 
     /// Removes everything except directories, and stores up to [`MAX_NAMES`] of their names. `path` is the path of this
     /// directory.
-    fn read(&mut self, path: &Path, first_error: &mut FirstError<'_>) -> io::Result<()> {
+    fn remove_files(&mut self, path: &Path, first_error: &mut FirstError<'_>) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
         let entries = match Dir::read_from(directory) {
@@ -178,7 +179,7 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
                 }
             }
         } else if level.has_more {
-            level.read(&path, first_error)?;
+            level.remove_files(&path, first_error)?;
         } else if let Some(empty) = below.pop() {
             let parent = below.last_mut().unwrap_or(&mut top);
             let removed = ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR));
@@ -211,7 +212,8 @@ fn open_directory(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> Resul
     }
     let directory = openat(parent, name, flags | OFlags::PATH, Mode::empty())?;
     if fstat(&directory)?.st_mode & 0o700 != 0o700 {
-        // This path leads to the open directory, even if it was renamed. After an error, later operations fail, too.
+        // This path leads to the open directory, even if it was renamed. An error can be ignored, because later
+        // operations then fail, too.
         let _ = chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU);
     }
     openat(&directory, c".", flags | OFlags::RDONLY, Mode::empty())

@@ -48,8 +48,8 @@ impl DiskUsage {
     /// Adds a directory with its content. Stops when the sum exceeds `limit`, or `is_stopped` returns true. Blocks the
     /// thread.
     ///
-    /// Symbolic links and other mounted file systems are excluded. Subvolumes of btrfs count. A missing directory has
-    /// no content.
+    /// Symbolic links are not followed, and other mounted file systems are excluded. Subvolumes of btrfs count. A
+    /// missing directory has no content.
     pub fn add(&mut self, path: &Path, limit: u64, is_stopped: &dyn Fn() -> bool) {
         let top = open_directory(CWD, path).and_then(|directory| Ok((fstat(&directory)?, Dir::new(directory)?)));
         let (device, top) = match top {
@@ -101,7 +101,7 @@ impl DiskUsage {
     }
 
     fn skip(&mut self, path: PathBuf, problem: Errno, is_own: bool) {
-        // A directory of another user must not hide one of the job.
+        // A directory of this user takes precedence over one of another user, even if it is found later.
         if self.unmeasured.as_ref().is_none_or(|known| is_own && !known.is_own) {
             self.unmeasured = Some(Unmeasured { path, problem: problem.into(), is_own });
         }
@@ -196,8 +196,8 @@ mod tests {
 
     /// Lower layers of an overlay have other device numbers, like subvolumes of btrfs.
     #[test]
-    fn other_devices_of_the_same_mount_count_and_mounts_do_not() {
-        let test = "usage::tests::other_devices_of_the_same_mount_count_and_mounts_do_not";
+    fn other_devices_in_the_same_mount_are_counted_but_nested_mounts_are_not() {
+        let test = "usage::tests::other_devices_in_the_same_mount_are_counted_but_nested_mounts_are_not";
         let script = "mount -t tmpfs tmpfs \"$1\" && cd \"$1\" && mkdir lower upper overlay && mount -t tmpfs tmpfs lower && \
                       mount -t tmpfs tmpfs upper && mkdir upper/files upper/work lower/mounted && \
                       dd if=/dev/zero of=lower/file bs=1M count=2 && \
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_of_another_user_does_not_hide_one_of_the_job() {
+    fn unmeasured_directory_of_this_user_takes_precedence_over_one_of_another_user() {
         let mut usage = DiskUsage::default();
         usage.skip("other".into(), Errno::ACCESS, false);
         usage.skip("own".into(), Errno::ACCESS, true);

@@ -30,8 +30,8 @@ pub(crate) fn escape(text: &str) -> String {
 
 /// Reverses [`escape`]. Returns `None` for a text with an upper-case letter, a colon or an invalid `!`.
 ///
-/// In an address in brackets, `!` is always a colon, because such an address has no upper-case letters. Elsewhere, `!` is a colon only
-/// before a digit, such as the first digit of a port.
+/// In an address in brackets, `!` is always a colon, because [`escape`] writes no `!` for letters of such an address.
+/// Elsewhere, `!` is a colon only before a digit, such as the first digit of a port.
 #[cfg(feature = "install")]
 pub(crate) fn unescape(escaped: &str) -> Option<String> {
     let mut text = String::new();

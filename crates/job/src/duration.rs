@@ -1,4 +1,4 @@
-//! Durations in Go's syntax, the format of gitlab-runner, and as milliseconds.
+//! Durations in Go's syntax, which gitlab-runner uses, and in milliseconds.
 
 use std::time::Duration;
 

@@ -38,7 +38,7 @@ pub fn expand_within(text: &str, limit: usize, lookup: impl Fn(&str) -> String) 
     (expanded.len() <= limit).then_some(expanded)
 }
 
-/// Returns the name, and the length of the reference.
+/// Parses the text after a `$`. Returns the name, and the number of bytes of `text` that belong to the reference.
 fn parse_name<'a>(text: &'a str, may_close: &mut bool) -> (Option<&'a str>, usize) {
     if let Some(inner) = text.strip_prefix('{') {
         let end = if *may_close { inner.find('}') } else { None };

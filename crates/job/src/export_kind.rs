@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub enum ExportKind {
     /// Value that is masked in the log and in the results.
     Masked,
-    /// Path of a file with the value, which is masked.
+    /// Path of a file that contains the value. The value is masked.
     File,
     /// Value that is not masked.
     Plain,

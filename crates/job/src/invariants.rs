@@ -61,7 +61,7 @@ pub enum Violation {
         /// Status of the job.
         status: JobStatus,
     },
-    /// J1: an accepted job was reported more than once, or never although all faults were repaired.
+    /// J1: an accepted job was not reported exactly once, although all faults that a test injected had been repaired.
     #[error("J1: job {job} was reported {times} times")]
     NotReportedOnce {
         /// ID of the job.
@@ -103,7 +103,7 @@ pub enum Violation {
     SecretVisible(String),
 }
 
-/// Checks J1: the job was reported exactly once. Call it after all faults were repaired.
+/// Checks J1: the job was reported exactly once. Call it after the test has repaired all faults that it injected.
 ///
 /// # Errors
 /// Returns [`Violation::NotReportedOnce`].
@@ -160,7 +160,7 @@ pub fn no_secret<'a>(
 /// # Errors
 /// Returns [`Violation::ConcurrencyExceeded`] with the highest number of jobs that ran at the same time.
 pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T>)>) -> Result<(), Violation> {
-    // At the same time, ends (false) sort before starts (true).
+    // Of two steps with the same time, an end (false) sorts before a start (true).
     let mut steps: Vec<(T, bool)> = Vec::new();
     for (started, finished) in jobs {
         // A job without duration does not overlap with other jobs.

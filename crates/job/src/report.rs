@@ -1,6 +1,7 @@
 //! Reports among the artifacts of a job.
 
-/// Returns GitLab's format of this type of report, and the default name of its file.
+/// Returns the format in which GitLab expects the upload of this type of report (`gzip`, `zip` or `raw`), and the
+/// default name of the report's file.
 #[must_use]
 pub fn report_format(kind: &str) -> (&'static str, String) {
     let (format, name) = match kind {

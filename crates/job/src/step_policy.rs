@@ -91,7 +91,8 @@ pub struct PolicyViolation {
 }
 
 impl StepPolicy {
-    /// Checks a step that a job calls.
+    /// Checks a step that Muster itself puts into jobs, such as `checkout`.
+    /// For steps that an author calls, use [`Self::check_call`].
     ///
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
@@ -100,12 +101,13 @@ impl StepPolicy {
         self.check_with_default(step, matches!(step, StepReference::Builtin { .. }))
     }
 
-    /// Checks a step that the `run:` list of a job or a step file calls.
+    /// Checks a step that an author calls in the `run:` list of a job or in a step file.
     ///
     /// # Errors
     /// [`PolicyViolation`] if the step is not allowed.
     pub fn check_call(&self, step: &StepReference) -> Result<(), PolicyViolation> {
-        // A service runs commands of the author, and an upload takes files that the author chooses.
+        // Services and uploads need a rule: a service runs commands of the author, and an upload takes files that the
+        // author chooses.
         let needs_no_rule = matches!(
             step,
             StepReference::Builtin { name } if !matches!(name.as_str(), "service" | "artifacts/upload")

@@ -55,10 +55,11 @@ pub enum StepReference {
 }
 
 impl StepReference {
-    /// Directory of a repository in which a short reference looks for steps.
+    /// Directory of a repository to which the path of a git reference in the short form is relative.
     pub const GIT_TEXT_DIR: &str = "steps";
 
-    /// Returns the step of a short reference without expressions. `None` means that it is invalid.
+    /// Parses a reference in the short form (docs/spec/steps.md, section 2.3), which must not contain expressions.
+    /// `None` means that it is invalid.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();

@@ -1,4 +1,4 @@
-//! URLs as text that is shown or stored.
+//! Removes user names, passwords and queries from URLs that are shown or stored.
 
 /// Returns a URL without user name and password. Text that is not a URL is returned unchanged.
 #[must_use]

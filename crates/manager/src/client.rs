@@ -8,7 +8,8 @@ pub(crate) fn new(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client,
     Client::with_max_connection_age(&runner.url, &tls(runner), limit(age))
 }
 
-/// Returns a client for existing jobs. Unlike that of [`new`], it also works while the certificates are invalid.
+/// Returns a client for existing jobs. Unlike [`new`], does not fail if the certificates are invalid: until their files
+/// change, calls are made without certificates.
 pub(crate) fn with_deferred_tls(runner: &RunnerSettings, age: ConnectionAge) -> Result<Client, ClientError> {
     Client::with_deferred_tls(&runner.url, &tls(runner), limit(age))
 }

@@ -13,7 +13,7 @@ use crate::state::ManagerOutcome;
 /// Maximum size of a result tree. The rest of the update must fit into `MAX_UPDATE_BODY_BYTES`, too.
 const MAX_TREE_BYTES: usize = MAX_UPDATE_BODY_BYTES / 2;
 
-/// Returns the final update of a job that ended at an agent, whose log begins at `from` in the trace.
+/// Returns the final update of a job that ended at an agent. The agent's log begins at the offset `from` of the trace.
 ///
 /// If the job was canceled, `by_manager` is true if the manager canceled it, and false if the coordinator did.
 pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, by_manager: bool) -> UpdateRequest {

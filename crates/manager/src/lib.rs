@@ -1,7 +1,7 @@
 //! The runner manager: requests jobs, leases execution environments, gives each job to an agent, and reports its result.
 //!
 //! ```text
-//! requests (long polls, one lane each) --payload--> store (state.log) --> one actor per job:
+//! requests (long polls, each with its own idempotency key) --payload--> store (state.log) --> one actor per job:
 //!   lease -> lower -> Run at the agent -> copy the agent's log to the coordinator -> report -> close
 //! ```
 //!

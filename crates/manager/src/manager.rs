@@ -85,7 +85,7 @@ pub struct Manager {
     /// Time from which `shutdown_timeout` counts.
     aborting_since: Option<Instant>,
     run_tracker: RunLimitTracker,
-    /// Settings of each runner. Changed settings get a new number.
+    /// Settings of each runner, and the number of their generation. Changed settings get a new number.
     generations: HashMap<RunnerKey, (Arc<RunnerSettings>, u64)>,
     generation: u64,
 }
@@ -309,7 +309,7 @@ impl Manager {
         self.admission.stop();
     }
 
-    /// Returns the time of the next decision.
+    /// Starts and cancels requests as the admission decides. Returns when this must be called again.
     fn admit(&mut self) -> Option<Instant> {
         let left = if self.requests.is_store_blocked() { 0 } else { self.run_tracker.remaining_jobs() };
         self.admission.set_remaining_jobs(left);
@@ -331,9 +331,10 @@ impl Manager {
         self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
     }
 
-    /// Starts the actor of a new job. Fails if the job could not be stored.
+    /// Starts the actor of the job that a request brought, if any. Fails if the job could not be stored.
     ///
-    /// Returns a refusal that ends the manager after its jobs.
+    /// If the manager must end because the coordinator refused the runner, returns the error with which it ends once
+    /// its jobs have ended.
     fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
         let CompletedPoll { poll, runner, client, answer, is_repeatable } = answered;
         let now = Instant::now();
@@ -419,7 +420,8 @@ impl Manager {
         }
     }
 
-    /// Fails if states cannot be stored, so that the service manager must restart this manager.
+    /// Frees what the job used. Fails if the job's state could not be stored: the manager then ends, and the service
+    /// manager must restart it.
     fn on_job_ended(&mut self, ended: Result<(Id, Result<(), JobError>), JoinError>) -> Result<(), ManagerError> {
         let task = ended.as_ref().map_or_else(JoinError::id, |(task, _)| *task);
         let Some((run, runner)) = self.jobs_by_task.remove(&task) else { return Ok(()) };

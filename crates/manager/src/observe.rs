@@ -25,7 +25,8 @@ pub(crate) use watch::JobWatch;
 
 pub(crate) struct Observer {
     telemetry: Arc<Telemetry>,
-    /// A runner's series are exposed while they are in this map.
+    /// Metrics of each runner. A runner's metric series are exposed only while its [`EntryMetrics`] is held, here or
+    /// elsewhere.
     entries: Mutex<HashMap<RunnerKey, Arc<EntryMetrics>>>,
     has_logged_unsupported: AtomicBool,
 }
@@ -104,13 +105,13 @@ impl Observer {
         }
     }
 
-    /// The series are exposed while the result is held.
+    /// Returns the metrics of a runner. Their series are exposed while the result is held.
     pub(crate) fn entry(&self, runner: &RunnerSettings) -> Arc<EntryMetrics> {
         let known = self.entries.lock().get(&runner.key).cloned();
         known.unwrap_or_else(|| self.telemetry.metrics.entry(&labels(runner)))
     }
 
-    /// Logs the first unsupported request of a coordinator.
+    /// Logs that a coordinator requests a `feature` of span export that is not supported. Only the first call logs.
     fn warn_unsupported(&self, feature: &str) {
         if !self.has_logged_unsupported.swap(true, Ordering::Relaxed) {
             tracing::warn!(

@@ -61,7 +61,8 @@ pub enum JobState {
         #[serde(default, skip_serializing_if = "is_0")]
         trace_offset: u64,
     },
-    /// The job has a result, and its environment was or must be suspended for a later job. The agent may no longer have the job.
+    /// The job has a result, and its environment was or must be suspended for a later job. It is possible that the
+    /// agent no longer has the job.
     Suspended {
         /// Lease that the job has or had.
         lease: LeaseRecord,
@@ -250,7 +251,7 @@ impl JobState {
 
     /// Returns the attempt that an agent can have.
     ///
-    /// `None` also if the manager ended the job after the release of its slot.
+    /// `None` if no agent can have the job yet, or if the manager ended a job that had no slot, or no longer had one.
     #[must_use]
     pub fn attempt(&self) -> Option<Attempt> {
         match self {

@@ -142,7 +142,7 @@ fn report_and_bridge(ConnectedAgent { socket, home, is_outdated }: ConnectedAgen
     bridge(socket)
 }
 
-/// Copies between the socket and stdin and stdout until one of them is closed. Blocks the thread.
+/// Copies stdin to the socket, and the socket to stdout, until one of the two ends. Blocks the thread.
 pub(crate) fn bridge(socket: UnixStream) -> ExitCode {
     let Ok(mut to_agent) = socket.try_clone() else { return ExitCode::FAILURE };
     // Do not join the threads: after the first has ended, the other may be blocked in a read.

@@ -25,7 +25,7 @@ pub(crate) struct ConfigError {
 }
 
 impl ConfigArg {
-    /// An empty `--config` counts as not set.
+    /// Returns the path of the configuration file. An empty `--config` counts as not set.
     pub(crate) fn path(&self) -> PathBuf {
         flags::non_empty(&self.config).unwrap_or_else(paths::default_config_file)
     }
@@ -80,7 +80,8 @@ pub(crate) fn version_info(config: &Config, runner: &Runner) -> VersionInfo {
     settings.map(|settings| muster_manager::info(&settings)).unwrap_or_default()
 }
 
-/// Returns whether the runner was created on the server. Then, the token is only verified, and no runner is registered.
+/// Returns whether the runner of this token was created on the server. `register` verifies such a token, but registers
+/// no runner with it.
 pub(crate) fn is_created_at_server(token: &str) -> bool {
     token.starts_with("glrt-")
 }

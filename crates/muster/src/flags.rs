@@ -59,7 +59,8 @@ pub(crate) fn rewrite_go_flags(root: &Command, arguments: &[OsString], first: us
     rewritten
 }
 
-/// Returns whether the arguments are another command, whose flags must not be rewritten.
+/// Returns whether the positional arguments of `command` are the command line of another program, whose flags must not
+/// be rewritten.
 fn takes_command(command: &Command) -> bool {
     command.get_positionals().any(clap::Arg::is_trailing_var_arg_set)
 }

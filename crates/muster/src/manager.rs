@@ -237,7 +237,7 @@ async fn stop_on_signals(control: &Control, on_stop: OnStop) -> std::io::Result<
     Ok(())
 }
 
-/// Returns immediately if the process does not exist, and never if `pid` is `None`.
+/// Waits until the process has exited. Waits forever if `pid` is `None`.
 async fn wait_for_exit(pid: Option<i32>) {
     match pid.map(Watched::open) {
         None => std::future::pending().await,

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Packagers can set the variables `MUSTER_*` at build time.
+/// Version and origin of this executable. Packagers can set the environment variables `MUSTER_*` at build time.
 pub(crate) const BUILD: Build = Build {
     name: "muster",
     version: env!("CARGO_PKG_VERSION"),

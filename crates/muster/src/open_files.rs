@@ -27,7 +27,7 @@ pub(crate) fn limit() -> Option<u64> {
     getrlimit(Resource::Nofile).current
 }
 
-/// Returns at least 1.
+/// Returns how many jobs the limit of open files allows at the same time, but at least 1.
 pub(crate) fn max_jobs() -> usize {
     limit().map_or(usize::MAX, max_jobs_for)
 }

@@ -26,7 +26,9 @@ pub(crate) fn home_of_user(name: &str) -> Option<PathBuf> {
     home_of(|user, _| user == name)
 }
 
-/// A static executable cannot use the name service, so this reads `/etc/passwd`.
+/// Returns the home directory of the first user in `/etc/passwd` whose name and ID satisfy `predicate`.
+///
+/// Reads the file itself, because a static executable cannot use the name service.
 fn home_of(predicate: impl Fn(&str, u32) -> bool) -> Option<PathBuf> {
     let users = std::fs::read_to_string("/etc/passwd").ok()?;
     users.lines().find_map(|line| {

@@ -118,7 +118,8 @@ impl Registry {
     /// Lists the tags of the repository.
     ///
     /// # Errors
-    /// [`RegistryError`]. Unlisted tags are [`TagList::Unlisted`] instead.
+    /// [`RegistryError`]. If the registry refuses to list the tags, this is no error: the result is
+    /// [`TagList::Unlisted`].
     pub async fn tags(&self) -> Result<TagList, RegistryError> {
         match self.list(self.url(&["tags", "list"])?, self.repository.to_string()).await {
             Err(RegistryError::Refused { .. } | RegistryError::Status { status: 405, .. }) => Ok(TagList::Unlisted),
@@ -136,7 +137,7 @@ impl Registry {
         self.list(url, format!("{}, which does not list its repositories", self.repository.registry)).await
     }
 
-    /// Reads all pages of a list. `content` names a missing list in the error.
+    /// Reads all pages of a list. If the list does not exist, the error names it with the text `content`.
     async fn list(&self, mut url: Url, content: String) -> Result<Vec<String>, RegistryError> {
         #[derive(Deserialize)]
         struct Page {
@@ -207,7 +208,8 @@ impl Registry {
         self.base.join(&path).map_err(|source| RegistryError::Name { name: path, source })
     }
 
-    /// Sends a GET request with retries. `content` names missing content in the error.
+    /// Sends a GET request with retries. If the requested content does not exist, the error names it with the text
+    /// `content`.
     pub(super) async fn get(
         &self,
         url: &Url,
@@ -217,7 +219,8 @@ impl Registry {
         self.send(url, &|http| http.get(url.clone()).headers(headers.clone()), content).await
     }
 
-    /// Sends a request with retries. `content` names missing content in the error. `None` means the repository.
+    /// Sends a request with retries. If the requested content does not exist, the error names it with the text
+    /// `content`. Without this text, the error names the repository.
     pub(super) async fn send(
         &self,
         url: &Url,

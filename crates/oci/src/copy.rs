@@ -26,7 +26,7 @@ struct References {
 
 /// Copies the index or image of a tag or digest, and adds `tags`. Returns its digest.
 ///
-/// Without tags, only its content is copied.
+/// Without tags, only the content that the index or image refers to is copied, and not the index or image itself.
 ///
 /// # Errors
 /// [`RegistryError`] of one of the two repositories.

@@ -11,7 +11,7 @@ use tokio::process::Command;
 use crate::credentials::{Credentials, HelperError};
 
 const HUB_KEY: &str = "https://index.docker.io/v1/";
-/// User name of an identity token.
+/// User name by which a helper shows that the secret is an identity token.
 const TOKEN_USER: &str = "<token>";
 /// Timeout of a credential helper, which may prompt the user.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -68,7 +68,7 @@ impl CredentialHelper {
         let mut child = command.spawn().map_err(HelperError::Run)?;
         let work = async {
             if let Some(mut stdin) = child.stdin.take() {
-                // The exit status shows whether the helper succeeded.
+                // An error is ignored here, because the exit status shows whether the helper succeeded.
                 let _ = stdin.write_all(input).await;
             }
             child.wait_with_output().await

@@ -11,7 +11,8 @@ use crate::error::{RegistryError, ShownUrl};
 
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum time for an answer after a counted body was sent. A registry may need minutes to store several gigabytes.
+/// Maximum time for an answer after a body was sent completely, if its bytes are counted ([`SentBytes`]). A registry
+/// may need minutes to store several gigabytes.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Number of bytes of a request's body that the connection accepted. Clones share the number.
@@ -47,7 +48,7 @@ impl SentBytes {
 ///
 /// # Errors
 /// [`RegistryError::Unreachable`], [`RegistryError::Idle`] without progress, or [`RegistryError::NoAnswer`] after a
-/// counted body was sent.
+/// body was sent completely, if its bytes are counted.
 pub(crate) async fn send(request: RequestBuilder, url: &str, sent: &SentBytes) -> Result<Response, RegistryError> {
     let response = wait_for(request.send(), url, sent).await?;
     response.map_err(|error| RegistryError::unreachable(url, error))

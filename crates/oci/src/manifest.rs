@@ -10,7 +10,8 @@ pub(super) const INDEX_TYPES: [&str; 2] =
 pub(super) const MANIFEST_TYPES: [&str; 2] =
     ["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
 
-/// Images for several platforms, or documents about other content.
+/// List of the images for several platforms, or of documents that describe other content of the repository
+/// ("referrers").
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Index {

@@ -88,8 +88,8 @@ impl PackOptions<'_> {
 
 /// Packs files into a tar archive with zstd compression. Executable files stay executable. Blocks.
 ///
-/// `files` contains paths in the archive, each with a file or directory. A directory is packed with all its content
-/// except `.git`.
+/// Each entry of `files` is a path in the archive, and the file or directory that gets this path. A directory is packed
+/// with all its content except `.git`.
 pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Blob, PackError> {
     let first = files.first().map(|(_, from)| from.clone()).unwrap_or_default();
     let failed = |error| options.error(&first, error);
@@ -106,7 +106,7 @@ pub fn pack(files: &[(PathBuf, PathBuf)], options: PackOptions<'_>) -> Result<Bl
             let inside = entry.path().strip_prefix(from).unwrap_or(Path::new(""));
             let name = if inside.as_os_str().is_empty() { name.clone() } else { name.join(inside) };
             add(&mut archive, &name, entry.path(), &mut left, &options).map_err(|error| match error {
-                // The limit applies to all files together.
+                // The limit applies to all files together, so the error does not name the file that exceeded it.
                 PackError::TooLarge { limit, .. } => PackError::TooLarge { path: from.clone(), limit },
                 error => error,
             })?;

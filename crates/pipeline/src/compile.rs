@@ -1,4 +1,5 @@
-//! Compiles the text of a configuration to a pipeline. The steps have the same order as on GitLab (docs/spec/pipeline-yaml.md, section 2.1).
+//! Compiles the text of a configuration to a pipeline. The phases of the compilation have the same order as on GitLab
+//! (docs/spec/pipeline-yaml.md, section 2.1).
 
 use crate::config;
 use crate::config::parsing::Problems;

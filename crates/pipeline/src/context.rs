@@ -245,7 +245,8 @@ pub enum SourceError {
     Unreadable(String),
 }
 
-/// Reads files. This crate accesses nothing else outside of its input.
+/// Reads files, and compares commits of the project. All that this crate uses besides its arguments comes from this
+/// trait.
 pub trait Sources {
     /// Announces files that will be read, so that they can be downloaded concurrently.
     fn prefetch(&self, _targets: &[IncludeTarget]) {}
@@ -266,7 +267,7 @@ pub trait Sources {
     /// `None` if the ref does not exist.
     fn changed_since(&self, compare_to: &str) -> Option<Changes>;
 
-    /// Returns the blob IDs of tracked paths, or the IDs of the last commits that changed them if `commits` is true.
-    /// Omits paths that do not exist.
+    /// Returns the blob IDs of tracked paths or, if `commits` is true, the IDs of the last commits that changed these
+    /// paths. Omits paths that do not exist.
     fn object_ids(&self, paths: &[String], commits: bool) -> Vec<String>;
 }

@@ -12,7 +12,7 @@ use crate::sub_span::SubSpan;
 /// Severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// The problem does not prevent the pipeline.
+    /// The pipeline can be created despite the problem.
     Warning,
     /// No pipeline is created.
     Error,
@@ -88,7 +88,7 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// A truncated text ends with `...`.
+/// Truncates a text that has more than `max_chars` characters, and adds `...` to it.
 pub(crate) fn shortened(text: &str, max_chars: usize) -> Cow<'_, str> {
     match text.char_indices().nth(max_chars) {
         None => Cow::Borrowed(text),

@@ -101,7 +101,7 @@ fn clock(text: &str) -> Option<f64> {
     })
 }
 
-/// Splits numbers from words even if nothing separates them, as in `2h20min`.
+/// Splits a text into words and numbers, even where nothing separates a number from a word, as in `2h20min`.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut kind = None;

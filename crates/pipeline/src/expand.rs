@@ -77,7 +77,8 @@ pub fn expand_all(variables: &mut [Variable]) {
     }
 }
 
-/// `None` means that the value would be longer than [`MAX_VALUE_BYTES`].
+/// Expands the references in `text`, and keeps references for which `lookup` returns `None`. Returns `None` if the
+/// result would be longer than [`MAX_VALUE_BYTES`].
 fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for piece in pieces(text) {

@@ -225,7 +225,8 @@ fn fnmatch_to_regex(pattern: &str) -> String {
     out
 }
 
-/// Also returns the length of the class in bytes.
+/// Converts the character class at the start of `text` to a class of the `regex` crate. Also returns the length of the
+/// class in `text`, in bytes. Returns `None` if the class is not closed.
 fn class(text: &str) -> Option<(String, usize)> {
     let mut chars = text.char_indices().skip(1).peekable();
     let negated = chars.next_if(|(_, char)| matches!(char, '!' | '^')).is_some();

@@ -182,7 +182,7 @@ impl Node {
     }
 }
 
-/// As in Ruby: `1.0`, `1.0e+20`, `1.5e-07`, `Infinity`.
+/// Formats a number as Ruby does: `1.0`, `1.0e+20`, `1.5e-07`, `Infinity`.
 fn float_text(value: f64) -> String {
     if value.is_infinite() {
         return if value > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();

@@ -18,7 +18,7 @@ pub fn preview(node: &Node) -> String {
     out
 }
 
-/// Uses block style.
+/// Writes a node in block style, beginning on a new line.
 fn block(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if map.is_empty() => line(out, indent, "{}"),
@@ -42,7 +42,7 @@ fn block(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// The key has already been written.
+/// Writes the value of a map's entry, after the key and the colon.
 fn value(out: &mut String, node: &Node, indent: usize) {
     match &node.value {
         Value::Map(map) if !map.is_empty() => {
@@ -58,7 +58,7 @@ fn value(out: &mut String, node: &Node, indent: usize) {
     }
 }
 
-/// The dash has already been written.
+/// Writes an item of a list, after the dash.
 fn item_value(out: &mut String, node: &Node, indent: usize) {
     let mut nested = String::new();
     match &node.value {

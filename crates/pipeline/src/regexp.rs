@@ -42,7 +42,8 @@ pub fn compile_with_flags(pattern: &str, flags: &str) -> Result<Regex, RegexpErr
     })
 }
 
-/// Returns `None` if the pattern exceeds the size limit.
+/// Same as [`compile_with_flags`], with `bytes` as the maximum size of the compiled pattern. Returns `None` if the
+/// compiled pattern is larger.
 pub(crate) fn compile_within(pattern: &str, flags: &str, bytes: usize) -> Option<Result<Regex, RegexpError>> {
     if pattern.len() > MAX_PATTERN_BYTES {
         return Some(Err(RegexpError { reason: format!("it is longer than {MAX_PATTERN_BYTES} bytes"), help: None }));
@@ -83,7 +84,8 @@ pub fn is_flag(flag: char) -> bool {
     matches!(flag, 'i' | 's' | 'm' | 'U')
 }
 
-/// The last line of the text contains the reason; the other lines show the pattern.
+/// Converts an error of the `regex` crate. The last line of its text contains the reason; the other lines show the
+/// pattern.
 fn explain(error: &regex::Error) -> RegexpError {
     let text = error.to_string();
     let reason = text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();

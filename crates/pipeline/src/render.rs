@@ -11,7 +11,7 @@ use crate::diagnostic::{Diagnostic, Severity, shortened};
 use crate::node::Span;
 use crate::source_map::{Source, SourceMap};
 
-/// Of longer lines, only the position is shown.
+/// Maximum length of a source line that is shown. Of a longer line, only the position is shown.
 const MAX_LINE_BYTES: usize = 2000;
 const MAX_MESSAGE_CHARS: usize = 1000;
 
@@ -67,7 +67,7 @@ struct ShownLine<'a> {
     end: usize,
 }
 
-/// `None` if the span is outside the text or the line is too long.
+/// Returns the source line of a span. Returns `None` if the span is outside the text or the line is too long.
 fn shown_line(source: &Source, span: Span) -> Option<ShownLine<'_>> {
     let (start, end) = (span.start as usize, span.end as usize);
     let line_start = source.text.get(..start)?.rfind('\n').map_or(0, |newline| newline + 1);

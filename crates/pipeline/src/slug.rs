@@ -48,7 +48,7 @@ pub fn environment_slug(name: &str) -> String {
     slug + &base36_tail(&Sha256::digest(name.as_bytes()))
 }
 
-/// The result is ASCII.
+/// Converts to lower case, and replaces every character except `0-9a-z` with `-`. The result is therefore ASCII.
 fn plain(text: &str) -> String {
     text.chars()
         .flat_map(char::to_lowercase)
@@ -56,7 +56,7 @@ fn plain(text: &str) -> String {
         .collect()
 }
 
-/// Interprets `bytes` as a big-endian number.
+/// Returns the last digits, in base 36, of the big-endian number in `bytes`.
 fn base36_tail(bytes: &[u8]) -> String {
     const BASE: u64 = 36;
     let modulus = BASE.pow(6);

@@ -42,7 +42,7 @@ impl SourceMap {
     }
 }
 
-/// Takes time linear in `offset`.
+/// Returns the span of the `length` bytes at `offset`. Takes time linear in `offset`.
 pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize) -> Span {
     let before = text.get(..offset).unwrap_or(text);
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -55,7 +55,7 @@ pub(crate) fn span_at(source: SourceId, text: &str, offset: usize, length: usize
     }
 }
 
-/// `written` is the source text of `outer`.
+/// Returns the span of a part of `outer`. `written` is the source text of `outer`, and `offset` is an offset in it.
 pub(crate) fn span_inside(outer: Span, written: &str, offset: usize, length: usize) -> Span {
     let inner = span_at(outer.source, written, offset, length);
     let column = if inner.line == 1 { outer.column.saturating_add(inner.column - 1) } else { inner.column };

@@ -15,8 +15,9 @@ pub(crate) struct SubSpan {
 }
 
 impl SubSpan {
-    /// `whole` is the span of the scalar. `None` if the file does not contain the value literally: in a block or
-    /// multi-line scalar, after interpolation, or with escapes of other characters than quotes, `\` and `/`.
+    /// Returns the position of the part in the file. `whole` is the span of the scalar. Returns `None` if the file does
+    /// not contain the value literally: in a block or multi-line scalar, after interpolation, or with escapes of other
+    /// characters than quotes, `\` and `/`.
     pub(crate) fn find(&self, whole: Span, sources: &SourceMap) -> Option<Span> {
         let source = sources.get(whole.source)?;
         let written = source.text.get(usize::try_from(whole.start).ok()?..usize::try_from(whole.end).ok()?)?;
@@ -26,8 +27,8 @@ impl SubSpan {
     }
 }
 
-/// `at` is an offset in `text`, the value of this scalar. `None` if `written` is not a plain or quoted scalar on one
-/// line, or does not contain the value literally.
+/// Converts the offset `at` in the value `text` of a scalar to an offset in `written`, the source text of the scalar.
+/// Returns `None` if `written` is not a plain or quoted scalar on one line, or does not contain the value literally.
 fn written_offset(written: &str, text: &str, at: usize) -> Option<usize> {
     if written.contains('\n') || !text.is_char_boundary(at) {
         return None;

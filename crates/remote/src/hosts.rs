@@ -27,11 +27,11 @@ struct Keys {
     fingerprints: Vec<String>,
     /// Whether the keys were pinned instead of learned at the first connection.
     is_pinned: bool,
-    /// Such as `ssh-ed25519`. Empty if unknown, and for learned keys.
+    /// Types of the keys, such as `ssh-ed25519`. Empty if unknown, and for learned keys.
     types: Vec<String>,
 }
 
-/// A line of the file. Without fingerprints, the machine was removed.
+/// A line of the file. A line without fingerprints records that the keys of the machine were removed.
 #[derive(Serialize, Deserialize)]
 struct Line {
     machine: String,
@@ -122,7 +122,7 @@ impl KnownHosts {
         hosts.keys.get(machine).map(|keys| keys.types.clone()).unwrap_or_default()
     }
 
-    /// Removes the keys of a deleted machine. Another machine may get its name.
+    /// Removes the keys of a deleted machine, because another machine may get its name.
     pub fn forget(&self, machine: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).forget(machine);
     }

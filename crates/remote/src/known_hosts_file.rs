@@ -1,4 +1,4 @@
-//! OpenSSH's `known_hosts`: the host keys of a machine.
+//! Reads the host keys of a machine from a file in the format of OpenSSH's `known_hosts`.
 //!
 //! Patterns, and lines with the marker `@cert-authority`, match no machine. The marker `@revoked` applies to all
 //! machines.
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn revoked_key_is_refused_although_a_plain_line_has_it() {
+    async fn revoked_key_is_not_returned_although_a_plain_line_has_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("known_hosts");
         std::fs::write(&path, format!("vm {KEY}\n@revoked * {KEY}\n")).unwrap();

@@ -68,7 +68,7 @@ pub struct RemoteCommand<'a> {
 }
 
 impl<'a> RemoteCommand<'a> {
-    /// Creates a command without input whose output is discarded.
+    /// Creates a command without input. Its stdout is discarded. [`CommandResult::stderr`] gets the end of its stderr.
     #[must_use]
     pub fn new(command: &'a str) -> Self {
         Self { command, stdin: None, stdout: None, stderr: None, stop: CancellationToken::new() }
@@ -85,7 +85,8 @@ pub enum DialError {
         user: String,
         /// Address of the machine.
         address: String,
-        /// `key`, `certificate` or `password`, for WinRM with a hint.
+        /// Kind of the credentials: `key`, `certificate` or `password`. For WinRM, a hint about the machine's
+        /// configuration follows.
         method: &'static str,
     },
     /// The protocol would send the password in clear text.

@@ -20,7 +20,7 @@ pub struct LocalSession;
 
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Dropping this value kills the command.
+/// A running command, as a stream that reads its stdout and writes its stdin. Dropping this value kills the command.
 struct Program {
     stream: tokio::io::Join<ChildStdout, ChildStdin>,
     _child: Child,
@@ -246,7 +246,7 @@ mod tests {
     async fn command_ends_when_its_streams_are_dropped() {
         let directory = tempfile::tempdir().unwrap();
         let pid = directory.path().join("pid");
-        // The commands do not read their input.
+        // The commands do not read their input, so the end of the input alone would not end them.
         let stream = LocalSession.dial_command(&format!("sleep 600 & echo $! >{}; wait", pid.display())).await.unwrap();
         let process = loop {
             match std::fs::read_to_string(&pid).unwrap_or_default().trim().parse::<i32>() {

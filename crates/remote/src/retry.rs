@@ -6,7 +6,8 @@ use tokio::time::Instant;
 
 use crate::{Backoff, DialError, KnownHosts, Target};
 
-/// The delay doubles up to [`MAX_DELAY`] (docs/spec/fleeting.md, case C5).
+/// Delay after the first attempt. Doubles after each further attempt, up to [`MAX_DELAY`] (docs/spec/fleeting.md, case
+/// C5).
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const MAX_DELAY: Duration = Duration::from_secs(2);
 /// Timeout of the first attempt. Booting machines may drop packets, so one attempt must not take all the time.

@@ -104,7 +104,8 @@ async fn connect_directly_or_through(
     retry(target, &address, || try_once(via, target, &address, key.clone(), hosts, Arc::clone(&config))).await
 }
 
-/// Prefers these key types, so that the machine presents a host key of a known type.
+/// Returns the default algorithms. Those whose host keys have one of `host_key_types` come first, so that the machine
+/// presents a host key of a known type.
 fn preferred(host_key_types: &[String]) -> Preferred {
     let mut preferred = Preferred::default();
     // All signature algorithms of RSA have keys of the type `ssh-rsa`.

@@ -90,7 +90,7 @@ pub struct JobPayload {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MusterExtension {
-    /// Bare repository on this machine with the commit, so that the checkout needs no network.
+    /// Path of a bare repository on this machine that contains the commit. The checkout then needs no network.
     pub local_repository: Option<String>,
     /// Minimum interval between trace uploads in milliseconds.
     pub trace_interval_ms: Option<u64>,

@@ -25,7 +25,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Eight attempts within 25 s, unless the server requires longer waits.
+    /// Eight attempts, with waits of at most 26 s in total, unless the server requires longer waits.
     pub const SHORT: Self = Self { first: Duration::from_millis(200), cap: Duration::from_secs(20), attempts: Some(8) };
     /// Unlimited attempts for important reports (docs/spec/life-of-a-job.md, rule R5).
     pub const UNTIL_ACKNOWLEDGED: Self =

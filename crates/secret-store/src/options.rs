@@ -53,7 +53,8 @@ impl VaultOptions {
     /// Reads the options. `variable` returns the value of an environment variable.
     ///
     /// # Errors
-    /// [`VaultError::Option`] if a value is not valid, [`VaultError::Incomplete`] if only a certificate or a key is set.
+    /// [`VaultError::Option`] if a value is not valid, [`VaultError::Incomplete`] if a certificate is set without its
+    /// key or a key without its certificate.
     pub fn from_environment(variable: impl Fn(&str) -> Option<String>) -> Result<Self, VaultError> {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let path = |name: &str| variable(name).map(PathBuf::from);

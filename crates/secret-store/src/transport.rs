@@ -34,7 +34,7 @@ impl Answer {
     }
 }
 
-/// Removes control characters, which could change the log of the job.
+/// Returns the text in one line, shortened, and without control characters, which could change the log of the job.
 fn one_line(text: &str) -> String {
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

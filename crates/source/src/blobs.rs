@@ -3,7 +3,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 use crate::git::Git;
 
-/// Maximum number of bytes that are read from a file. GitLab accepts fewer, so a caller notices an oversized file.
+/// Maximum number of bytes that are read from a file. Exceeds GitLab's limit, so that a caller notices an oversized
+/// file.
 pub const MAX_FILE_BYTES: u64 = 11 << 20;
 
 /// A running `git cat-file --batch`.

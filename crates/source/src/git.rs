@@ -135,7 +135,7 @@ impl Git {
     }
 }
 
-/// Returns whether a `GIT_*` variable is kept, because it does not change which repository git uses.
+/// Returns whether git commands keep a `GIT_*` variable. Kept variables do not change which repository git uses.
 fn is_preserved(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     name.starts_with("GIT_CONFIG_") && name != "GIT_CONFIG_PARAMETERS"

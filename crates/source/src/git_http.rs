@@ -22,7 +22,7 @@ use tokio_util::io::ReaderStream;
 use crate::git::Git;
 
 const USER: &str = "gitlab-ci-token";
-/// git sends a few kilobytes.
+/// Maximum size of a request. git's requests have only a few kilobytes.
 const MAX_REQUEST_BYTES: usize = 64 << 20;
 
 /// The repository to serve.
@@ -30,7 +30,7 @@ const MAX_REQUEST_BYTES: usize = 64 << 20;
 pub struct GitServer {
     /// Path of the bare repository.
     pub repository: PathBuf,
-    /// Such as `group/app`. Served with and without `.git`.
+    /// Path of the project, such as `group/app`. Clients may add `.git` to it.
     pub project_path: String,
     /// Check of the password of each request.
     pub check_token: CheckToken,
@@ -131,7 +131,7 @@ impl GitServer {
         project.strip_suffix(".git").unwrap_or(project) == self.project_path
     }
 
-    /// Checks the job's token from the basic authentication. The error is the response.
+    /// Checks the job's token in the basic authentication. The error is the response to the client.
     async fn may_read(&self, headers: &HeaderMap) -> Result<(), Response<Body>> {
         let token = headers.get(header::AUTHORIZATION).and_then(|value| {
             let (scheme, text) = value.to_str().ok()?.split_once(' ')?;
@@ -152,7 +152,8 @@ impl GitServer {
         }
     }
 
-    /// Starts `git upload-pack`, which ends when its handle is dropped. `advertise` only lists the refs, without input.
+    /// Starts `git upload-pack`, which ends when its handle is dropped. If `advertise` is true, the process only lists
+    /// the refs, and reads no input.
     fn spawn(&self, headers: &HeaderMap, advertise: bool) -> std::io::Result<(Child, impl AsyncRead + Send + use<>)> {
         let mut arguments = vec!["upload-pack", "--stateless-rpc", "--strict"];
         if advertise {

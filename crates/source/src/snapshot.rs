@@ -50,7 +50,8 @@ impl std::fmt::Display for MergeBase {
     }
 }
 
-/// Returns the short ID of a commit and how it relates to the ref `name`, unless `name` is the ID itself.
+/// Returns the short ID of a commit, and how the commit relates to the ref `name`. If `name` is the ID itself, returns
+/// only the short ID.
 fn describe_commit(commit: &str, relation: &str, name: &str) -> String {
     let short = commit.get(..8).unwrap_or(commit);
     if commit.starts_with(name) { short.to_owned() } else { format!("{short}, {relation} `{name}`") }
@@ -76,7 +77,7 @@ pub struct Snapshot {
     /// Paths of the snapshot, with `/` as separator.
     pub tracked_paths: Arc<BTreeSet<String>>,
     entries: Arc<BTreeMap<String, Entry>>,
-    /// The user's repository, with the objects of the store.
+    /// The user's repository. Its commands also find the objects of the store.
     git: Git,
 }
 
@@ -144,7 +145,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Returns the user's repository, with the objects of the store.
+    /// Returns the user's repository. Its commands also find the objects of the store.
     #[must_use]
     pub fn git(&self) -> &Git {
         &self.git
@@ -181,8 +182,8 @@ impl Snapshot {
 
     /// Returns the commit of the first of the `names` that has one.
     fn first_commit(&self, names: &[String]) -> Option<String> {
-        // One process looks up all names. `cat-file` ends at a name such as `@{upstream}` if the branch has no
-        // upstream.
+        // One process looks up all names, unless a name contains a line break or `@`: `cat-file` aborts at a name such
+        // as `@{upstream}` if the branch has no upstream.
         if names.iter().any(|name| name.contains(['\n', '@'])) {
             return names.iter().find_map(|name| self.commit(name));
         }
@@ -222,8 +223,8 @@ impl Snapshot {
 
     /// Returns the commit that a name probably has on the server, and the ref of that commit.
     ///
-    /// For a branch, this is its upstream or `origin/<name>`, unless the local branch contains that commit.
-    /// [`Snapshot::resolve`] resolves other names.
+    /// For a branch, this is its upstream or `origin/<name>`. If the local branch contains that commit, it is the local
+    /// branch instead. [`Snapshot::resolve`] resolves other names.
     fn tip(&self, name: &str) -> Option<(String, String)> {
         let local = self.commit(&format!("refs/heads/{name}"));
         let (upstream, upstream_name) = match &local {
@@ -265,7 +266,7 @@ impl Snapshot {
         Some(nul_separated(&output).map(|path| String::from_utf8_lossy(path).into_owned()).collect())
     }
 
-    /// Returns the commit of the branch's upstream at the last fetch or push.
+    /// Returns the commit that the upstream of the current branch had at the last fetch or push.
     #[must_use]
     pub fn upstream(&self) -> Option<String> {
         self.commit("@{upstream}")

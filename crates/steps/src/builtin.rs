@@ -38,7 +38,8 @@ pub trait Builtin<J>: Send + Sync {
     /// The step failed.
     async fn run(&self, job: &Arc<J>, stop: &StopToken) -> Result<(), Failure>;
 
-    /// Returns the inputs for the operator's step that replaces this step. `None` means that this step cannot be replaced.
+    /// Returns the inputs for the operator's step that replaces this step. `None` means that this step cannot be
+    /// replaced.
     fn offer(&self, _job: &J) -> Option<Offer> {
         None
     }

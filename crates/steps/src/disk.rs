@@ -47,7 +47,7 @@ pub enum DiskError {
 
 impl DiskLimit {
     /// Runs `work`, and stops it if the directories hold more than the limit. Returns the result of `work`, and why the
-    /// limit is violated.
+    /// limit is violated. `None` means that it is not.
     pub(crate) async fn enforce<T, E>(
         &self,
         stop: &StopToken,

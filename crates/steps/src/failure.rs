@@ -55,8 +55,8 @@ pub enum Failure {
         "prepare environment: {0}. Check https://docs.gitlab.com/runner/shells/#shell-profile-loading for more information"
     )]
     Profile(String, Option<i32>),
-    /// A step of a step file failed. Contains the message with the names of the steps, and the exit status of a
-    /// process.
+    /// A step of a step file failed. Contains the message with the names of the steps, and the exit status if a process
+    /// of the step exited.
     #[error("{0}")]
     StepFile(String, Option<i32>),
     /// Delegated steps failed at another agent. Contains the message, and the exit status if their script failed.

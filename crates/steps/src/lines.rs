@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::definition::{Kind, Outputs};
 use crate::expression::to_text;
 
-/// Messages are like those of GitLab's step-runner.
+/// Error in an output or export file, with messages like those of GitLab's step-runner.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ValueFileError {
     #[error("output file: read output file: {0}")]

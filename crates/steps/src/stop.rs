@@ -8,7 +8,7 @@ use muster_job::TerminationCause;
 use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
-/// Token that stops work, with the cause. Clones share their state.
+/// Token that stops work and tells it the cause of the stop. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct StopToken {
     token: CancellationToken,

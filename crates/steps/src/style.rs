@@ -8,7 +8,7 @@ pub const BOLD_GREEN: &str = "\x1b[32;1m";
 pub const YELLOW: &str = "\x1b[0;33m";
 /// Ends colored text.
 pub const RESET: &str = "\x1b[0;m";
-/// Returns to the start of the line and clears it.
+/// Clears the line from the cursor to its end.
 pub const CLEAR: &str = "\x1b[0K";
 
 /// Returns an uncolored line.

@@ -47,7 +47,7 @@ impl Node {
         if let Self::Scalar { value: Value::String(text), .. } = self { Some(text) } else { None }
     }
 
-    /// Returns the text of a scalar in the file. `None` means null, a list or a mapping.
+    /// Returns the text of a scalar as it is in the file. `None` means that the value is null, a list or a mapping.
     pub(crate) fn to_scalar_text(&self) -> Option<String> {
         match self {
             Self::Scalar { value: Value::Null, .. } | Self::List(_) | Self::Map(_) => None,
@@ -58,7 +58,7 @@ impl Node {
     /// Converts the value to JSON.
     ///
     /// # Errors
-    /// Text of a timestamp in the value.
+    /// The value is or contains a timestamp. The error is its text.
     pub(crate) fn to_json(&self) -> Result<Value, String> {
         Ok(match self {
             Self::Scalar { value, .. } => value.clone(),
@@ -281,15 +281,15 @@ fn scalar(text: &str) -> Value {
         _ => {}
     }
     let (sign, digits) = text.strip_prefix('-').map_or((1, text.strip_prefix('+').unwrap_or(text)), |rest| (-1, rest));
-    // `from_str_radix` accepts a second sign.
-    let radix = |digits: &str, radix| {
+    // `from_str_radix` would accept a second sign, as in `0x-5`.
+    let parse_radix = |digits: &str, radix| {
         if digits.starts_with(['+', '-']) { None } else { i64::from_str_radix(digits, radix).ok() }
     };
     let integer = match digits {
         _ if !digits.starts_with(|c: char| c.is_ascii_digit()) => None,
-        _ if digits.starts_with("0x") => digits.get(2..).and_then(|digits| radix(digits, 16)),
-        _ if digits.starts_with("0o") => digits.get(2..).and_then(|digits| radix(digits, 8)),
-        _ if digits.starts_with('0') && digits.len() > 1 => digits.get(1..).and_then(|digits| radix(digits, 8)),
+        _ if digits.starts_with("0x") => digits.get(2..).and_then(|digits| parse_radix(digits, 16)),
+        _ if digits.starts_with("0o") => digits.get(2..).and_then(|digits| parse_radix(digits, 8)),
+        _ if digits.starts_with('0') && digits.len() > 1 => digits.get(1..).and_then(|digits| parse_radix(digits, 8)),
         _ => digits.parse().ok(),
     };
     if let Some(integer) = integer {

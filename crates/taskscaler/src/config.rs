@@ -60,12 +60,12 @@ pub struct Config {
     pub unmanaged: UnmanagedPolicy,
     /// Whether instances without jobs are deleted on shutdown (`delete_instances_on_shutdown`).
     pub delete_on_shutdown: bool,
-    /// Whether each job runs in a virtual machine on the instance. If so, an instance can be used again after a restart
-    /// of the manager lost its job.
+    /// Whether each job runs in a virtual machine on the instance. If so, an instance can be used again even if the
+    /// manager was restarted and the instance's job was lost.
     pub jobs_are_isolated: bool,
     /// Time after which a suspended environment that no job resumed is deleted.
     pub suspended_ttl: Duration,
-    /// Seed of the jitter, so that several managers do not call a provider at the same time.
+    /// Seed of the jitter. With different seeds, several managers do not call a provider at the same time.
     pub jitter_seed: u64,
 }
 

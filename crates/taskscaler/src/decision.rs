@@ -198,7 +198,7 @@ pub enum DecisionKind {
     },
 }
 
-/// Origin of an instance in the ledger.
+/// Origin of an instance that was added to the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InstanceOrigin {
     /// This manager requested it.

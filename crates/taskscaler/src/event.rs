@@ -270,7 +270,8 @@ pub enum Action {
     },
     /// A reservation that no job has used is revoked.
     ///
-    /// No slot is expected for it anymore, or it kept an instance beyond the idle time.
+    /// No slot is expected for it anymore, it kept an instance beyond the idle time, or too many slots are reserved
+    /// beyond the free ones.
     RevokeReservation {
         /// Key of the reservation.
         key: TaskKey,

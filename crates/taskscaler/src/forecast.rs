@@ -37,11 +37,12 @@ pub struct ForecastConfig {
     pub quantile: f64,
     /// Safety stock, as a multiple of the square root of the expected demand. A negative value reduces the forecast.
     pub safety_factor: f64,
-    /// Safety stock for existing idle slots, which are retained. Values below [`Self::safety_factor`] have no effect.
+    /// The safety factor that applies to the number of existing idle slots to retain. Values below
+    /// [`Self::safety_factor`] have no effect.
     pub retention_factor: f64,
     /// Whether a day is compared only with the same weekday. Has no effect if `days` is below 7.
     pub by_weekday: bool,
-    /// How long before the expected demand instances should be ready.
+    /// Instances should be ready this long before the expected demand.
     pub lead_time: Duration,
     /// Maximum idle time per day that the forecast may cause, in slot hours. `None` means no limit.
     pub max_idle_slot_hours_per_day: Option<f64>,
@@ -233,13 +234,14 @@ impl Forecast {
         Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
     }
 
-    /// Smoothed, unless the bucket differs from its neighbors by more than noise.
+    /// Usual demand at the time of a bucket. Smoothed, unless the bucket differs from its neighbors by more than noise.
     fn usual_demand(&self, bucket: i64) -> f64 {
         let (exact, smooth) = (self.past_demand(bucket, 0), self.past_demand(bucket, SMOOTHING_RADIUS));
         if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
     }
 
-    /// Quantile over past days, averaged with `radius` buckets on each side.
+    /// Quantile of the demand of past days. That of a day is the average of the bucket and of `radius` buckets on each
+    /// side.
     fn past_demand(&self, bucket: i64, radius: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
@@ -254,7 +256,7 @@ impl Forecast {
         quantile(&mut levels, self.config.quantile)
     }
 
-    /// 0 if the trend is only noise.
+    /// Growth of the demand in `horizon_s` if the trend of the last minutes continues. 0 if the trend is only noise.
     fn trend(&self, bucket: i64, demand: f64, horizon_s: i64) -> f64 {
         let before = self.history.get(&(bucket - TREND_BUCKETS)).copied();
         let Some(before) = before.map(f64::from) else { return 0.0 };

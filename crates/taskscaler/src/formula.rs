@@ -15,7 +15,7 @@ pub struct Inputs {
     pub acquired: u64,
     /// P: number of slots for which queued jobs wait.
     pub waiting: u64,
-    /// Number of free slots that fit no queued job. They count as idle.
+    /// Number of free slots in which no queued job fits. They count as idle.
     pub unusable: u64,
     /// R: number of reservations that protect idle slots from deletion.
     pub reserved: u64,

@@ -192,7 +192,7 @@ impl History {
     }
 }
 
-/// Opens the file for appending after a complete line. Also returns its length in bytes.
+/// Opens the file for appending, and ends its last line if that is incomplete. Also returns its length in bytes.
 fn open(path: &Path) -> std::io::Result<(File, u64)> {
     let mut file = OpenOptions::new().create(true).append(true).read(true).mode(0o600).open(path)?;
     let length = file.metadata()?.len();

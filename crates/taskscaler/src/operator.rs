@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum OperatorAction {
     /// The instance gets no new jobs and is kept, also after a restart of the manager.
     Cordon,
-    /// Reverts [`Self::Cordon`] and [`Self::Drain`], until the last job of a drained instance ends.
+    /// Reverts [`Self::Cordon`] or [`Self::Drain`]. Once the last job of a drained instance has ended, it is too late.
     Uncordon,
     /// The instance gets no new jobs and is deleted after its last job. A drained group drains its instances and
     /// creates no new ones.

@@ -118,7 +118,7 @@ pub struct UsageSamples {
 }
 
 impl UsageSamples {
-    /// A field is `None` after too few runs.
+    /// Returns the resources that the next run is expected to need. A field is `None` if too few runs are known.
     fn need(&self, density: &Density) -> ResourceRequest {
         let expected = |runs: &VecDeque<u32>| {
             let has_enough = runs.len() >= density.min_runs.max(1);
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(density.slots_for(need(Some(2500), Some(2)), 8), 3);
         assert_eq!(density.slots_for(need(Some(1000), Some(9)), 8), 5);
         assert_eq!(density.slots_for(need(Some(64_000), None), 8), 8, "at most the slots of an instance");
-        assert_eq!(Density::default().slots_for(need(Some(64_000), None), 8), 1, "a slot has no resources");
+        assert_eq!(Density::default().slots_for(need(Some(64_000), None), 8), 1, "no slot size is configured");
     }
 
     #[test]

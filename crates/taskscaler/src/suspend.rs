@@ -45,7 +45,7 @@ pub enum SuspendError {
         max: u64,
     },
     /// `max_cost_per_hour` would leave no instance for other jobs.
-    #[error("suspended instances count in full, and max_cost_per_hour would allow no other instance")]
+    #[error("a suspended instance counts with its full price, and max_cost_per_hour would allow no other instance")]
     CostLimit,
     /// The manager is shutting down and deletes its instances.
     #[error("the manager is shutting down and deletes its instances")]
@@ -67,7 +67,7 @@ pub enum ResumeError {
     /// The plugin cannot suspend and resume instances.
     #[error("the plugin of its group cannot resume: capability not supported: suspend_resume")]
     NoCapability,
-    /// The instance was lost, or was not prepared in time or without errors.
+    /// The instance was lost, or its preparation failed or took too long.
     #[error("failed to resume its instance: {0}")]
     InstanceLost(String),
     /// The scaler is shutting down.

@@ -21,7 +21,8 @@ impl TokenBucket {
         Self { per_second, burst, tokens: burst, at }
     }
 
-    /// `None` means no limit. A `max_instances` of 0 means no maximum.
+    /// Creates the bucket for a configuration. Returns `None` if the configuration sets no limit. A `max_instances` of
+    /// 0 means no maximum.
     pub(crate) fn from_config(throttle: Throttle, max_instances: u32, at: Time) -> Option<Self> {
         let limit = match throttle.limit {
             ..0 => return None,

@@ -34,7 +34,7 @@ impl Time {
     }
 }
 
-/// Returns `u64::MAX` if the duration is too long.
+/// Converts a duration to milliseconds. Returns `u64::MAX` if the duration is too long.
 pub(crate) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -57,7 +57,7 @@ pub struct Now {
 }
 
 impl Now {
-    /// Returns the moment `at`. The wall clock showed `origin` at [`Time::ZERO`] and never jumped.
+    /// Returns the moment `at`, for a wall clock that showed `origin` at [`Time::ZERO`] and has never jumped since.
     #[must_use]
     pub fn steady(at: Time, origin: i64) -> Self {
         Self { at, unix: origin.saturating_add(i64::try_from(at.as_millis() / 1000).unwrap_or(i64::MAX)) }

@@ -158,9 +158,9 @@ pub enum RemovalReason {
     Unmanaged,
     /// The provider deletes the instance, or has deleted it.
     ProviderDeleted,
-    /// The instance will be interrupted, or does not respond to its job.
+    /// The plugin announced the end of the instance, or the instance does not respond while it has a job.
     Retired {
-        /// Message of the plugin or the job.
+        /// Reason that the plugin announced, or why the instance counts as not responding.
         reason: String,
     },
     /// No job claimed the instance's lease after a restart of the manager.
@@ -225,7 +225,7 @@ impl fmt::Display for RemovalReason {
     }
 }
 
-/// Reason why a lease ended before its job.
+/// Reason why a lease ended before its job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LossReason {
     /// The provider no longer lists the instance.

@@ -30,7 +30,7 @@ fn direct_dependencies() -> BTreeMap<String, BTreeSet<String>> {
     manifests.filter_map(read).collect()
 }
 
-/// Also returns indirect dependencies.
+/// Returns the direct and indirect dependencies of a crate.
 fn all_dependencies(krate: &str, direct: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<String> {
     let (mut found, mut pending) = (BTreeSet::new(), vec![krate.to_owned()]);
     while let Some(krate) = pending.pop() {
@@ -63,7 +63,8 @@ fn concerns_depend_only_on_lower_layers() {
     }
 }
 
-const CONNECTING_MODULES: [&str; 3] = ["agent", "client", "result"];
+/// Modules of `agent-api` that an executor may use, because they serve the connection to an agent.
+const CONNECTION_MODULES: [&str; 3] = ["agent", "client", "result"];
 const SCRIPT_WORDS: [&str; 11] = [
     "after_script",
     "artifact",
@@ -78,7 +79,7 @@ const SCRIPT_WORDS: [&str; 11] = [
     "submodule",
 ];
 
-/// Without comments and tests.
+/// Returns the paths of Rust files and their texts without comments and tests.
 fn sources(directory: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -116,8 +117,8 @@ fn executors_and_managers_do_not_execute_jobs() {
         for used in code.split("muster_agent_api::").skip(1) {
             let module = used.split(|character: char| !character.is_alphanumeric() && character != '_').next();
             assert!(
-                CONNECTING_MODULES.contains(&module.unwrap()),
-                "{} uses {module:?} of agent-api, and executors only connect to agents",
+                CONNECTION_MODULES.contains(&module.unwrap()),
+                "{} uses {module:?} of agent-api, but executors may only connect to agents",
                 path.display()
             );
         }

@@ -101,8 +101,8 @@ fn reserving_ahead_shortens_waits_without_more_instances() {
     let median = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
     assert!(median.0 * 5 < median.1 && on.wait(0.95) * 3 < off.wait(0.95), "median wait in seconds: {median:?}");
     assert_eq!((on.machines, off.machines), (402, 402), "expected one machine per job and two idle machines");
-    // With `reserve_ahead`, each of the ten pipelines ends earlier, by at most the longest wait. From then on, two
-    // instances are idle.
+    // With `reserve_ahead`, each of the ten pipelines ends earlier, by at most the longest wait without it. After a
+    // pipeline, two instances are idle, and thus for longer by the same time.
     let extra_idle_hours = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
     assert!(on.machine_hours <= off.machine_hours + extra_idle_hours, "{} and {}", on.machine_hours, off.machine_hours);
 }

@@ -33,7 +33,7 @@ pub struct Definition {
     pub name: &'static str,
     /// Type.
     pub kind: MetricType,
-    /// Labels in addition to those of the process, the `[[runners]]` entry or the token that is counted.
+    /// Labels in addition to those that identify the `[[runners]]` entry or the token.
     pub labels: &'static [&'static str],
     /// Help text, one line.
     pub help: &'static str,
@@ -42,7 +42,7 @@ pub struct Definition {
 const JOB_SECONDS: &[f64] = &[30., 60., 300., 600., 1800., 3600., 7200., 10800., 18000., 36000.];
 const QUEUE_SECONDS: &[f64] = &[1., 3., 10., 30., 60., 120., 300., 900., 1800., 3600.];
 const CALL_SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60.];
-/// Upper bounds for steps inside Muster, which normally take milliseconds.
+/// Upper bounds for the stages of jobs and for Muster's own operations, which can take milliseconds.
 const FINE_SECONDS: &[f64] =
     &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1., 2.5, 5., 10., 30., 60., 300.];
 

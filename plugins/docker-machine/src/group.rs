@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_fleeting::sdk::{InstanceId, InstanceState};
 use tokio_util::sync::CancellationToken;
 
-/// More than one, because cloud APIs fail occasionally.
+/// Number of consecutive lists with an error or no state of a machine after which it is removed. More than one, because
+/// cloud APIs fail occasionally.
 const MAX_FAILED_POLLS: u32 = 3;
 
 #[derive(Debug, Default)]
@@ -110,7 +111,7 @@ impl Machines {
         &mut self,
         listed: &BTreeMap<String, String>,
     ) -> (Vec<(InstanceId, InstanceState)>, Vec<String>) {
-        // Names are never reused, so only a list that was in progress can contain a removed machine.
+        // Forget removed machines that are no longer listed: names are never reused, so no later list contains them.
         self.removed.retain(|name| listed.contains_key(name));
         self.known.retain(|name, state| {
             let exists = listed.contains_key(name) || !matches!(state, MachineState::Ready { listed: true, .. });
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_removed_by_another_process_is_deleted() {
+    fn machine_removed_by_another_process_is_no_longer_an_instance() {
         let mut machines = Machines::default();
         process_list(&mut machines, &[("a", "Running"), ("b", "Running")]);
         assert_eq!(process_list(&mut machines, &[("b", "Running")]).0.len(), 1);

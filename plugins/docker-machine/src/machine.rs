@@ -91,7 +91,8 @@ impl DockerMachine {
         self.config.create_timeout()
     }
 
-    /// An unknown machine counts as removed. `force` removes the local state even if the machine remains.
+    /// Removes a machine. A machine that docker-machine does not know counts as removed. `force` removes the local
+    /// state even if the machine remains at the provider.
     pub(crate) async fn remove(&self, name: &str, force: bool) -> Result<(), ProgramError> {
         let arguments: &[&str] = if force { &["rm", "-f", "-y", name] } else { &["rm", "-y", name] };
         let finished = self.run(arguments, self.config.command_timeout()).await?;

@@ -148,7 +148,7 @@ fn remove_marker(creation_markers: &Path, name: &str) -> bool {
     }
 }
 
-/// Finds the process by the machine's name in its arguments.
+/// Finds the docker-machine process that creates a machine. Its arguments contain the machine's name.
 fn creating_process(name: &str) -> Option<Pid> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = processes.filter_map(|process| {

@@ -146,8 +146,8 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes cgroups of killed plugins: their process ID belongs to no process, or to this process. Cgroups with
-/// processes remain.
+/// Removes cgroups of killed plugins. The process ID in the name of such a cgroup belongs to no process, or has been
+/// reused for this process. Cgroups with processes remain.
 fn remove_stale(own_cgroup: &Path) {
     for entry in own_cgroup.read_dir().into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -173,7 +173,7 @@ impl InstanceCgroup {
         Ok(())
     }
 
-    /// Waits up to two seconds until the last process has ended.
+    /// Removes the instance's cgroups. For each, waits up to two seconds until its last process has ended.
     pub(crate) async fn remove(self) {
         for path in self.0 {
             for attempt in 1..=MAX_REMOVE_ATTEMPTS {

@@ -23,10 +23,10 @@ use crate::persistent::{DetachedProcess, InstanceRecord};
 pub(crate) const INSTANCE_ARG: &str = "instance";
 /// Second argument of a persistent instance.
 pub(crate) const PERSISTENT_ARG: &str = "persistent";
-/// Arguments that make this executable the plugin.
+/// First arguments of the plugin's command line, which select the plugin in an executable with several plugins.
 static PLUGIN_ARGUMENTS: OnceLock<&'static [&'static str]> = OnceLock::new();
 
-/// Sets the arguments that make this executable the plugin. Only the first call has an effect.
+/// Sets the arguments that select the plugin in an executable with several plugins. Only the first call has an effect.
 pub(crate) fn set_plugin_arguments(arguments: &'static [&'static str]) {
     let _ = PLUGIN_ARGUMENTS.set(arguments);
 }
@@ -135,8 +135,10 @@ impl Running {
     }
 }
 
-/// Opens the process of a persistent instance before the instance gets its key: from then on, it runs independently of
-/// the plugin.
+/// Gives the instance its key, and waits until it listens.
+///
+/// Also returns the process of a persistent instance. It is opened before the instance gets its key, because an
+/// instance with a key runs independently of the plugin.
 async fn set_up(
     start: &Start<'_>,
     child: &mut Child,

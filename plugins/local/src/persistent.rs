@@ -162,7 +162,7 @@ impl InstanceRecord {
     }
 }
 
-/// `unshare`, whose child is the first process of the instance's namespace.
+/// Process of a persistent instance: `unshare`, whose child is the first process of the instance's namespace.
 #[derive(Debug)]
 pub(crate) struct DetachedProcess {
     pub(crate) pid: u32,

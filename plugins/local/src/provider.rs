@@ -403,7 +403,7 @@ impl Provider for Local {
 
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut group = self.inner.group();
-        // An instance that failed to start has no resources.
+        // An instance that failed to start has no process and no files, so only its entry is removed.
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
             if let Some(entry) = group.instances.get_mut(id) {

@@ -1,5 +1,5 @@
 //! Waits for the exit of processes that are not children of this process.
-#![expect(unsafe_code, reason = "the caller of AsyncFd must keep the descriptor the same")]
+#![expect(unsafe_code, reason = "AsyncFd requires that its descriptor stays the same")]
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -29,8 +29,8 @@ struct PooledMachine {
 enum MachineState {
     Free,
     Leased(u64),
-    /// The lease has ended. `failed` means that the cleanup failed: the instance is deleted, but the machine is not
-    /// available.
+    /// The lease has ended. `failed` means that the cleanup failed: the instance counts as deleted, but the machine is
+    /// not available for a new lease.
     Cleaning {
         lease: u64,
         failed: bool,
@@ -50,7 +50,7 @@ pub(crate) struct MachineLease {
     pub(crate) lease: u64,
     /// Whether the lease has ended, so that the machine must be cleaned up.
     pub(crate) cleaning: bool,
-    /// Kept in case the machine is no longer in the list.
+    /// Settings of the machine, in case it is no longer in the list when the lease is restored.
     pub(crate) details: Machine,
 }
 
@@ -86,8 +86,8 @@ impl Pool {
             };
             match pool.machines.get_mut(&stored.machine) {
                 Some(pooled) => pooled.state = state,
-                // The job continues, and the machine is then cleaned up, as if the list had changed while the plugin
-                // was running.
+                // The machine is no longer in the list. Its job continues, and the machine is then cleaned up, as if
+                // the list had changed while the plugin was running.
                 None => {
                     let pooled = PooledMachine { removed_from_list: true, ..PooledMachine::new(stored.details, state) };
                     pool.machines.insert(stored.machine, pooled);
@@ -97,7 +97,8 @@ impl Pool {
         pool
     }
 
-    /// Applies a new list of machines. Leased machines that it lacks stay in the pool until they are cleaned up.
+    /// Applies a new list of machines. Machines that are no longer in the list are removed; a leased machine is removed
+    /// only after its lease has ended and it is cleaned up.
     pub(crate) fn set_machines(&mut self, machines: Vec<Machine>) {
         for pooled in self.machines.values_mut() {
             pooled.removed_from_list = true;
@@ -174,7 +175,8 @@ impl Pool {
         self.machines.values().filter_map(instance).collect()
     }
 
-    /// Starts the due task of each unused machine, which is busy until [`Self::finish_task`] is called.
+    /// Returns the tasks that the caller has to run: one for each machine that is neither leased nor busy. The machines
+    /// are busy until the caller calls [`Self::finish_task`].
     pub(crate) fn start_due_tasks(&mut self) -> Vec<MachineTask> {
         let names: Vec<String> = self.machines.keys().cloned().collect();
         names.iter().filter_map(|name| self.start_task(name)).collect()

@@ -41,7 +41,7 @@ pub(crate) async fn connect_info(machine: &Machine, defaults: &ConnectorConfig) 
     })
 }
 
-/// Checks the machine, after a cleanup if the task is one.
+/// Runs the task: a check, or a cleanup and then a check.
 pub(crate) async fn run(task: &MachineTask, config: &Config, defaults: &ConnectorConfig) -> Result<(), String> {
     match task {
         MachineTask::Check(machine) => check(machine, config, defaults).await,

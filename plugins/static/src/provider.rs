@@ -16,7 +16,7 @@ use crate::probe;
 use crate::store::Store;
 
 const MAX_CONCURRENT_TASKS: usize = 64;
-/// The host's timeout for `Init` is one minute.
+/// Maximum wait for the first checks. It is shorter than the host's timeout for `Init`, which is one minute.
 const INITIAL_CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum wait for the first checks of the other machines, once one machine is healthy.
 const STRAGGLER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,7 +30,8 @@ struct Inner {
     settings: Settings,
     pool: Arc<Mutex<Pool>>,
     store: Arc<Store>,
-    checks: Semaphore,
+    /// Limits the number of checks and cleanups that run at once.
+    task_permits: Semaphore,
     /// Modification time of `machines_file` when it was last read.
     machines_modified: Mutex<Option<SystemTime>>,
 }
@@ -61,7 +62,7 @@ impl Inner {
 
     async fn run_task(self: Arc<Self>, task: MachineTask) {
         let result = {
-            let _permit = self.checks.acquire().await;
+            let _permit = self.task_permits.acquire().await;
             probe::run(&task, &self.config, &self.settings.connector).await
         };
         let mut pool = self.pool().await;
@@ -147,7 +148,7 @@ impl Provider for Static {
             settings,
             pool: Arc::new(Mutex::new(pool)),
             store: Arc::new(store),
-            checks: Semaphore::new(MAX_CONCURRENT_TASKS),
+            task_permits: Semaphore::new(MAX_CONCURRENT_TASKS),
             machines_modified: Mutex::new(modified),
         });
         inner.store(inner.pool().await, |_| ()).await?;
@@ -209,7 +210,7 @@ impl Extension for Static {
         Features { host_keys: true, ..Features::default() }
     }
 
-    /// Empty if no host key is configured.
+    /// Returns the configured host key of the machine, or an empty list if none is configured.
     async fn host_keys(&self, id: InstanceId) -> Result<Vec<String>, Error> {
         let machine = self.inner.pool().await.leased_machine(&id).ok_or_else(|| format!("unknown instance {id}"))?;
         Ok(Some(machine.host_key).filter(|key| !key.is_empty()).into_iter().collect())

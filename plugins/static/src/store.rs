@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 use crate::pool::MachineLease;
 
 const VERSION: u32 = 1;
-/// A plugin that is being killed may still hold the lock.
+/// Number of attempts to lock the file. A plugin that is being killed may still hold the lock for a moment.
 const MAX_LOCK_ATTEMPTS: u32 = 50;
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The file is locked while this value exists.
+/// The file of leases. It is locked while this value exists.
 #[derive(Debug)]
 pub(crate) struct Store {
     path: PathBuf,
@@ -57,7 +57,7 @@ impl Store {
         Ok((Self { path, _lock: lock }, stored.next, stored.leases))
     }
 
-    /// The leases are durable when this returns.
+    /// Replaces the stored leases. They are durable when this returns.
     pub(crate) fn save(&self, (next, leases): (u64, Vec<MachineLease>)) -> Result<(), StoreError> {
         let directory = self.path.parent().unwrap_or_else(|| Path::new("/"));
         let write = || {
@@ -107,7 +107,7 @@ mod tests {
     use crate::config::Machine;
 
     #[tokio::test(start_paused = true)]
-    async fn leases_are_restored_and_locked() {
+    async fn leases_are_restored_and_file_is_locked() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/pool.json");
         let (store, next, leases) = Store::open(path.clone()).await.unwrap();

@@ -1,7 +1,8 @@
 //! Fuzzing with the stable toolchain: parsers of untrusted bytes must not panic on random changes of samples.
 //!
-//! `scripts/fuzz` runs all tests that are named `fuzz_...`. By default, a test runs one batch of [`CASES`] cases, or
-//! batches for the time in `MUSTER_TEST_FUZZ_SECONDS`. `MUSTER_TEST_SEED=n` sets the seed of the first batch.
+//! `scripts/fuzz` runs all tests that are named `fuzz_...`. By default, a test runs one batch of [`CASES`] cases. If
+//! `MUSTER_TEST_FUZZ_SECONDS` is set, the test runs batches until this time has passed. `MUSTER_TEST_SEED=n` sets the
+//! seed of the first batch.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -27,7 +28,7 @@ pub struct Corpus<'a> {
     pub words: &'a [&'a str],
 }
 
-/// Change of a sample: its kind, position and argument, each modulo the number of choices.
+/// Change of a sample. [`apply`] takes the position and the argument modulo the number of choices.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     kind: u8,

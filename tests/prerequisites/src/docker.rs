@@ -83,8 +83,8 @@ impl DockerEngine {
         shared.as_ref().map_err(missing).ok()
     }
 
-    /// Like [`DockerEngine::shared`], but the caller can restart the engine, which keeps its containers running
-    /// (`live-restore`).
+    /// Starts an engine like [`DockerEngine::shared`], but for this caller only. After [`DockerEngine::crash`], the
+    /// engine starts again and its containers have kept running (`live-restore`).
     ///
     /// Returns `None` if an engine cannot run here.
     ///
@@ -203,8 +203,8 @@ impl DockerEngine {
         })
     }
 
-    /// `describe` gets the directory of the engine, and returns a command that runs `dockerd`, and arguments for
-    /// `dockerd`. `signal` ends the engine.
+    /// Starts `dockerd`. `describe` gets the directory of the engine, and returns the wrapper that `dockerd` is
+    /// appended to (empty: none), and additional arguments of `dockerd`. `signal` is the signal that ends the engine.
     pub(crate) fn start_dockerd_in(
         signal: &str,
         describe: impl FnOnce(&Path) -> (Vec<OsString>, Vec<OsString>),

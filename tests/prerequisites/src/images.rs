@@ -9,7 +9,8 @@ use crate::docker::DockerEngine;
 use crate::missing;
 
 const BUSYBOX: &str = "/bin/busybox";
-/// Names of the only executable in an image without a shell. The name selects what it does.
+/// Names of busybox, which is the only executable in an image without a shell. It acts as the program by whose name it
+/// is called.
 const TOOLS: [&str; 4] = ["cat", "id", "pwd", "touch"];
 /// Message of an error that cannot occur, because the archive is in memory.
 const IN_MEMORY: &str = "failed to write to memory";
@@ -68,7 +69,7 @@ pub fn bash_root() -> Option<Vec<u8>> {
     let listed = String::from_utf8_lossy(&listed).into_owned();
     let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
     for file in [BASH].into_iter().chain(libraries) {
-        // If the file is a link, its target is added.
+        // If the file is a link, the content of its target is added under the name of the link.
         tar.append_path_with_name(file, file.trim_start_matches('/')).expect("failed to read bash");
     }
     Some(finish(tar))

@@ -96,7 +96,7 @@ impl OpenBao {
         self.dir.path().join("vault-ca.pem")
     }
 
-    /// Runs a command of the program at the server. `input` is its standard input.
+    /// Runs a subcommand of `bao` as a client of the server. `input` is its standard input.
     ///
     /// # Panics
     /// If the command fails.
@@ -114,8 +114,8 @@ impl OpenBao {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Enables the login with ID tokens at `auth/PATH`, with the role `ci` for jobs of `group/project`, which may read
-    /// what `policy` allows.
+    /// Enables the login with ID tokens at `auth/PATH`. Jobs of `group/project` can log in with the role `ci`, and may
+    /// then read what `policy` allows.
     ///
     /// `namespace` is empty for the root namespace.
     ///

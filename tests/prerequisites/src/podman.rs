@@ -11,13 +11,13 @@ use crate::docker::DockerEngine;
 use crate::missing;
 
 const NO_PODMAN: &str = "podman cannot run here (Debian: podman netavark aardvark-dns slirp4netns uidmap; as root)";
-/// Socket in the engine's directory, which is its `XDG_RUNTIME_DIR`. Clients expect the socket of a user's Podman at
-/// this path.
+/// Path of the socket in the engine's directory, whose subdirectory `run` is the user's `XDG_RUNTIME_DIR`. Clients
+/// expect the socket of a user's Podman at `$XDG_RUNTIME_DIR/podman/podman.sock`.
 const SOCKET: &str = "run/podman/podman.sock";
 /// Registries on this machine have no TLS.
 const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
 const READY: &str = "API service listening on";
-/// All processes of an engine end with the first process of these namespaces.
+/// Command that starts a shell in new namespaces. All processes of an engine end with this shell.
 const NAMESPACES: [&str; 8] =
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh"];
 /// Prepares the namespaces of an engine, and runs the program as the user with this ID.

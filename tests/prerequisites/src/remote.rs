@@ -1,4 +1,4 @@
-//! A Docker Engine in the role of another machine, over TCP with TLS and over SSH.
+//! A Docker Engine in the role of another machine. Clients connect to it over TCP with TLS, or over SSH.
 
 #![expect(clippy::expect_used, reason = "a test whose engine cannot be prepared fails")]
 
@@ -13,7 +13,8 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsa
 use crate::docker::{DockerEngine, isolate};
 use crate::{SSHD, missing, program, sshd};
 
-/// Starts the engine, separated from this machine: they share only the directory with the engine's socket and keys.
+/// Starts the engine with its own network and its own directory for temporary files. In that directory, it shares with
+/// this machine only the engine's directory, which contains the socket and the keys.
 const MACHINE: &str = r#"set -e; dir=$1 temporary=$2; shift 2
 ip link set lo up
 mount --bind "$dir" /mnt; mount -t tmpfs tmpfs "$temporary"; mkdir -p "$dir"; mount --move /mnt "$dir"

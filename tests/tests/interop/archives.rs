@@ -163,8 +163,8 @@ async fn gzip_and_raw_reports_are_equal_from_both_programs() {
     }
 }
 
-/// Returns headers and contents of the gzip members, because the compressed bytes may differ. A raw report is one
-/// member.
+/// Returns the headers and contents of the gzip members, which must be equal although the compressed bytes may differ.
+/// A raw report is one member.
 fn read_members(format: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
     use std::io::{BufRead, BufReader, Read};
     if format == "raw" {

@@ -10,7 +10,7 @@ const IMAGE: &str = "muster-test/busybox:1";
 const JOBS: usize = 6;
 
 #[test]
-fn instances_run_several_jobs_each_in_a_container_of_its_own() {
+fn instance_runs_several_jobs_and_each_job_has_its_own_container() {
     let Some(engine) = DockerEngine::shared() else { return };
     if !engine.create_image(IMAGE, &[]) {
         return;
@@ -46,7 +46,7 @@ fn instances_run_several_jobs_each_in_a_container_of_its_own() {
     }
     assert!(
         (2..=4).contains(&containers.len()),
-        "containers are named after slots, and two instances have four: {containers:?}"
+        "containers are named after slots, and two instances have four slots: {containers:?}"
     );
     assert!((1..=2).contains(&instances.len()), "an instance runs several jobs: {instances:?}");
     assert!(logs[JOBS].contains("\nmade\n"), "{}", logs[JOBS]);

@@ -86,9 +86,11 @@ impl Fleet {
         })
     }
 
-    /// Starts the pipeline, and a runner with the entry that `entry` returns without name and token.
+    /// Starts the pipeline `yaml`, and a runner for its jobs. `entry` returns the keys of its `[[runners]]` entry,
+    /// except `name`, `url` and `token`.
     ///
-    /// `programs` is added to `PATH` of the runner.
+    /// `machines` is the path of the instances' directory below the temporary directory; `entry` gets the absolute
+    /// path. `programs` is added to `PATH` of the runner.
     pub(crate) fn with_entry(
         yaml: &str,
         machines: &str,

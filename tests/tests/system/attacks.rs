@@ -1,7 +1,7 @@
 //! Jobs that try to read files of other jobs, to read the manager's token and memory, to use the sockets of agents and
 //! engines, or to reach the metadata service of a cloud.
 //!
-//! Most attacks are first shown to work, for example before the metadata is blocked.
+//! Most tests also show that the attack itself works, for example before the metadata is blocked.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::MetadataExt as _;
@@ -73,7 +73,8 @@ async fn run(harness: &Harness, id: i64, script: &[&str], members: &Value) -> Jo
     job
 }
 
-/// Returns the lines that contain the marker or name a file with it.
+/// Runs a job that searches for the marker. Returns the lines of its output that contain the marker or name a file with
+/// it.
 async fn search(harness: &Harness, id: i64, directories: &str) -> Vec<String> {
     let job = run(harness, id, &[&format!("DIRECTORIES=\"{directories}\""), SEARCH_MARKER], &json!({})).await;
     let text = job.text();
@@ -253,18 +254,23 @@ async fn job_in_a_container_of_a_public_runner_reaches_no_metadata_service() {
         "services": [{ "name": IMAGE, "alias": "web", "entrypoint": ["/bin/sh", "-c"],
             "command": ["printf 'GET /latest/ HTTP/1.0\\r\\n\\r\\n' | nc -w 2 169.254.169.254 80; echo service attack ended; exec sleep 100000"] }]
     });
-    // The name server of this machine may be the metadata service. If it were blocked, the jobs would be refused.
+    // Some machines use the metadata service as their name server. The runner would refuse all jobs if it had to block
+    // its name server, so the test configures another one.
     let Some(harness) = start_with_containers(engine, "dns = [\"192.0.2.53\"]").await else { return };
     let open = run(&harness, 1, &[REQUEST_METADATA], &members).await.text();
     // The network of a job has no IPv6 addresses here. The tests `docker::services` of the crate `muster` cover them.
     let (line, answer) = (format!("from {METADATA}: {METADATA_SECRET}"), format!("answer on eth0 from {METADATA}"));
-    assert!(open.contains(&line) && open.contains(&answer), "other runners may use the role of their machine: {open}");
+    assert!(
+        open.contains(&line) && open.contains(&answer),
+        "a job of a runner that is not public must reach the metadata service: {open}"
+    );
     // By default, a public runner blocks the service.
     harness.replace_in_config("executor =", "public = true\n  allow_machine_reuse = true\n  executor =");
     let is_reloaded = || harness.log().contains("allow_machine_reuse");
     assert!(wait_until(is_reloaded).await, "{}", harness.log());
     let blocked = run(&harness, 2, &[REQUEST_METADATA, "sleep 1"], &members).await.text();
-    // The lines of this log have timestamps that end with `O`. The trace also quotes the commands.
+    // The trace also has the commands, which contain this text. In the output, a timestamp that ends with `O` precedes
+    // it.
     assert!(blocked.contains("service attack ended") && blocked.contains("O attack ended"), "{blocked}");
     assert!(!blocked.contains(METADATA_SECRET) && !blocked.contains("answer on"), "{blocked}");
     let name = run(&harness, 3, &["set +e; ping -c 1 -W 5 web > /dev/null 2>&1; wget -q -O - http://web:1/ 2>&1 | grep -o refused; ip route | grep default"], &members).await;

@@ -21,7 +21,8 @@ pub(crate) fn seeds(default_runs: u64) -> std::ops::Range<u64> {
 /// Prints the uptime in nanoseconds. Used on systems whose `date` has no nanoseconds.
 const UPTIME: &str = r#"read -r up _ </proc/uptime; echo "${up%.*}${up#*.}0000000""#;
 
-/// Output of a script, by its number of lines. The lines have different lengths, and some follow a pause.
+/// Number of lines that a script prints. The number determines the output: the lines have different lengths, and some
+/// follow a pause.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lines(u32);
 

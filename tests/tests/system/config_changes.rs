@@ -60,7 +60,7 @@ async fn renamed_runner_keeps_its_job_and_instance() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runner_with_new_token_keeps_its_job_and_instance() {
-    // The runner has no `id`, and its token has changed, so the manager finds it by URL and name.
+    // The runner has no `id`, and its token has changed, so the manager recognizes the runner by its URL and name.
     restart_with_change("token = \"", "token = \"glrt-new-").await;
 }
 

@@ -1,7 +1,8 @@
 //! The network drops, delays, duplicates, truncates and rejects each kind of API call. No job is lost, no job runs
 //! twice, and every byte of logs and artifacts arrives once.
 //!
-//! A GitLab-like server cannot recover a job in a lost response, so the tests do not drop these responses.
+//! A GitLab-like server cannot recover a job in a lost response, so the test with such a server does not drop
+//! these responses.
 //!
 //! Long run: `MUSTER_TEST_RUNS=1000 cargo test -p muster-tests --test system network -- --nocapture`
 

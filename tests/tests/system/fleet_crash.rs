@@ -89,13 +89,13 @@ async fn run_ranges(pending: Arc<Mutex<VecDeque<Range<u64>>>>, gitlab_like: bool
 }
 
 async fn run_range(seeds: Range<u64>, gitlab_like: bool) -> Tally {
+    // `create_timeout` is short, because an instance that is killed before the manager lists it never appears. The
+    // manager requests another instance only after this timeout.
     let autoscaler = format!(
         "max_instances = {MAX_INSTANCES}\n    max_use_count = 4\n    delete_instances_on_shutdown = true\n    \
          create_timeout = \"5s\"\n    update_interval = \"2s\"\n    update_interval_when_expecting = \"200ms\"\n    deletion_retry_interval = \"1s\"\n    \
          [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1s\""
     );
-    // An instance that is killed before the manager lists it never appears. After `create_timeout`, the manager
-    // requests another instance.
     let plugin = "boot_delay_ms = 20";
     let mut harness = if gitlab_like {
         Harness::with_instances_gitlab_like(CONCURRENT, &autoscaler, plugin).await

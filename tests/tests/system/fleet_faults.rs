@@ -215,7 +215,7 @@ async fn run(harness: &Harness, seed: u64, tally: &mut Tally) {
         tally.failed += 1;
         let (text, last) = (job.text(), job.reports().last().unwrap());
         assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}\n{}", harness.log());
-        // The script had started before the instance was killed or failed its heartbeats.
+        // A job fails only if its script had started before the instance was killed or failed its heartbeats.
         assert!(text.lines().last().unwrap_or_default().contains("instance"), "{text}\n{}", harness.log());
         checks::check_job(harness, *id, &job).unwrap();
     }

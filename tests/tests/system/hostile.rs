@@ -130,11 +130,11 @@ fn possible_messages(script: &Script) -> &'static [&'static str] {
         return HANDSHAKE_MESSAGES;
     }
     for call in [Call::Init, Call::Update, Call::Increase, Call::ConnectInfo] {
-        let has_text = call != Call::Increase;
+        let response_has_text = call != Call::Increase;
         return match script.behavior(call) {
             Behavior::Normal | Behavior::Slow => continue,
             Behavior::EndlessStream if call != Call::Update => continue,
-            Behavior::HugeResponse if !has_text => continue,
+            Behavior::HugeResponse if !response_has_text => continue,
             // A plugin without a name and a size can be used.
             Behavior::InvalidResponse if call == Call::Init => continue,
             Behavior::Hangs if call == Call::Init => &["has not been started yet", "no response to Init within 60 s"],

@@ -64,7 +64,7 @@ async fn restarted_manager_continues_job_on_its_instance() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_is_rescheduled_when_its_idle_instance_is_lost() {
+async fn job_assigned_to_a_lost_idle_instance_is_rescheduled() {
     let idle = "max_instances = 2\n    [[runners.autoscaler.policy]]\n      idle_time = \"1h\"";
     let harness = Harness::with_instances(1, idle, "").await;
     harness.push(1, &["echo first"], &json!({}));

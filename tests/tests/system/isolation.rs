@@ -319,7 +319,7 @@ async fn common_build_dir_has_no_effect_until_vm_isolation_is_active() {
         (line.unwrap_or_else(|| panic!("{text}\n{}", harness.log())), text)
     };
     let (before, text) = project_dir(&harness, 1).await;
-    assert!(before.ends_with("/0/group/p1"), "the jobs of the instance share a directory: {before}");
+    assert!(before.ends_with("/0/group/p1"), "the directory must be the one of slot 0, not a common one: {before}");
     assert!(text.contains("use_common_build_dir has no effect") && !text.contains("nesting"), "{text}");
 
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());

@@ -26,7 +26,7 @@ pub(crate) const JOBS: i64 = 3;
 /// Minimum number of runs for the check that enough of them had a kill.
 const MIN_RUNS_TO_CHECK: usize = 8;
 
-/// Beginning of the last line of a trace with the reason of a failure.
+/// Beginning of the line with the reason of a failure, which is the last line of a trace.
 const FAILED: &str = "Job failed (system failure): ";
 
 const AGENT_SOCKET: &str = "agent.sock";

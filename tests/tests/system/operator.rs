@@ -55,7 +55,7 @@ async fn cordoned_instance_gets_no_jobs_and_survives_restart_until_drained() {
     start_job(&harness, 2).await;
     harness.kill_manager();
     let (code, output) = fleet(&harness, &["uncordon", &machine]);
-    assert!(code == Some(2) && output.contains("no manager with instances is running on"), "{code:?} {output}");
+    assert!(code == Some(2) && output.contains("no running manager with instances uses"), "{code:?} {output}");
     harness.start_manager();
     std::fs::write(harness.path("go"), "").unwrap();
     assert!(wait_for_success(&harness, 1).await.contains(&format!("Instance {machine} connected")));

@@ -17,7 +17,7 @@ fn numbers_in_row(page: &str, figure: &str) -> Vec<f64> {
 }
 
 #[test]
-fn report_compares_idle_time_failures_and_waits_with_docker_machine() {
+fn report_has_the_measured_numbers_and_muster_beats_docker_machine() {
     let data: Value = serde_json::from_str(&read("benches/data/scheme.json")).unwrap();
     let page = read("docs/benchmarks.md");
     let schemes = ["muster", "autoscaler", "machine"];

@@ -89,13 +89,13 @@ async fn check_job_with_secrets(harness: &Harness, server: &OpenBao) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_gets_its_secrets_masked_on_this_host() {
+async fn job_on_this_host_gets_its_secrets_and_its_log_masks_them() {
     let Some(server) = start_server() else { return };
     check_job_with_secrets(&Harness::start(1).await, &server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_gets_its_secrets_masked_on_an_instance() {
+async fn job_on_an_instance_gets_its_secrets_and_its_log_masks_them() {
     let Some(server) = start_server() else { return };
     let harness = Harness::with_instances(1, "max_instances = 1", "").await;
     check_job_with_secrets(&harness, &server).await;

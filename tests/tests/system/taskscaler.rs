@@ -127,7 +127,7 @@ async fn lost_instance_is_reported_and_next_job_gets_a_new_one() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restarted_manager_continues_with_its_leases() {
+async fn restarted_scaler_continues_with_its_leases() {
     let directory = tempfile::tempdir().unwrap();
     let ledger = directory.path().join("ledger");
     let script = "update) for id in i-*; do [ ! -e $id ] || echo $id running; done;;

@@ -67,12 +67,12 @@ impl Inputs for DockerContainer {
 pub struct PreparedPolicy {
     /// Maximum number of unused prepared containers of the runner at the engine.
     pub max_containers: u32,
-    /// Number of jobs within the window for which one container is prepared.
+    /// Number of jobs per prepared container: one container is prepared for each `min_uses` jobs within the window.
     pub min_uses: u32,
     /// Length of the window, in milliseconds.
     pub window_ms: u64,
-    /// Maximum waiting time of a prepared container, in milliseconds. If no job needed such a container for
-    /// this time, none is prepared.
+    /// Maximum time for which a prepared container waits for a job, in milliseconds. After this time without a job
+    /// that needs such a container, no more containers are prepared.
     pub max_idle_ms: u64,
 }
 

@@ -9,8 +9,8 @@ use super::Inputs;
 pub const BUILDS_DIR: &str = "/__muster_builds_dir__";
 /// Placeholder for the cache directory, until the driver's configuration stage reports it.
 pub const CACHE_DIR: &str = "/__muster_cache_dir__";
-/// Placeholder for the part of the project directory that separates runners and slots. This part is empty unless the
-/// builds directory is shared.
+/// Placeholder for the components of the project directory's path that differ between runners and slots. They are
+/// empty unless the builds directory is shared.
 pub const LAYOUT: &str = "/__muster_layout__";
 
 /// Runs a driver's configuration stage and preparation, before all other steps of the driver.

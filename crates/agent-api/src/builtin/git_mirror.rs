@@ -34,7 +34,8 @@ pub struct GitMirror {
 }
 
 impl GitMirror {
-    /// Returns the directory with the job's view, which is [`super::Checkout::mirror`] on the machine.
+    /// Returns the directory with the job's view. This is the value of [`super::Checkout::mirror`] for a job that runs
+    /// without containers.
     #[must_use]
     pub fn view_dir(&self) -> String {
         format!("{}/{}/views/{}/repository", self.root.trim_end_matches('/'), self.name, self.view)

@@ -51,7 +51,7 @@ pub struct Checkout {
     pub safe_directory: bool,
     /// Whether configuration and hooks of the repository are removed first.
     pub clean_config: bool,
-    /// URLs that git replaces, for other projects of the coordinator and its SSH addresses.
+    /// URLs of the coordinator, such as its SSH addresses, which git replaces so that the job can fetch other projects.
     pub rewrites: Vec<Rewrite>,
     /// Whether a credential helper provides the job's token, so that no URL contains the token
     /// (FF_GIT_URLS_WITHOUT_TOKENS).
@@ -62,7 +62,7 @@ pub struct Checkout {
     pub bundle_uris: bool,
     /// Certificates for the connection to the server.
     pub tls: Tls,
-    /// Shell for `pre_script` and `post_script`. Its commands are ignored.
+    /// Shell for `pre_script` and `post_script`. The commands of this [`Script`] are ignored.
     pub shell: Script,
     /// Commands before the checkout.
     pub pre_script: Vec<String>,
@@ -81,9 +81,9 @@ impl Inputs for Checkout {
 /// URL that git replaces (`url.<to>.insteadOf = <from>`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rewrite {
-    /// URL in the repository, without credentials.
+    /// Beginning of the URLs that git replaces, without credentials.
     pub from: String,
-    /// URL that git uses instead.
+    /// Beginning that git uses instead.
     pub to: String,
 }
 
@@ -123,7 +123,7 @@ impl Inputs for AgentProcess {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Prepare {
-    /// Lines of the executor.
+    /// Lines about the executor.
     pub lines: Vec<String>,
     /// Lines in the format of echoed commands.
     pub echoed: Vec<String>,
@@ -183,7 +183,8 @@ pub struct Script {
     /// Variables of this script, which replace variables of the job.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Whether the operator wrote the script, which then gets no variables of the job that select programs.
+    /// Whether the operator wrote the script. The script then does not get those of the job's variables that select
+    /// programs, such as `PATH`.
     pub by_operator: bool,
 }
 
@@ -245,7 +246,7 @@ pub struct CacheEntry {
     pub policy: String,
     /// Human-readable keys: `key`, then `fallback_keys`. Empty means the keys themselves.
     pub names: Vec<String>,
-    /// Other form of `key` (hashed or plain), which an earlier cache may have.
+    /// Other form of `key` (hashed or plain), under which an earlier job may have saved the cache.
     pub alternate: String,
     /// Whether the files of a failed extraction are deleted (FF_CLEAN_UP_FAILED_CACHE_EXTRACT).
     pub clean_up_failed: bool,

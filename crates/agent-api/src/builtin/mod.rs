@@ -40,9 +40,9 @@ pub trait Inputs: Serialize + DeserializeOwned {
     /// Name of the step without `builtin://`.
     const BUILTIN: &'static str;
 
-    /// Returns the inputs for the result of the job.
+    /// Returns the inputs that the result of the job shows.
     ///
-    /// Defaults to nothing, because inputs may contain signed URLs, tokens and texts of the operator.
+    /// By default, the result shows no inputs, because they may contain signed URLs, tokens and texts of the operator.
     fn record(&self) -> Map<String, Value> {
         Map::new()
     }

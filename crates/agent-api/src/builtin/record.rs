@@ -1,5 +1,5 @@
-//! Selects the inputs of built-in steps for the result of the job. Unlisted inputs are omitted, such as signed URLs,
-//! tokens, credentials, and texts of the operator.
+//! Selects the inputs of built-in steps that the result of the job shows. Inputs that are not listed here are omitted,
+//! such as signed URLs, tokens, credentials, and texts of the operator.
 
 use muster_job::without_user_info_and_query;
 use serde_json::{Map, Value, json};

@@ -23,7 +23,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Keep-alive that closes connections to frozen agents on this machine.
 const LOCAL_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(30), timeout: Duration::from_secs(60) };
-/// Keep-alive for agents on other machines, which answer even if jobs use the whole machine.
+/// Keep-alive for agents on other machines. Its times are short, because an agent answers even if jobs use its whole
+/// machine.
 pub const REMOTE_KEEPALIVE: KeepAlive = KeepAlive { interval: Duration::from_secs(2), timeout: Duration::from_secs(4) };
 /// Maximum HTTP/2 frame of an agent on this machine, large enough for a chunk of a log.
 ///
@@ -189,7 +190,7 @@ impl AgentConnection {
         }
     }
 
-    /// Returns the agent's identity when the connection was opened.
+    /// Returns the identity that the agent had when the connection was opened.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity

@@ -101,7 +101,7 @@ pub struct RunOptions<'a> {
     pub require_start_approval: bool,
     /// Whether nothing is sent to an agent without start approval ([`RunOutcome::StartApprovalUnsupported`]).
     pub only_with_start_approval: bool,
-    /// Set to true before the first `Run`.
+    /// Whether a `Run` was sent. [`run_until_accepted`] sets this to true before the first `Run`.
     pub was_sent: &'a AtomicBool,
 }
 
@@ -167,9 +167,9 @@ pub async fn close(agent: &(impl Reach + ?Sized), id: &str, timeout: Duration) -
     }
 }
 
-#[expect(clippy::missing_errors_doc, reason = "the comment on this block describes the errors")]
+#[expect(clippy::missing_errors_doc, reason = "the variants of `AgentError` describe the errors")]
 impl AgentConnection {
-    /// Marks the connection as suspect after the error of a broken connection.
+    /// Marks the connection as suspect if `answer` is [`AgentError::Broken`].
     pub fn mark_suspect_if_broken<T>(&self, answer: &Result<T, AgentError>) {
         if matches!(answer, Err(AgentError::Broken(_))) {
             self.mark_suspect();
@@ -233,7 +233,7 @@ impl AgentConnection {
         Ok(())
     }
 
-    /// Cancels the job, which then cleans up. A step-runner without `Cancel` closes the job instead.
+    /// Cancels the job, which then cleans up. If the step-runner has no `Cancel`, closes the job instead.
     pub async fn cancel(&self, id: &str) -> Result<(), AgentError> {
         match self.step_runner().cancel(CancelRequest { id: id.to_owned() }).await {
             Err(status) if stock::has_no_cancel(self.identity(), &status) => self.close(id).await,
@@ -241,8 +241,8 @@ impl AgentConnection {
         }
     }
 
-    /// Stops the job for this cause. Only its cleanup steps still run. Idempotent. GitLab's step-runner cancels the job
-    /// instead.
+    /// Stops the job for this cause. Only its cleanup steps still run. Idempotent. At GitLab's step-runner, cancels the
+    /// job instead.
     pub async fn stop(&self, id: &str, cause: TerminationCause) -> Result<(), AgentError> {
         if !self.identity().has_extension {
             return self.cancel(id).await;

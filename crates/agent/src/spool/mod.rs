@@ -252,7 +252,7 @@ impl Entry {
         SystemTime::now().duration_since(modified).unwrap_or_default()
     }
 
-    /// Uses a blocking thread, because the entry may contain many files.
+    /// Deletes the entry on a blocking thread, because the entry may contain many files.
     pub(crate) async fn remove_on_blocking_thread(&self) -> io::Result<()> {
         let entry = self.clone();
         tokio::task::spawn_blocking(move || entry.remove()).await?

@@ -35,7 +35,8 @@ impl Quota {
         Arc::new(Self { limit, used: AtomicU64::new(0), jobs: Mutex::default() })
     }
 
-    /// Returns the quota of a job. Calls between [`JobQuota::count_existing`] and [`Self::release`] share one counter.
+    /// Returns the quota of a job. All quotas of one job that are returned between [`JobQuota::count_existing`] and
+    /// [`Self::release`] share one counter.
     pub(super) fn job(self: &Arc<Self>, id: &str) -> JobQuota {
         let job = self.jobs.lock().get(id).cloned().unwrap_or_default();
         JobQuota { quota: Arc::clone(self), job }

@@ -139,7 +139,7 @@ async fn report_is_uploaded_as_gzip_and_a_failed_upload_fails_the_job() {
     assert!(log.ends_with("ERROR: Job failed: uploading artifacts: forbidden\x1b[0;m\n"), "{log}");
 }
 
-/// Otherwise, the archive would have an entry with another name, or one entry for two files.
+/// If the upload succeeded, the archive would have an entry with another name, or one entry for two files.
 #[tokio::test]
 async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
     let (coordinator, served) = coordinator().await;
@@ -187,7 +187,7 @@ async fn upload_without_files_does_not_fail_the_job() {
 }
 
 #[tokio::test]
-async fn untracked_files_are_listed_despite_git_warnings() {
+async fn untracked_files_are_listed_despite_trace_lines_of_git() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let untracked = ArtifactsUpload { untracked: true, paths: Vec::new(), ..archive() };

@@ -282,7 +282,7 @@ async fn unused_mirrors_are_removed() {
     assert!(fixture.mirror_dir().exists());
 }
 
-/// Most images have no git, but the commands for the mirror use the machine's `PATH`.
+/// Such jobs are common, because most images have no git. The mirror is updated with the machine's git.
 #[tokio::test]
 async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     let mut fixture = Fixture::new().await;

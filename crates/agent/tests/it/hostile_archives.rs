@@ -180,7 +180,7 @@ async fn checkout_does_not_follow_links_of_earlier_jobs() {
                 let plan = JobPlan { project_dir, steps, ..agent.plan(vec![]) };
                 let (log, result) = agent.complete(&plan).await;
                 assert_untouched(&outside, &log);
-                // A checkout into an empty directory removes the link.
+                // The other checkouts first delete what is at the project's path, and thus the link.
                 let is_refused = is_above || matches!((strategy, &local), ("none", _) | ("fetch", None));
                 if is_refused {
                     assert_ne!(result.outcome, Outcome::Success, "{log}");

@@ -12,7 +12,7 @@ const SECRET: &str = "s3cret \"of\" the\\job";
 const PLAIN: &str = "s3cret-without-them";
 
 /// Runs a `run:` list, which must fail. `exec` defines the step `./exec`, and `./type` has an invalid input type.
-/// Returns the log, and the agent's reports about the job.
+/// Returns the log, and an object with the job's result and the message of its status.
 async fn run_failing_steps(list: Value, exec: Value) -> (String, Value) {
     let mut agent = Agent::start().await;
     let typed = json!({"spec": {"inputs": {"a": {"type": SECRET}}}});

@@ -1,4 +1,4 @@
-//! Steps of the operator, the step policy, and the usage of steps.
+//! Steps of the operator, the step policy, and the resources that steps use.
 
 use std::collections::BTreeMap;
 
@@ -163,7 +163,7 @@ async fn job_cannot_replace_the_list_of_its_artifacts() {
 }
 
 #[tokio::test]
-async fn step_of_a_list_has_its_own_usage() {
+async fn step_of_a_list_has_its_own_resource_usage() {
     let mut agent = Agent::start().await;
     let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; dd if=/dev/zero of=file bs=1M count=4 conv=fsync 2>/dev/null";
     let list = json!([{ "name": "busy", "script": busy }, { "name": "idle", "script": "true" }]);
@@ -214,7 +214,7 @@ async fn policy_is_checked_when_a_nested_step_is_loaded() {
     }
 }
 
-/// Runs steps with limits. `None` means that this machine cannot enforce them.
+/// Runs steps with limits. `None` means that this machine cannot enforce the limits.
 async fn run_limited(limits: StepLimits, steps: Vec<Step>) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(steps);
@@ -273,7 +273,8 @@ async fn memory_of_the_job_is_limited_and_its_excess_is_reported() {
     assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
 }
 
-/// Runs a `run:` list under rules that allow steps with limits. `None` means that this machine cannot enforce them.
+/// Runs a `run:` list. Each rule allows the steps of a pattern and limits them, and `limits` apply to all steps. `None`
+/// means that this machine cannot enforce the limits.
 async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: Value) -> Option<(String, JobResult)> {
     let mut agent = Agent::start().await;
     let nested = "{}\n---\nrun:\n  - {name: outer, script: 'echo outer; ./show'}\n  - {name: inner, step: ../inner}\n";

@@ -155,7 +155,7 @@ async fn run_on_small_disk(disk: &std::path::Path) {
     assert!(log.ends_with(last_line), "{}", &log[log.len() - 200..]);
 }
 
-/// Clients, agent and reader share a thread.
+/// The clients, the agent and the task that reads the output share one thread.
 #[tokio::test]
 async fn endless_output_does_not_block_other_jobs() {
     let mut agent = Agent::start().await;

@@ -111,7 +111,7 @@ async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
 }
 
 #[tokio::test]
-async fn replaced_scripts_keep_exit_code_environment_and_role() {
+async fn replacements_of_script_and_after_script_keep_exit_code_and_environment() {
     let mut agent = Agent::start().await;
     let text = "spec:\n  inputs:\n    commands: {type: array}\n    after_script: {type: boolean}\n---\nexec:\n  command:\n    - python3\n    \
                 - -c\n    - |\n      import json, subprocess, sys\n      print('after' if sys.argv[2] == 'true' else 'wrapped', flush=True)\n      \
@@ -224,7 +224,7 @@ async fn every_documented_input_reaches_the_replacement() {
         let Call::Replaced { name, step: reference, .. } = &mut call else { unreachable!() };
         let names = documented_inputs(name);
         assert!(!names.is_empty(), "{name}");
-        // Inputs without a default must all be set.
+        // The step declares its inputs without defaults, so it fails if it does not get one of them.
         let inputs: Vec<_> = names.iter().map(|name| format!("{name}: {{type: string}}")).collect();
         let text = format!("spec: {{inputs: {{{}}}}}\n---\nexec: {{command: [echo, it ran]}}\n", inputs.join(", "));
         *reference = step_file(&agent, &name.replace('/', "-"), &text);

@@ -22,7 +22,7 @@ async fn run(agent: &mut Agent, list: Value, variables: &[Variable]) -> (String,
     ended
 }
 
-/// Returns a list with a script and all inputs that gitlab-runner sends.
+/// Returns a list with one step: a script with all inputs that gitlab-runner sends. `more` adds or replaces inputs.
 fn user_script(commands: &[&str], more: Value) -> Value {
     let mut inputs = json!({
         "script": commands, "debug_trace": false, "check_for_errors": false, "posix_escape": true, "trace_sections": false,
@@ -87,7 +87,7 @@ async fn exit_code_is_checked_after_each_command_on_request() {
 }
 
 #[tokio::test]
-async fn some_signals_to_the_shell_and_background_processes_do_not_fail_the_script() {
+async fn background_processes_and_some_signals_to_the_shell_do_not_fail_the_script() {
     let mut agent = Agent::start().await;
     for signal in ["HUP", "PIPE", "USR1", "USR2"] {
         let (log, result) = run_script(&mut agent, &[&format!("kill -{signal} $$")]).await;
@@ -102,7 +102,7 @@ async fn some_signals_to_the_shell_and_background_processes_do_not_fail_the_scri
 }
 
 #[tokio::test]
-async fn later_script_gets_the_variables_in_the_file_of_the_job() {
+async fn later_script_gets_the_variables_that_an_earlier_one_wrote_to_gitlab_env() {
     let mut agent = Agent::start().await;
     let temp = agent.dir.path().join("job's tmp");
     std::fs::create_dir(&temp).unwrap();
@@ -132,7 +132,7 @@ async fn long_commands_have_sections_and_a_traced_shell_prints_what_it_executes(
 }
 
 #[tokio::test]
-async fn empty_script_and_whole_job_are_refused_with_a_remedy() {
+async fn empty_script_and_the_step_concrete_are_refused_with_a_remedy() {
     let mut agent = Agent::start().await;
     let (_, result) = run_script(&mut agent, &[]).await;
     assert!(result.message.contains("script input is empty; give the step"), "{}", result.message);

@@ -97,11 +97,11 @@ async fn unknown_shell_is_a_configuration_error() {
 }
 
 #[tokio::test]
-async fn hooks_and_operator_commands_run_in_order() {
+async fn operator_commands_run_before_and_after_the_script_and_notices_come_first() {
     let mut agent = Agent::start().await;
     let text = |text: &str| vec![text.to_owned()];
-    let with_hooks = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
-    let mut plan = agent.plan(vec![in_shell(&with_hooks, &["echo own"])]);
+    let with_operator_commands = Script { before: text("echo before"), after: text("echo after"), ..Script::default() };
+    let mut plan = agent.plan(vec![in_shell(&with_operator_commands, &["echo own"])]);
     plan.notices = text("Job triggered by policy \"p\".");
     plan.warnings = vec!["one".to_owned(), "two".to_owned()];
     let (log, result) = agent.complete(&plan).await;
@@ -115,9 +115,8 @@ async fn hooks_and_operator_commands_run_in_order() {
     assert!(log.contains("\x1b[32;1m$ echo before\x1b[0;m\n"), "{log}");
 }
 
-/// Later steps must still find their files.
 #[tokio::test]
-async fn later_steps_work_after_script_deletes_the_temporary_directory() {
+async fn later_steps_find_their_files_although_the_script_deletes_the_temporary_directory() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {
         let mut agent = Agent::start().await;
         let home = home(&agent, "");

@@ -70,7 +70,7 @@ async fn group_policy_applies_to_all_of_its_steps() {
 }
 
 #[tokio::test]
-async fn invalid_call_is_refused_with_its_step() {
+async fn refusal_of_an_invalid_call_names_the_step() {
     let mut agent = Agent::start().await;
     let call = |name: &str, inputs| Call::Builtin { name: name.to_owned(), inputs };
     for (call, message) in [

@@ -16,7 +16,7 @@ struct Fixture {
     agent: Agent,
     server: GitServer,
     sha: String,
-    /// Directory without git.
+    /// Value of `PATH` for jobs: a directory with the programs of the system, but without git.
     path: String,
 }
 
@@ -288,7 +288,7 @@ async fn fetch_from_a_server_that_does_not_answer_can_be_canceled() {
 }
 
 #[tokio::test]
-async fn cleanup_after_a_job_leaves_the_commit() {
+async fn cleanup_after_a_job_restores_the_files_of_the_commit() {
     let mut fixture = Fixture::new().await;
     let cleanup =
         Cleanup { checkout: "fetch".to_owned(), clean_flags: Some(vec!["-ffdx".to_owned()]), ..Cleanup::default() };

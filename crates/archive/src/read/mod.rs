@@ -72,7 +72,7 @@ pub struct Entry {
     pub mode: Option<u32>,
     /// Modification time, if the archive has it.
     pub modified: Option<FileTime>,
-    /// Declared size of the content in bytes, if there is a header.
+    /// Size of the content in bytes, as the archive declares it. `None` means that it is unknown.
     pub size: Option<u64>,
 }
 

@@ -31,7 +31,7 @@ pub(super) fn read<E: From<UnpackError>>(
     Ok(())
 }
 
-/// Returns the entry, or `None` for a description of the archive.
+/// Returns the entry, or `None` for a pax global header, which is not a file.
 fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
     let header = file.header();
     check_length(&file.path_bytes())?;
@@ -61,8 +61,7 @@ fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError>
     }))
 }
 
-/// Returns the kind of an entry, or `None` for a description of the archive. The error is the name of an unsupported
-/// kind.
+/// Returns the kind of an entry, or `None` for a pax global header. The error is the name of an unsupported kind.
 fn kind(kind: EntryType) -> Result<Option<EntryKind>, &'static str> {
     match kind {
         EntryType::Directory => Ok(Some(EntryKind::Directory)),

@@ -35,7 +35,7 @@ fn a_chain_of_links_writes_nothing_outside_in_any_order() {
 }
 
 #[test]
-fn a_link_never_replaces_a_directory_with_entries_of_the_archive() {
+fn a_link_never_replaces_a_directory_that_has_entries_of_the_archive() {
     for (format, archive) in FORMATS {
         let sandbox = Sandbox::new();
         let items = [link("a/keys", "x"), directory("empty/"), link("a", "../canary"), link("empty", "../canary")];

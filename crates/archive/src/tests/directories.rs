@@ -1,4 +1,4 @@
-//! Zip archives whose directory would exhaust memory or time.
+//! Zip archives whose central directory would exhaust memory or time.
 
 use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -136,7 +136,7 @@ fn a_directory_with_too_many_bytes_is_rejected_before_it_is_read() {
 
 #[test]
 fn no_memory_is_allocated_for_claimed_entries_that_do_not_exist() {
-    // The claimed number of entries would fit into this sparse tebibyte.
+    // The archive has more bytes than claimed entries, so a comparison of both numbers would not reveal the lie.
     let header = central_header("n", 0, 0);
     let (zeros, length) = (1 << 40, header.len() as u64);
     let count = (1 << 40) - 1;

@@ -40,7 +40,7 @@ impl Sandbox {
         self.outer.path().join("canary")
     }
 
-    /// Opens the root, whose path a job can change below `outer`.
+    /// Opens the root. Follows no links below `outer`, as if jobs could create links there.
     fn open_root(&self) -> cap_std::fs::Dir {
         create_root(&self.root(), &Root::Below(self.outer.path().to_owned())).unwrap()
     }

@@ -85,7 +85,7 @@ pub(super) fn is_archive(artifact: &ArtifactsUpload) -> bool {
     matches!(artifact.artifact_type.as_str(), "" | "archive")
 }
 
-/// Context of the job that prints nothing, because the upload prints the same messages.
+/// The context of the job, but without messages, because the upload prints the same ones.
 struct Quiet<'a>(&'a Context);
 
 #[async_trait]

@@ -33,7 +33,7 @@ pub(super) struct RetryState {
     backoff: Backoff,
     /// Time from which [`RetryPolicy::UntilTimeout`] no longer retries transient errors.
     deadline: Instant,
-    /// Number of failed attempts that count: attempts that may be retried without limit until `deadline` do not.
+    /// Number of failed attempts, without those that may be repeated without limit until `deadline`.
     attempts: u32,
 }
 

@@ -92,7 +92,7 @@ fn compare(
     }
 }
 
-/// `equal_at` is a time at which the file was equal to the entry, if known.
+/// Returns whether a file is equal to an entry. `equal_at` is a time at which both were equal, if known.
 fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata, equal_at: Option<ChangeTime>) -> bool {
     let has_mode = || entry.mode.is_none_or(|mode| mode == file.permissions().mode() & 0o777);
     match &entry.kind {

@@ -60,7 +60,7 @@ async fn remove_configuration(context: &Context, cleanup: &Cleanup, stop: &StopT
     .await
 }
 
-/// Removes lock files of a killed git, and the hook of an earlier job.
+/// Removes lock files of a killed git, and the `post-checkout` hook of an earlier job.
 pub(super) fn remove_leftovers(project: &Path, with_submodules: bool) {
     let git = project.join(".git");
     for name in LEFTOVERS {

@@ -112,7 +112,7 @@ pub(super) fn is_borrowing(project: &Path) -> bool {
     fs::symlink_metadata(project.join(".git").join(BORROWS)).is_ok()
 }
 
-pub(super) fn remove_borrowing(project: &Path) {
+pub(super) fn remove_borrowing_repository(project: &Path) {
     if is_borrowing(project) {
         let _ = remove_tree(&project.join(".git"));
     }

@@ -28,7 +28,7 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     let with_submodules = !matches!(checkout.submodules.as_str(), "" | "none");
     let (directory, clean_config) = (project.clone(), checkout.clean_config);
     blocking(&**context, "removing leftovers of an earlier job", stop, move || {
-        mirror::remove_borrowing(&directory);
+        mirror::remove_borrowing_repository(&directory);
         remove_leftovers(&directory, with_submodules);
         if clean_config {
             remove_config(&directory, with_submodules);

@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problem_describes_the_end_of_a_command_without_output() {
+    fn problem_is_the_end_of_the_command_with_its_output_if_there_is_any() {
         let end = || "the command exited with code 137".to_owned();
         assert_eq!(with_output(end(), b"\n"), end());
         assert_eq!(with_output(end(), b"no route\n"), "the command exited with code 137: no route");

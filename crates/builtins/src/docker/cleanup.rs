@@ -27,7 +27,8 @@ pub(super) struct Objects {
     volumes: Vec<String>,
     network: Option<String>,
     keep_volumes: bool,
-    engine: String,
+    /// URL of the engine, for messages.
+    engine_location: String,
 }
 
 impl Objects {
@@ -48,7 +49,7 @@ impl Objects {
                 DockerNetwork::Bridge | DockerNetwork::Mode(_) => None,
             },
             keep_volumes: job.keep_volumes,
-            engine: location(&job.engine),
+            engine_location: location(&job.engine),
         };
         let names = objects.containers.iter().chain(&objects.volumes).chain(&objects.network);
         match names.into_iter().find(|name| !is_valid_name(name)) {
@@ -69,7 +70,8 @@ impl Objects {
         &self.volumes
     }
 
-    /// Removes the objects that exist. Retries while the engine does not answer, until the time limit.
+    /// Removes the objects that exist. Retries failed removals until the time limit, or until [`MAX_REJECTIONS`]
+    /// attempts were rejected.
     ///
     /// # Errors
     /// [`Failure`] with the remaining objects.
@@ -94,7 +96,7 @@ impl Objects {
                 let left: Vec<_> = left.iter().map(ToString::to_string).collect();
                 return Err(Failure::System(format!(
                     "failed to remove objects of the job from the Docker engine at {}; remove them by hand: {}",
-                    self.engine,
+                    self.engine_location,
                     left.join(", ")
                 )));
             }

@@ -1,4 +1,4 @@
-//! Descriptions of a job's containers and volumes for the engine.
+//! Describes a job's containers and volumes to the engine, and creates them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

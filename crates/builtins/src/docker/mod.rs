@@ -7,8 +7,8 @@
 //!   -> run the steps at this agent -> remove everything
 //! ```
 //!
-//! In other containers, Muster runs code only to block addresses ([`block`]). The engine never follows paths in a
-//! directory that a job can write to.
+//! In containers other than the build container, Muster runs code only to block network addresses ([`block`]). The
+//! engine never follows paths in a directory that a job can write to.
 //!
 //! All names of objects follow from the inputs of the step, so that another agent can remove the objects of a killed
 //! agent.
@@ -56,7 +56,7 @@ pub(crate) use services::ServiceHost;
 use socket::RunDirectory;
 use target::Container;
 
-/// Time that an engine gets to finish a call that it did not answer, before its objects are removed again.
+/// Time that an engine gets to finish a call that it did not answer, before the job's objects are removed again.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 
 pub(crate) struct JobFacts<'a> {
@@ -70,7 +70,7 @@ pub(crate) struct JobFacts<'a> {
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
 
-/// Creates the containers of a job, or removes them after a failure.
+/// Creates the containers of a job. If this fails, removes what was created.
 ///
 /// # Errors
 /// [`Failure`] of the settings, the engine, an image or a stop.

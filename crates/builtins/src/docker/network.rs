@@ -103,7 +103,8 @@ pub(super) fn has_own_namespace(network: &DockerNetwork) -> bool {
     }
 }
 
-/// Returns the settings to attach a container. `None` means that it has neither aliases nor a MAC address.
+/// Returns the settings to attach a container. `None` means that it has no MAC address, and that the engine does not
+/// resolve aliases in this network.
 pub(super) fn endpoint(network: &DockerNetwork, aliases: Vec<String>, mac_address: &str) -> Option<NetworkingConfig> {
     let aliases = resolves_names(network).then_some(aliases);
     let mac_address = Some(mac_address.to_owned()).filter(|address| !address.is_empty());

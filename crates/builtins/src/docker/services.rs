@@ -55,7 +55,7 @@ pub(super) struct Service {
     ports: Vec<u16>,
 }
 
-/// Containers that are being created, for the steps that start services.
+/// What the steps that start services need to add containers to a job. Exists while the job's containers are created.
 pub(crate) struct ServiceHost {
     engine: Docker,
     job: DockerContainer,
@@ -89,7 +89,7 @@ impl ServiceHost {
     }
 }
 
-/// Guard through which steps find the [`ServiceHost`].
+/// Makes the [`ServiceHost`] available to steps until this guard is dropped.
 struct Registration<'a>(&'a Mutex<Option<Arc<ServiceHost>>>);
 
 impl<'a> Registration<'a> {
@@ -318,7 +318,7 @@ impl Service {
         node
     }
 
-    /// Returns the end of the output. The first line reports missing earlier output.
+    /// Returns the end of the output. If earlier output is left out, the first line says so.
     async fn logs(&self, engine: &Docker) -> String {
         // One more line reveals whether earlier lines exist.
         let tail = (MAX_LOG_LINES + 1).to_string();

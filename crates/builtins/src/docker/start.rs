@@ -25,11 +25,11 @@ const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// [`Failure`] if the engine rejects the call or does not answer in time, or [`Failure::Stopped`].
 pub(super) async fn container(engine: &Docker, id: &str, name: &str, stop: &StopToken) -> Result<(), Failure> {
     // The time of the first call does not count, so that the container is queried at least once.
-    let mut first_error = None;
+    let mut first_error_at = None;
     loop {
         let started = engine.start_container(id, None::<StartContainerOptions>).await;
         let Err(mut error) = started else { return Ok(()) };
-        let silent_since = *first_error.get_or_insert_with(Instant::now);
+        let silent_since = *first_error_at.get_or_insert_with(Instant::now);
         loop {
             if is_answer(&error) || silent_since.elapsed() >= TIMEOUT {
                 return Err(failed(format!("failed to start the container {name}"))(error));

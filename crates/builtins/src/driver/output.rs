@@ -59,7 +59,7 @@ impl OutputPipe {
         false
     }
 
-    /// Reads the rest, which the runtime may not have noticed yet.
+    /// Reads output of the ended program that tokio has not reported as readable yet.
     fn read_rest(&mut self) {
         let mut buffer = [0; BUFFER_BYTES];
         for _ in 0..MAX_READS {

@@ -28,7 +28,8 @@ impl Builtin<Context> for DriverPrepare {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // It may not be possible to run a driver's program again in another attempt, so the job counts as started.
+        // From here, the job counts as started, so that no other agent retries it: a driver might not support a second
+        // run of its programs for the same job.
         context.wait_until_user_code_may_run(stop).await?;
         let mut attempt = 1;
         loop {

@@ -20,7 +20,7 @@ struct UntilStopped<'a, R> {
 impl<R: Read> Read for UntilStopped<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         match self.stop.cause() {
-            // Readers retry after `Interrupted`.
+            // Not `Interrupted`, because callers read again after it.
             Some(_) => Err(io::Error::other("stopped")),
             None => self.content.read(buffer),
         }

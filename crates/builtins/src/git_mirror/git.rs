@@ -48,7 +48,7 @@ impl<'a> GitDir<'a> {
             ));
         }
         let (mirror_dir, temp_dir) = (mirror.clone(), context.temp_dir.clone());
-        // The job's variables can affect URL rewrites, so these are not used.
+        // The URL rewrites of the job are left out, because the job's variables can affect them.
         let checkout = Checkout {
             repo_url: inputs.repo_url.clone(),
             credential_helper: inputs.credential_helper,
@@ -147,7 +147,7 @@ impl<'a> GitDir<'a> {
         }
     }
 
-    /// Writes refs to `tips`, so that git knows that the mirror has their history.
+    /// Creates a ref for each commit of `tips`, so that git knows that the mirror has its history.
     fn write_tips(&self, tips: &[String]) -> Result<(), Failure> {
         let text: String = tips.iter().enumerate().map(|(index, tip)| format!("{tip} refs/known/{index}\n")).collect();
         fs::write(self.dir.path().join("packed-refs"), text).map_err(Failure::io("failed to prepare the git mirror"))
@@ -210,9 +210,9 @@ impl<'a> GitDir<'a> {
         options
     }
 
-    /// Returns the environment of the agent without `GIT_` variables, and the job's token.
+    /// Returns the environment of the agent, without `GIT_` variables and with the job's token.
     ///
-    /// Variables of the job could make git execute a command outside of the container.
+    /// The job's other variables are left out, because they could make git execute a command outside of the container.
     fn environment(&self) -> Result<Vec<(OsString, OsString)>, Failure> {
         let base = self.context.processes.environment();
         let mut env: Vec<_> = base.iter().filter(|(key, _)| !key.as_bytes().starts_with(b"GIT_")).cloned().collect();
@@ -228,7 +228,8 @@ impl<'a> GitDir<'a> {
     }
 }
 
-/// Returns the content of a file with at most `max` bytes. A part of a larger file would look like a complete list of refs.
+/// Returns the content of a file. Fails if it has more than `max` bytes, because a part of it would look like a
+/// complete list of refs.
 fn read_all(mut file: &File, max: u64) -> io::Result<String> {
     if file.metadata()?.len() > max {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {max} bytes")));

@@ -8,7 +8,7 @@
 //! A job gets a view: hard links to packs of the mirror, and the refs that it may fetch. A container mounts the view
 //! read-only. Jobs without containers run as the agent's user, and could write to the mirror, so it is not trusted:
 //!
-//! - `git fetch` and libgit2 verify the names of objects. If one is damaged, the job fetches from the server.
+//! - `git fetch` and libgit2 verify the hash of each object. If an object is damaged, the job fetches from the server.
 //! - The agent keeps the refs for jobs in memory, as the server reported them ([`crate::mirrors::Mirrors`]).
 //! - Each job has a new directory for configuration, hooks and refs ([`git::GitDir`]).
 //! - Git commands for a mirror run outside of the container, without the job's variables.
@@ -127,7 +127,8 @@ async fn create_view(
 
 /// Fetches from the server.
 ///
-/// If the fetch fails although the server has the refs, an existing mirror is damaged, and its content is replaced.
+/// If the fetch fails although the server has the refs, a mirror that already has commits counts as damaged. Its
+/// content is then removed, and fetched again.
 async fn update(
     git: &GitDir<'_>,
     inputs: &GitMirror,

@@ -33,7 +33,7 @@ pub(crate) struct Key {
 
 /// Refs of mirrors, as the servers reported them, and locks.
 ///
-/// The refs are not on disk, because a job as the agent's user could replace them there.
+/// The refs are not on disk, because a job that runs as the agent's user could replace them there.
 #[derive(Debug, Default)]
 pub(crate) struct Mirrors {
     lists: Mutex<VecDeque<(Key, Arc<Refs>)>>,

@@ -42,11 +42,12 @@ struct PlatformFiles {
     features: Vec<String>,
 }
 
-type Artifact = (PathBuf, PathBuf);
+/// Source of a layer, and its destination in the image.
+type LayerPaths = (PathBuf, PathBuf);
 
 struct ImageFiles {
     platform: Platform,
-    artifacts: Vec<Artifact>,
+    layers: Vec<LayerPaths>,
 }
 
 /// Direction of a file mapping: sources to destinations in `step/oci/build`, the reverse in `function/oci/build`.
@@ -121,13 +122,13 @@ fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<ImageFiles>, P
             &"must have at least one platform, such as `linux/amd64` or `generic/generic`",
         ));
     }
-    let common = artifacts(&common.files, call.work_dir, mapping).map_err(|error| invalid("common", &error))?;
+    let common = layer_paths(&common.files, call.work_dir, mapping).map_err(|error| invalid("common", &error))?;
     let image = |(name, own): (String, PlatformFiles)| {
         let parts: Vec<&str> = name.split('/').map(str::trim).collect();
         let [os, architecture] = parts.as_slice() else {
             return Err(invalid("platforms", &format!("invalid platform os/arch: {name}")));
         };
-        let artifacts = artifacts(&own.files, call.work_dir, mapping).map_err(|error| invalid("platforms", &error))?;
+        let layers = layer_paths(&own.files, call.work_dir, mapping).map_err(|error| invalid("platforms", &error))?;
         let PlatformFiles { os_version, os_features, variant, features, .. } = own;
         let platform = Platform {
             os: (*os).to_owned(),
@@ -137,13 +138,13 @@ fn images(call: &BundledCall<'_>, mapping: Mapping) -> Result<Vec<ImageFiles>, P
             os_features,
             features,
         };
-        Ok(ImageFiles { platform, artifacts: common.iter().cloned().chain(artifacts).collect() })
+        Ok(ImageFiles { platform, layers: common.iter().cloned().chain(layers).collect() })
     };
     platforms.into_iter().map(image).collect()
 }
 
-fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping) -> Result<Vec<Artifact>, String> {
-    let artifact = |(key, value): (&String, &String)| {
+fn layer_paths(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping) -> Result<Vec<LayerPaths>, String> {
+    let paths = |(key, value): (&String, &String)| {
         let (source, destination) = match mapping {
             Mapping::SourceToDestination => (key.trim(), value.trim()),
             Mapping::DestinationToSource => (value.trim(), key.trim()),
@@ -159,7 +160,7 @@ fn artifacts(files: &BTreeMap<String, String>, work_dir: &Path, mapping: Mapping
         let destination = if destination.is_empty() { "." } else { destination };
         Ok((work_dir.join(source), PathBuf::from(destination)))
     };
-    files.iter().map(artifact).collect()
+    files.iter().map(paths).collect()
 }
 
 /// Packs the files into layers in `temp_dir`, and builds the index of the images.
@@ -167,8 +168,8 @@ async fn build_index(images: Vec<ImageFiles>, temp_dir: &Path, stop: &StopToken)
     let (temp_dir, stop) = (temp_dir.to_owned(), stop.clone());
     let packed = tokio::task::spawn_blocking(move || {
         let mut packer = Packer { temp_dir, stop, layers: HashMap::new(), left: MAX_BYTES };
-        let image = |ImageFiles { platform, artifacts }: ImageFiles| {
-            let layers = artifacts.into_iter().map(|artifact| packer.layer(artifact)).collect::<Result<_, _>>()?;
+        let image = |ImageFiles { platform, layers }: ImageFiles| {
+            let layers = layers.into_iter().map(|paths| packer.layer(paths)).collect::<Result<_, _>>()?;
             Ok(Image { platform, layers })
         };
         images.into_iter().map(image).collect::<Result<Vec<_>, _>>()
@@ -181,17 +182,17 @@ async fn build_index(images: Vec<ImageFiles>, temp_dir: &Path, stop: &StopToken)
 struct Packer {
     temp_dir: PathBuf,
     stop: StopToken,
-    layers: HashMap<Artifact, Blob>,
+    layers: HashMap<LayerPaths, Blob>,
     /// Maximum number of bytes of the remaining layers.
     left: u64,
 }
 
 impl Packer {
-    fn layer(&mut self, artifact: Artifact) -> Result<Blob, PortError> {
-        if let Some(layer) = self.layers.get(&artifact) {
+    fn layer(&mut self, paths: LayerPaths) -> Result<Blob, PortError> {
+        if let Some(layer) = self.layers.get(&paths) {
             return Ok(layer.clone());
         }
-        let (source, destination) = artifact.clone();
+        let (source, destination) = paths.clone();
         let is_stopped = || self.stop.cause().is_some();
         let options = PackOptions { temp_dir: &self.temp_dir, limit: self.left, is_stopped: &is_stopped };
         let layer = pack(&[(destination, source)], options).map_err(|error| match (error, self.stop.cause()) {
@@ -203,7 +204,7 @@ impl Packer {
             (error, _) => PortError::Failed(error_chain(&error)),
         })?;
         self.left -= layer.size();
-        self.layers.insert(artifact, layer.clone());
+        self.layers.insert(paths, layer.clone());
         Ok(layer)
     }
 }

@@ -3,9 +3,9 @@
 //! | Name | Action |
 //! |---|---|
 //! | `step/oci/build` | builds an image and publishes it under a new tag |
-//! | `step/oci/promote` | copies an image to a version, and moves the tags of its series |
+//! | `step/oci/promote` | copies an image to the tag of a version, and moves the tags of the version's series |
 //! | `function/oci/build` | builds an image into `function-image.tar` |
-//! | `function/oci/publish` | publishes such a file under its version, and moves the tags of its series |
+//! | `function/oci/publish` | publishes such a file under its version, and moves the tags of the version's series |
 
 mod build;
 mod promote;
@@ -37,7 +37,7 @@ impl OciSteps {
         Self { fetcher }
     }
 
-    /// Returns a client of a repository with the job's credentials.
+    /// Returns a client of a repository. The client uses the job's credentials.
     async fn registry(&self, repository: Repository, call: &BundledCall<'_>) -> Result<Registry, PortError> {
         oci::open(&self.fetcher, repository, call.lookup).await
     }

@@ -1,8 +1,8 @@
 //! Publishes an image under its version, and moves the tags of its series: `latest`, `N` and `N.N`.
 //!
 //! Two jobs can publish at the same time, and registries cannot change a tag conditionally. So each job publishes its
-//! version, moves the tags, and then reads the versions again. If a higher version has appeared, it moves the tags
-//! there.
+//! version, moves the tags, and then reads the versions again. If a higher version has appeared, the job moves the tags
+//! to that version.
 
 use std::collections::BTreeSet;
 
@@ -70,7 +70,7 @@ fn version(text: &str) -> Result<ImageVersion, PortError> {
     })
 }
 
-/// Moves the tags of the version's series until none changes.
+/// Moves the tags of the version's series. Repeats this until no tag had to be moved.
 async fn move_series(version: &ImageVersion, target: &Registry, call: &BundledCall<'_>) -> Output {
     let mut moved = BTreeSet::new();
     for _ in 0..MAX_ROUNDS {

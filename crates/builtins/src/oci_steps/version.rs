@@ -6,7 +6,7 @@ type InSeries<'s> = &'s dyn Fn(&[u64; 3]) -> bool;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ImageVersion {
     numbers: [u64; 3],
-    /// Suffix of a pre-release with `-`. Empty for a release.
+    /// Suffix of a pre-release, such as `-rc1`. Empty for a release.
     suffix: String,
 }
 
@@ -24,9 +24,9 @@ impl ImageVersion {
         format!("{major}.{minor}.{patch}{}", self.suffix)
     }
 
-    /// Returns the series of this release. A pre-release has none.
+    /// Returns the three series of this release. A pre-release has none.
     ///
-    /// The highest release is this one, or a higher one of the `existing` tags.
+    /// The highest release of a series is this one, or one of the `existing` tags if that is higher.
     pub(super) fn series(&self, existing: &[String]) -> Vec<Series> {
         let [major, minor, _] = self.numbers;
         if !self.suffix.is_empty() {

@@ -50,8 +50,8 @@ fn find_shell(wanted: &str) -> Option<&'static Shell> {
 pub(super) fn text(frame: &ScriptFrame<'_>, is_bash: bool, exports: &[ResolvedVariable<'_>]) -> String {
     let script = frame.script;
     let mut body = String::from("trap 'exit 1' TERM\n");
-    // The shell parses the text of `eval` twice, so variables are set before it. A traced shell sets them in this text,
-    // so that it prints them.
+    // The shell parses the text of `eval` twice. To save time, variables are set before `eval`. A traced shell sets
+    // them in the text of `eval`, so that it prints them.
     let mut before = String::new();
     if script.debug {
         body.push_str("set -o xtrace\n");

@@ -33,7 +33,7 @@ const BOOTSTRAP: &str = "$OutputEncoding = [console]::InputEncoding = [console]:
                          New-Object System.Text.UTF8Encoding\r\n\
                          pwsh -NoProfile -NonInteractive -Command -\r\n\
                          exit $LASTEXITCODE\r\n";
-/// Check after each command, which ends the script with the status of a failure.
+/// Check after each command. If the command failed, the check ends the script with the command's exit status.
 const CHECK: &str = "if(!$?) { Exit &{if($LASTEXITCODE) {$LASTEXITCODE} else {1}} }";
 /// Makes Windows PowerShell read a file as UTF-8.
 const BYTE_ORDER_MARK: &str = "\u{feff}";

@@ -87,7 +87,7 @@ fn operator_scripts_run_before_and_after_commands() {
 }
 
 #[test]
-fn multi_line_command_is_printed_in_closed_section() {
+fn multi_line_command_is_printed_in_section_that_ends_before_its_output() {
     let sections = Script { sections: true, ..Script::default() };
     let commands = vec!["echo one".to_owned(), "echo a\necho 100% \\n".to_owned()];
     for shell in ["bash", "sh"] {

@@ -75,7 +75,8 @@ impl StepCache {
         Ok(EntryGuard { path, incomplete, _temporary: temporary, _lock: lock, _user: user })
     }
 
-    /// Removes least recently used entries above the limit. Does nothing while an entry is in use.
+    /// Removes the least recently used entries until the rest is within the limit. Does nothing while an entry is in
+    /// use.
     pub(super) fn prune(&self) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         let Ok(_exclusive) = self.users.try_write() else { return Ok(()) };

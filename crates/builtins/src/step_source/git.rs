@@ -77,7 +77,7 @@ pub(super) async fn fetch(
             match export(&entry.path, &resolved.commit, &into, &stopped) {
                 Ok(()) => return Ok(false),
                 Err(error) => {
-                    // A job with the agent's user can change the cache.
+                    // A job whose processes run as the agent's user can change the cache.
                     tracing::warn!(%error, commit = resolved.commit, "invalid entry in the cache of steps, fetching it again");
                     entry.discard().and_then(|()| crate::removal::remove_tree(&into)).map_err(io_failed)?;
                     fs::create_dir_all(&into).map_err(io_failed)?;

@@ -42,7 +42,7 @@ pub struct StepFetcher {
 }
 
 impl StepFetcher {
-    /// Returns a fetcher without credentials for a directory.
+    /// Returns a fetcher that writes below `directory`, and has no credentials.
     #[must_use]
     pub fn new(cache: Arc<StepCache>, directory: PathBuf) -> Self {
         let (servers, tls, docker) = (Vec::new(), TlsFiles::default(), None);

@@ -108,7 +108,7 @@ pub(crate) fn failed(error: &RegistryError) -> PortError {
     PortError::Failed(format!("{}{remedy}", error_chain(error)))
 }
 
-/// Returns the image for this platform, or else for every platform.
+/// Returns the image for this platform, or else the generic image, which runs on every platform.
 fn select(index: &Index) -> Result<&Descriptor, String> {
     let this = HostPlatform::this();
     let is_generic = |entry: &&Descriptor| entry.platform.as_ref().is_some_and(|platform| platform.os == GENERIC);
@@ -122,7 +122,8 @@ fn select(index: &Index) -> Result<&Descriptor, String> {
     })
 }
 
-/// Returns the notices in the annotations of the index, and of the newest document about it.
+/// Returns the notices about an index: those in its own annotations, and those in the annotations of the newest
+/// document about it.
 ///
 /// # Errors
 /// [`RegistryError`] if the registry does not list the documents.
@@ -173,7 +174,7 @@ async fn fetch_layer(
         match unpack_layer(&entry, digest, dir, stop).await {
             Ok(()) => return Ok(()),
             Err(LayerError::Changed) => {
-                // A job with the agent's user can change the cache.
+                // A job whose processes run as the agent's user can change the cache.
                 tracing::warn!(layer = layer.digest, "invalid entry in the cache of steps, fetching it again");
                 entry.discard().map_err(system("failed to remove a layer from the cache of steps"))?;
             }

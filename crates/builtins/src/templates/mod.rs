@@ -62,7 +62,7 @@ struct LastRestore {
 }
 
 impl Templates {
-    /// Returns an empty cache in `directory`. Removes its content.
+    /// Removes the content of `directory`, and returns an empty cache there.
     ///
     /// # Errors
     /// If the directory cannot be emptied or created.

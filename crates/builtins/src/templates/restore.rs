@@ -69,7 +69,8 @@ impl Restore<'_> {
             RestoreRun { uid: rustix::process::geteuid().as_raw(), stamps: FileStamps(stamps), restore: self };
         run.directory(0, run.restore.target.to_owned(), run.restore.tree.mode, false)?;
         let (mut stamps, time) = (run.stamps, SystemTime::now());
-        // Only this restore has changed the files, so these ctimes belong to the right content.
+        // Until now, only this restore has changed the files, so each stamp belongs to the content of the tree. A stamp
+        // is dropped if a later change could get the same ctime.
         for stamp in &mut stamps.0 {
             *stamp = stamp.filter(|stamp| stamp.is_stable(time));
         }
@@ -88,7 +89,7 @@ impl RestoreRun<'_> {
     /// Restores a directory with its content. Returns whether it was created.
     ///
     /// `parent_is_new` means that the directory cannot exist.
-    fn directory(&mut self, stamp: usize, path: PathBuf, mode: u32, parent_is_new: bool) -> io::Result<bool> {
+    fn directory(&mut self, stamp_index: usize, path: PathBuf, mode: u32, parent_is_new: bool) -> io::Result<bool> {
         let found = if parent_is_new { None } else { metadata_if_exists(&path)? };
         let found = match found {
             Some(found) if found.is_dir() && found.uid() == self.uid => Some(found),
@@ -105,20 +106,20 @@ impl RestoreRun<'_> {
                 fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
                 changed = true;
             }
-            if !self.is_unchanged(stamp, found) {
-                changed |= self.remove_untracked(&path, stamp)?;
+            if !self.is_unchanged(stamp_index, found) {
+                changed |= self.remove_untracked(&path, stamp_index)?;
             }
         } else {
             fs::DirBuilder::new().mode(mode).create(&path)?;
         }
-        for child in self.children(stamp) {
+        for child in self.children(stamp_index) {
             changed |= self.entry(child, is_new)?;
         }
         let current = match found {
             Some(found) if !changed => FileStamp::new(&found),
             _ => FileStamp::new(&fs::symlink_metadata(&path)?),
         };
-        self.record(stamp, current);
+        self.record(stamp_index, current);
         Ok(is_new)
     }
 
@@ -149,22 +150,22 @@ impl RestoreRun<'_> {
 
     fn file(
         &mut self,
-        stamp: usize,
+        stamp_index: usize,
         path: &Path,
         (name, content): (&Path, &Content),
         parent_is_new: bool,
     ) -> io::Result<bool> {
         if !parent_is_new && let Some(found) = metadata_if_exists(path)? {
             let is_intact = self.has_same_metadata(content, &found)
-                && (self.is_unchanged(stamp, &found) || self.restore.tree.has_bytes(name, content, path)?);
+                && (self.is_unchanged(stamp_index, &found) || self.restore.tree.has_bytes(name, content, path)?);
             if is_intact {
-                self.record(stamp, FileStamp::new(&found));
+                self.record(stamp_index, FileStamp::new(&found));
                 return Ok(false);
             }
             self.discard(path)?;
         }
         let file = self.restore.tree.write(name, content, path)?;
-        self.record(stamp, FileStamp::new(&file.metadata()?));
+        self.record(stamp_index, FileStamp::new(&file.metadata()?));
         Ok(true)
     }
 
@@ -180,20 +181,20 @@ impl RestoreRun<'_> {
             && (found.mtime(), found.mtime_nsec()) == (content.modified.tv_sec, content.modified.tv_nsec)
     }
 
-    fn is_unchanged(&self, stamp: usize, found: &fs::Metadata) -> bool {
-        self.restore.last_stamps.0.get(stamp).copied().flatten() == Some(FileStamp::new(found))
+    fn is_unchanged(&self, stamp_index: usize, found: &fs::Metadata) -> bool {
+        self.restore.last_stamps.0.get(stamp_index).copied().flatten() == Some(FileStamp::new(found))
     }
 
-    fn record(&mut self, stamp: usize, current: FileStamp) {
-        if let Some(slot) = self.stamps.0.get_mut(stamp) {
+    fn record(&mut self, stamp_index: usize, current: FileStamp) {
+        if let Some(slot) = self.stamps.0.get_mut(stamp_index) {
             *slot = Some(current);
         }
     }
 
     /// Removes entries that are not in the tree. Returns whether there were any.
-    fn remove_untracked(&self, path: &Path, stamp: usize) -> io::Result<bool> {
+    fn remove_untracked(&self, path: &Path, stamp_index: usize) -> io::Result<bool> {
         let entries = &self.restore.tree.entries;
-        let children = self.children(stamp);
+        let children = self.children(stamp_index);
         let known: HashSet<&OsStr> =
             children.iter().filter_map(|child| entries.get(*child)?.path.file_name()).collect();
         let mut removed = false;
@@ -208,10 +209,11 @@ impl RestoreRun<'_> {
     }
 
     /// Returns the indexes of the direct entries of a directory.
-    fn children(&self, stamp: usize) -> Vec<usize> {
+    fn children(&self, stamp_index: usize) -> Vec<usize> {
         let entries = &self.restore.tree.entries;
-        let range: Range<usize> = match stamp.checked_sub(1).and_then(|index| entries.get(index)) {
-            Some(Entry { kind: Kind::Directory { end, .. }, .. }) => stamp..*end,
+        let range: Range<usize> = match stamp_index.checked_sub(1).and_then(|index| entries.get(index)) {
+            // The first child follows the directory in `entries`, so its index there is `stamp_index`.
+            Some(Entry { kind: Kind::Directory { end, .. }, .. }) => stamp_index..*end,
             _ => 0..entries.len(),
         };
         let mut children = Vec::new();

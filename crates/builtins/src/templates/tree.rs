@@ -56,13 +56,14 @@ impl Tree {
     pub(crate) fn read(root: &Path) -> io::Result<Self> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut cached = 0;
-        let mut open: Vec<usize> = Vec::new();
+        // Indexes of the directories whose `end` is not yet known.
+        let mut open_directories: Vec<usize> = Vec::new();
         for entry in walkdir::WalkDir::new(root).min_depth(1).sort_by_file_name() {
             let entry = entry?;
-            close_directories(&mut entries, &mut open, entry.depth() - 1);
+            close_directories(&mut entries, &mut open_directories, entry.depth() - 1);
             let metadata = entry.metadata()?;
             let kind = if metadata.is_dir() {
-                open.push(entries.len());
+                open_directories.push(entries.len());
                 Kind::Directory { mode: permissions(&metadata), end: 0 }
             } else if metadata.is_symlink() {
                 Kind::Link(fs::read_link(entry.path())?)
@@ -79,7 +80,7 @@ impl Tree {
             let path = entry.path().strip_prefix(root).map_err(io::Error::other)?.to_owned();
             entries.push(Entry { path, kind });
         }
-        close_directories(&mut entries, &mut open, 0);
+        close_directories(&mut entries, &mut open_directories, 0);
         Ok(Self { root: root.to_owned(), entries, mode: permissions(&fs::metadata(root)?) })
     }
 
@@ -114,17 +115,17 @@ fn read_small_file(path: &Path) -> io::Result<Box<[u8]>> {
     Ok(read_open(open(path)?, path, limit)?.into_boxed_slice())
 }
 
-/// Sets the end of open directories that are deeper than `depth`.
-fn close_directories(entries: &mut [Entry], open: &mut Vec<usize>, depth: usize) {
+/// Sets `end` of the open directories that are deeper than `depth`, and removes them from the list.
+fn close_directories(entries: &mut [Entry], open_directories: &mut Vec<usize>, depth: usize) {
     let next_index = entries.len();
-    for index in open.drain(depth.min(open.len())..) {
+    for index in open_directories.drain(depth.min(open_directories.len())..) {
         if let Some(Entry { kind: Kind::Directory { end, .. }, .. }) = entries.get_mut(index) {
             *end = next_index;
         }
     }
 }
 
-/// Returns the permission bits, for a directory without setuid, setgid and sticky.
+/// Returns the permission bits. For a directory, leaves out setuid, setgid and sticky.
 pub(super) fn permissions(metadata: &fs::Metadata) -> u32 {
     metadata.permissions().mode() & if metadata.is_dir() { 0o777 } else { 0o7777 }
 }

@@ -77,7 +77,8 @@ impl AddedMasks {
 
     /// Adds a piece of the current line. Returns the part that can be written.
     ///
-    /// The piece ends with the line, or it continues with further lines that add no value.
+    /// The piece does not continue after the end of the line. Only in [`Line::Other`], lines that add no value may
+    /// follow.
     fn push_piece<'a>(&mut self, piece: &'a [u8]) -> Option<Part<'a>> {
         let line = match &mut self.line {
             Line::Candidate(line) => line,
@@ -119,7 +120,7 @@ fn may_add(start: &[u8]) -> bool {
     start.starts_with(COMMAND.as_bytes()) || COMMAND.as_bytes().starts_with(start)
 }
 
-/// Returns the position of the next line that may add a value. `bytes` start inside another line.
+/// Returns the position of the next line that may add a value. `bytes` start inside a line that adds none.
 fn next_candidate(bytes: &[u8]) -> usize {
     let breaks = memmem::find_iter(bytes, b"\n:").map(|index| index + 1);
     let mut candidates = breaks.filter(|start| bytes.get(*start..).is_some_and(may_add));

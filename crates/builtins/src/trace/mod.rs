@@ -84,7 +84,7 @@ struct Channel {
 
 /// Masks the output of a stream.
 ///
-/// The search for secrets is expensive to prepare. After new secrets, it is prepared at the next output.
+/// Preparing the search for secrets is expensive. After a secret was added, the next output prepares it again.
 #[derive(Default)]
 struct StreamMasker(Option<Masker>);
 
@@ -93,7 +93,8 @@ impl StreamMasker {
         self.0.get_or_insert_with(|| Masker::new(secrets)).push(bytes, out);
     }
 
-    /// Appends output that was held back. Later output is masked with new secrets, too.
+    /// Appends output that was held back, and drops the masker. The next output creates one with all secrets that are
+    /// then known.
     fn finish(&mut self, out: &mut Vec<u8>) {
         if let Some(mut masker) = self.0.take() {
             masker.finish(out);
@@ -132,7 +133,7 @@ impl Trace {
         }
     }
 
-    /// Returns the masked values if any were added.
+    /// Returns all values to mask. `None` means that none was added to those of [`TraceOptions`].
     #[must_use]
     pub fn secrets_with_added(&self) -> Option<Secrets> {
         let inner = self.inner.lock();
@@ -211,7 +212,7 @@ impl Inner {
         self.process(stream, |masker, secrets, out| masker.push(secrets, bytes, out), false)
     }
 
-    /// Writes a part of the output. Its value is masked in later output.
+    /// Writes a part of the output. The value of a `Part::Value` is masked in later output.
     fn write_part(&mut self, part: Part<'_>) -> io::Result<()> {
         match part {
             Part::Text(bytes) => self.mask(Stream::Output, &bytes),
@@ -233,7 +234,8 @@ impl Inner {
             self.secrets.add(value);
             self.has_added_secrets = true;
         }
-        // Output that is held back is the beginning of a masked value. A line with `COMMAND` cannot continue the value.
+        // The maskers hold back output that could be the beginning of a masked value. A line with `COMMAND` follows,
+        // which cannot continue the value, so the output can be written.
         self.flush_maskers()
     }
 

@@ -22,6 +22,7 @@ pub(super) struct Packs<'a> {
     save: &'a Save<'a>,
     /// Packs of earlier saves, and new packs. The size of a new pack is set at its completion.
     packs: Vec<Object>,
+    /// Positions in `packs`, by the names of the packs.
     numbers: HashMap<String, u32>,
     chunks: Vec<Chunk>,
     positions: HashMap<Hash, u32>,

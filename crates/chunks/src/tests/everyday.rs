@@ -125,7 +125,8 @@ fn number_of_packs_stays_small() {
     fill(&machine, 100);
     machine.save("main");
     let mut numbers = RandomNumbers(4);
-    // No later save changes a file, so its pack stays in use until its chunks are copied to a newer pack.
+    // Each save adds a file, which later saves do not change. So the pack with this file stays in use until its chunks
+    // are copied to a newer pack.
     for number in 0..150 {
         machine.write(&format!("new/file{number}"), &numbers.text(1_000));
         machine.save("main");

@@ -28,7 +28,7 @@ fn capacity(autoscaler: &Table) -> i64 {
     autoscaler.int("capacity_per_instance").filter(|capacity| *capacity > 0).unwrap_or(1)
 }
 
-/// Returns the maximum of all groups together, or 0 if a group has no limit.
+/// Returns the sum of `max_instances` of all groups, or 0 if a group has no limit.
 fn total_max_instances(autoscaler: &Table) -> i64 {
     let max_instances = |table: &Table| table.int("max_instances").unwrap_or(0).max(0);
     let groups = autoscaler.tables("groups").iter().map(max_instances);

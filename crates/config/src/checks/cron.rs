@@ -46,7 +46,8 @@ pub(super) fn always_matches(pattern: &str) -> bool {
     pattern.split_whitespace().all(|field| matches!(field, "*" | "?" | "*/1"))
 }
 
-/// Returns whether some pattern of `by` matches whenever a pattern of `periods` does. Only compares their texts.
+/// Returns whether `by` covers `periods`: whenever a pattern of `periods` matches, a pattern of `by` matches, too. Only
+/// compares their texts.
 pub(super) fn is_covered(periods: &[&str], by: &[&str]) -> bool {
     let normalized = |pattern: &str| pattern.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
     let by_normalized: Vec<_> = by.iter().map(|pattern| normalized(pattern)).collect();

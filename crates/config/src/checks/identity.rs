@@ -30,10 +30,10 @@ pub(super) fn check(check: &mut Check<'_>) {
 
 /// Check C022. Does not show the text after a dollar sign if it may be part of the token.
 fn check_references(check: &mut Check<'_>, runner: &Runner) {
-    let opaque = !runner.table.str("token").is_some_and(is_reference);
+    let may_be_token = !runner.table.str("token").is_some_and(is_reference);
     let mut reported = BTreeSet::new();
     for (key, variable) in &runner.unset {
-        let name = if *key == "token" && opaque { "[masked]".to_owned() } else { shown_name(variable) };
+        let name = if *key == "token" && may_be_token { "[masked]".to_owned() } else { shown_name(variable) };
         let message = format!("{key} refers to the environment variable {name}, which is not set");
         let help = "set it for the service, for example with EnvironmentFile= in its unit; write $$ for a dollar sign";
         if reported.insert(message.clone()) {

@@ -42,7 +42,8 @@ impl Check<'_> {
         self.problems.add(problem);
     }
 
-    /// `key` is a key of the runner, such as `docker.image`. The problem is at the key, or at its table.
+    /// Reports a problem at a key of the runner, such as `docker.image`. If the key is not set, the problem is at the
+    /// key's table.
     fn report(&mut self, runner: &Runner, key: &str, code: &'static str, message: impl Into<String>, help: &str) {
         let problem = Problem::new(code, message).of(runner.index, &runner.name).at(&runner.table.span_of(key));
         self.add(if help.is_empty() { problem } else { problem.help(help) });

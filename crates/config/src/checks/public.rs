@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn operator_can_permit_reuse_and_isolation_needs_no_permission() {
+    fn runner_with_permission_or_isolation_is_not_refused() {
         clean("C112", &runner("shell", "allow_machine_reuse = true\n"));
         clean("C112", &runner("shell", "").replace("public = true", "public = false"));
         clean(

@@ -54,7 +54,7 @@ fn check_durations(check: &mut Check<'_>, runner: &Runner, autoscaler: &Table) {
     }
 }
 
-/// Returns the keys, and the byte ranges of their values.
+/// Returns the keys with negative durations, and the byte ranges of their values.
 pub(crate) fn negative_durations(autoscaler: &Table) -> Vec<(String, Range<usize>)> {
     let mut found = Vec::new();
     visit(autoscaler, "runners.autoscaler", &mut |path, _, node| {

@@ -10,12 +10,12 @@ fn problems(code: &str, text: &str, facts: &HostFacts) -> Vec<Problem> {
     parse(text, facts).problems.into_iter().filter(|problem| problem.code == code).collect()
 }
 
-/// Returns `line:column severity[code]: message` and help. Panics if there is no such problem.
+/// Returns a line `line:column severity[code]: message; help` for each problem with the code. Panics if there are none.
 pub(in super::super) fn found(code: &str, text: &str) -> String {
     found_with(code, text, |_| ())
 }
 
-/// Like [`found`], with other facts.
+/// Like [`found`], with the host facts that `change` makes of the usual ones.
 pub(in super::super) fn found_with(code: &str, text: &str, change: impl FnOnce(&mut HostFacts)) -> String {
     let mut facts = HostFacts { exists: true, writable: true, ..HostFacts::default() };
     change(&mut facts);
@@ -43,7 +43,7 @@ pub(in super::super) fn clean(code: &str, text: &str) {
     clean_with(code, text, |_| ());
 }
 
-/// Like [`clean`], with other facts.
+/// Like [`clean`], with the host facts that `change` makes of the usual ones.
 pub(in super::super) fn clean_with(code: &str, text: &str, change: impl FnOnce(&mut HostFacts)) {
     let mut facts = HostFacts { exists: true, writable: true, ..HostFacts::default() };
     change(&mut facts);

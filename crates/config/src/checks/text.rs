@@ -130,7 +130,8 @@ fn check_periods(check: &mut Check<'_>, runner: usize, tables: &[Table], path: &
     }
 }
 
-/// Returns the patterns of a table. A policy without periods gets one that always matches.
+/// Returns the patterns of a table. The tables whose patterns have 5 fields are policies of autoscalers.
+/// A policy without `periods` always matches.
 fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
     match (table.node(key), fields) {
         (None, 5) => vec!["* * * * *"],
@@ -141,9 +142,9 @@ fn patterns<'a>(table: &'a Table, key: &str, fields: usize) -> Vec<&'a str> {
 /// Check C011. `OffPeak*` keys have had no effect since 14.0.
 fn check_off_peak(check: &mut Check<'_>, table: &Table) {
     let machine = table.table("machine").map(Table::entries).into_iter().flatten();
-    let set: Vec<_> =
+    let off_peak: Vec<_> =
         machine.filter(|(name, _)| name.starts_with("OffPeak")).map(|(name, node)| (name.to_owned(), node)).collect();
-    if let Some((name, node)) = set.first() {
+    if let Some((name, node)) = off_peak.first() {
         let message = format!("`{name}` was removed in GitLab Runner 14.0; the value is ignored");
         check.add(Problem::new("C011", message).at(&node.key).help("use [[runners.machine.autoscaling]] with Periods"));
     }

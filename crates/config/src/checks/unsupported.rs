@@ -1,4 +1,5 @@
-//! Checks for keys that Muster does not support (checks C008, C009), once for all runners.
+//! Checks for what Muster does not support: executors (check C008, for each runner), and keys (check C009, once for all
+//! runners).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -57,7 +58,10 @@ fn check_executors(check: &mut Check<'_>) {
     }
 }
 
-/// By path: the first location, the reason, and the names that are set in the table.
+/// The unsupported keys and tables to report, by their path in the schema, such as `runners.docker.isolation`.
+///
+/// The parts of a value: where the file first has the key or table, the reason, and the names of the keys that are set
+/// in the table.
 type UnsupportedTables = BTreeMap<String, (Range<usize>, &'static str, Vec<String>)>;
 
 fn check_unsupported_keys(check: &mut Check<'_>) {
@@ -71,7 +75,8 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
         if matches!(entry, Entry::Key(key) if is_default(key, node)) {
             return;
         }
-        // A key is reported with its outermost table of the same reason.
+        // A key has no problem of its own if a table around it is unsupported for the same reason. The problem of the
+        // outermost such table then names the key.
         let enclosing = unsupported
             .iter()
             .find(|(table, (_, table_reason, _))| *table_reason == reason && path.starts_with(&format!("{table}.")));
@@ -94,9 +99,9 @@ fn check_unsupported_keys(check: &mut Check<'_>) {
         if is_table && names.is_empty() {
             continue;
         }
-        let set = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        let names_in_parentheses = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         let name_in_file = if header(&path).contains('[') && is_table { header(&path) } else { format!("`{path}`") };
-        let problem = Problem::new("C009", format!("{name_in_file} is not supported{set}: {reason}"));
+        let problem = Problem::new("C009", format!("{name_in_file} is not supported{names_in_parentheses}: {reason}"));
         check.add(problem.severity(Severity::Info).at(&span).unsupported());
     }
 }

@@ -26,7 +26,7 @@ pub(super) struct InvalidValue {
 
 /// Returns the settings and the invalid values.
 ///
-/// `is_public` determines the default of `blocked_addresses`.
+/// `is_public` is whether the runner is public, which determines the default of `blocked_addresses`.
 pub(super) fn read(docker: &Table, is_public: bool) -> (DockerSettings, Vec<InvalidValue>) {
     let mut reader = Reader { docker, is_public, problems: Vec::new() };
     let settings = reader.settings();
@@ -195,7 +195,8 @@ impl Reader<'_> {
         self.parsed(key, |text| values::gpus(text).map(|gpus| vec![gpus]), "request for GPUs", HELP)
     }
 
-    /// Returns the default if the key is not set or invalid.
+    /// Parses the value of a key. Returns the default if the key is not set. An invalid value is a problem, and also
+    /// means the default.
     fn parsed<T: Default>(
         &mut self,
         key: &'static str,
@@ -328,7 +329,7 @@ fn map<'a>(table: &'a Table, key: &str) -> impl Iterator<Item = (&'a str, &'a st
     })
 }
 
-/// `None` means that the service has no `name`, which is its image.
+/// Reads an entry of `services`. Returns `None` if it has no `name`, which is the image of the service.
 fn service_entry(table: &Table) -> Option<DockerService> {
     let text = |key: &str| table.str(key).unwrap_or_default().to_owned();
     let list = |key: &str| table.strings(key).map(|(text, _)| text.to_owned()).collect();

@@ -105,7 +105,7 @@ fn each_invalid_value_is_a_problem_with_a_remedy() {
 }
 
 #[test]
-fn stored_settings_of_a_job_are_read_again() {
+fn settings_that_are_stored_with_a_job_are_read_back_unchanged() {
     let runner = runner(
         "image = \"alpine\"\nmemory = \"1g\"\ndns = [\"2001:db8::1\"]\n[[runners.docker.services]]\nname = \"redis\"",
     );

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::settings::{Device, GpuRequest, Ulimit};
 
-/// Number of billionths in one CPU.
+/// Number of billionths in 1: [`decimal`] returns billionths.
 const NANOS: i128 = 1_000_000_000;
 
 /// Parses a size such as `512m` or `1.5 GiB` to bytes. Units are powers of 1024.
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_have_optional_path_and_permissions() {
+    fn path_in_the_container_and_permissions_of_a_device_are_optional() {
         let parts = |text| device(text).map(|device| [device.on_host, device.in_container, device.permissions]);
         let expected = |parts: [&str; 3]| Some(parts.map(str::to_owned));
         assert_eq!(parts("/dev/kvm"), expected(["/dev/kvm", "/dev/kvm", "rwm"]));

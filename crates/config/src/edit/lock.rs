@@ -19,7 +19,8 @@ pub struct ConfigLock {
 
 /// Locks the configuration for a running manager, so that no second manager uses it.
 ///
-/// If the directory is not writable, the file itself is locked. No save can replace the locked file there.
+/// If the directory is not writable, the file itself is locked. That suffices, because no save can replace a file
+/// of such a directory by an unlocked one.
 ///
 /// # Errors
 /// [`EditError::Locked`] at once if another process holds the lock. [`EditError::Io`] if the lock cannot be created.

@@ -41,7 +41,7 @@ pub use lock::{ConfigLock, lock_for_manager};
 /// Maximum time that a writer waits for another writer.
 pub const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Value of [`EditError::Io::doing`] after which the file may be incomplete.
+/// Value of [`EditError::Io::doing`] if overwriting the file failed. The file may be incomplete only in this case.
 const OVERWRITE: &str = "overwrite";
 
 /// Reason why a file was not changed. After a failed save, only a file that is a mount point can be incomplete.
@@ -257,7 +257,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Replaces the token of an entry, its times and, if the new ID is known, its ID.
+    /// Replaces the token of an entry, the times of the token and, if `new` has an ID, the ID of the runner.
     ///
     /// Returns C023 if the old token was a reference to the environment, because the new token is in the file itself.
     ///
@@ -360,7 +360,7 @@ fn string(table: &dyn TableLike, key: &str) -> Option<String> {
     table.get(&name_in(table, key)?)?.as_str().map(str::to_owned)
 }
 
-/// Keeps the comment beside the key. A new key is added at the end.
+/// Sets a key, and keeps the comment beside it. A key that the table does not have is added at the end.
 fn set(table: &mut dyn TableLike, key: &str, value: Value) {
     let name = name_in(table, key).unwrap_or_else(|| key.to_owned());
     match table.get_mut(&name) {
@@ -383,12 +383,12 @@ fn date(time: OffsetDateTime) -> Value {
     text.parse::<toml_edit::Datetime>().map_or_else(|_| Value::from(text), Value::from)
 }
 
-/// The result is masked if it may contain a part of a token.
+/// Returns a reference such as `$TOKEN` for a message. It is masked if it may contain a part of a token.
 fn masked_reference(text: &str) -> String {
     if super::runners::is_reference(text) { super::problem::shown_name(text) } else { "[masked]".to_owned() }
 }
 
-/// Returns an entry whose tables have no positions, so that they are written directly below the entry.
+/// Copies an entry, without the positions of its tables, so that the tables are written directly below the entry.
 fn without_positions(entry: &Table) -> Table {
     let mut copy = Table::new();
     *copy.decor_mut() = entry.decor().clone();

@@ -7,16 +7,17 @@ use std::path::{Path, PathBuf};
 
 use super::EditError;
 
+/// Maximum number of names that are tried for the new file, `.<name>.new-<process ID>-<number>`.
 const MAX_NAMES: u32 = 100;
 
-/// Creates the directory with mode 0700. An existing directory is not changed.
+/// Creates the directory of the file `path` with mode 0700. An existing directory is not changed.
 pub(super) fn create_directory(path: &Path) -> Result<(), EditError> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let created = fs::DirBuilder::new().recursive(true).mode(0o700).create(directory);
     created.map_err(|source| EditError::Io { doing: "create the directory", path: directory.to_owned(), source })
 }
 
-/// Fails if the file no longer contains `before`.
+/// Replaces the text of the file, which must still be `before`, with `text`. `before` is `None` if there was no file.
 pub(super) fn replace(path: &Path, before: Option<&str>, text: &str) -> Result<(), EditError> {
     let failed = |doing, path: &Path| {
         let path = path.to_owned();
@@ -93,7 +94,7 @@ fn create_new_beside(path: &Path) -> io::Result<(PathBuf, File)> {
     Err(io::Error::new(ErrorKind::AlreadyExists, format!("{MAX_NAMES} files `.{name}.new-*` exist; remove them")))
 }
 
-/// Without an old file, the mode is 0600.
+/// Gives the new file the mode and owner of the file at `path`. If that does not exist, the mode stays 0600.
 fn copy_mode_and_owner(path: &Path, file: &File) -> io::Result<()> {
     let old = match fs::metadata(path) {
         Ok(old) => old,

@@ -112,7 +112,7 @@ fn other_changes_keep_environment_references() {
 }
 
 #[test]
-fn inline_entries_and_other_spellings_are_edited() {
+fn inline_entries_and_keys_in_upper_or_lower_case_are_edited() {
     let home = Home::new("Runners = [{ name = \"a\", token = \"x\" }, { name = \"b\" }]\n");
     let text = home.change(|file| {
         file.set_token(0, &NewToken { obtained_at: None, id: None, ..new_token("y") }).unwrap();

@@ -8,7 +8,7 @@ pub(super) enum OptionTarget {
     Plugin(&'static str),
     /// A key of `connector_config`.
     Connector(&'static str),
-    /// Connections use the internal address.
+    /// The option makes connections use the internal address.
     Internal,
     /// Property of the group or of its template.
     Group(&'static str),

@@ -17,20 +17,20 @@ const COUNTS: [(&str, &str); 6] = [
 /// Maximum length of a group name that all clouds accept.
 const MAX_NAME_LENGTH: usize = 63;
 
-/// `is_group` means that the plugin is not docker-machine.
+/// Returns the notes about an entry. `is_group` means that the new plugin is not docker-machine.
 pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(limit) = runner.table.int("limit").filter(|limit| *limit < 0) {
         notes.push(format!("limit = {limit} is negative and means no limit, so max_instances is not written"));
     }
     notes.extend(too_large("", &runner.table, "limit", "max_instances"));
-    counts("", old, &mut notes);
+    add_notes_of_counts("", old, &mut notes);
     for (index, table) in old.tables("autoscaling").iter().enumerate() {
         let prefix = format!("entry {} of autoscaling: ", index + 1);
         if table.strings("Periods").next().is_none() {
             notes.push(format!("{prefix}{NO_PERIODS_NOTE}"));
         } else {
-            counts(&prefix, table, &mut notes);
+            add_notes_of_counts(&prefix, table, &mut notes);
         }
     }
     if is_group {
@@ -69,8 +69,9 @@ pub(super) fn notes(runner: &Runner, old: &Table, is_group: bool) -> Vec<String>
     notes
 }
 
-/// Returns the keys that are set, with values that cannot be secret. Options and periods have their own notes.
-pub(super) fn keys(old: &Table) -> Vec<String> {
+/// Returns a note for each key of the old table, with its value if that is not a list or table.
+/// Machine options have separate notes.
+pub(super) fn notes_of_keys(old: &Table) -> Vec<String> {
     let shown = |node: &Node| match &node.value {
         Value::Str(text) => Some(format!("\"{}\"", shown_name(text))),
         Value::Int(number) => Some(number.to_string()),
@@ -86,8 +87,8 @@ pub(super) fn keys(old: &Table) -> Vec<String> {
     old.entries().filter_map(key).collect()
 }
 
-/// Adds notes about values that are out of range, or have no effect without another key.
-fn counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
+/// Adds notes about counts and factors that are out of range, or have no effect without another key.
+fn add_notes_of_counts(prefix: &str, table: &Table, notes: &mut Vec<String>) {
     for (key, new) in COUNTS {
         if let Some(count) = table.int(key).filter(|count| *count < 0) {
             notes.push(format!(

@@ -117,7 +117,7 @@ pub fn migrate(text: &str, facts: &HostFacts, target: MigrationTarget) -> Result
     Ok(Migration { text: document.to_string(), entries })
 }
 
-/// `None` means that the entry or its `machine` is an inline table.
+/// Returns the entry with this index in `[[runners]]`. `None` if the entry or its `machine` is an inline table.
 fn entry(document: &mut DocumentMut, index: usize) -> Option<&mut EditTable> {
     let root = document.as_table_mut();
     let name = root.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case("runners"))?.to_owned();
@@ -143,7 +143,7 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, del
          from the following notes"
             .to_owned(),
     );
-    notes.extend(dropped::keys(old));
+    notes.extend(dropped::notes_of_keys(old));
     let no_driver =
         Driver { name: "", plugin: None, group: "", username: "", defaults: &[], advice: &[], options: &[] };
     let driver = drivers::driver(old.str("MachineDriver").unwrap_or_default()).unwrap_or(&no_driver);
@@ -163,7 +163,7 @@ fn notes_beside_autoscaler(runner: &Runner, old: &Table, autoscaler: &Table, del
 const NEEDS_ENGINE: &str = "executor `docker-autoscaler` runs jobs in containers on the instance: the image of the instance must \
                             contain a Docker engine, and the login user must have access to it";
 
-/// Removes the key in any case of its letters.
+/// Removes the key, whether it is written in upper or lower case.
 fn remove(table: &mut EditTable, key: &str) {
     let name = table.iter().map(|(name, _)| name).find(|name| name.eq_ignore_ascii_case(key)).map(str::to_owned);
     if let Some(name) = name {
@@ -272,7 +272,7 @@ fn group_of(
     (config, connector)
 }
 
-/// Adds notes about an entry that continues to use docker-machine.
+/// Adds notes about the options of an entry that continues to use docker-machine.
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
         Some(OptionTarget::Secret(target)) => {
@@ -287,7 +287,7 @@ fn without_value(option: &str, key: &str, table: &str) -> String {
     format!("{option} has no value: {key} was left out; set {key} = \"...\" in [runners.autoscaler.{table}]")
 }
 
-/// An option without a value is true.
+/// Parses the value of a Boolean option. An option without a value is true.
 fn parse_bool(value: Option<&str>) -> Option<bool> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Some(true),
@@ -299,15 +299,15 @@ fn parse_bool(value: Option<&str>) -> Option<bool> {
 /// Returns a note with the replacement of an option, or why it is not translated.
 fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     let option = shown_name(option);
-    let set = match value {
+    let with_value = match value {
         Some("") => format!("{option} (without a value)"),
         Some(value) => format!("{option} = {}", shown_name(value)),
         None => option.clone(),
     };
     match to {
-        Some(OptionTarget::Plugin(key) | OptionTarget::Connector(key)) => format!("{set}: `{key}`"),
-        Some(OptionTarget::Internal) => format!("{set}: the internal address"),
-        Some(OptionTarget::Group(setting)) => format!("{set}: {setting}"),
+        Some(OptionTarget::Plugin(key) | OptionTarget::Connector(key)) => format!("{with_value}: `{key}`"),
+        Some(OptionTarget::Internal) => format!("{with_value}: the internal address"),
+        Some(OptionTarget::Group(setting)) => format!("{with_value}: {setting}"),
         Some(OptionTarget::Secret(target)) => format!("{option}: not written to this file; put it into {target}"),
         Some(OptionTarget::Dropped(reason)) => format!("{option}: {reason}"),
         // Omit the value, because it may be a secret.
@@ -315,7 +315,7 @@ fn note(option: &str, value: Option<&str>, to: Option<OptionTarget>) -> String {
     }
 }
 
-/// Returns name, value after `=`, and target.
+/// Returns the machine options: name, value after `=`, and target of each.
 fn options<'a>(
     driver: &'a Driver,
     old: &'a Table,

@@ -103,7 +103,7 @@ fn set(table: &mut Table, key: &str, value: impl Into<Value>) {
     }
 }
 
-/// Omits the plugin's defaults (empty lists and 0).
+/// Converts a value of `plugin_config`. Returns `None` for a default of the plugin (empty list or 0), which is omitted.
 fn toml(json: &serde_json::Value) -> Option<Value> {
     match json {
         serde_json::Value::String(text) => Some(text.as_str().into()),

@@ -18,12 +18,13 @@ impl<'a> Reader<'a> {
         Self { table, prefix: String::new(), problems: Vec::new() }
     }
 
-    /// `None` means that the table is not set.
+    /// Reads the table `name` with `read`. Returns `None` if the table is not set.
     pub(super) fn nested<T>(&mut self, name: &str, read: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let table = self.table.table(name)?;
         Some(self.inner(table, name, read))
     }
 
+    /// Reads each table of the list `name` with `read`.
     pub(super) fn each<T>(&mut self, name: &str, mut read: impl FnMut(&mut Self) -> T) -> Vec<T> {
         let tables = self.table.tables(name).iter().enumerate();
         tables.map(|(index, table)| self.inner(table, &format!("{name}[{}]", index + 1), &mut read)).collect()
@@ -70,12 +71,13 @@ impl<'a> Reader<'a> {
         default
     }
 
-    /// Zero means the default, as in gitlab-runner. Check C088 reports a negative duration.
+    /// Returns a duration. Zero means the default, as in gitlab-runner. Check C088 reports a negative duration.
     pub(super) fn duration(&self, key: &str, default: Duration) -> Duration {
         self.table.time(key).unwrap_or(default)
     }
 
-    /// `None` means not set or unknown.
+    /// Returns the value that `words` has for the text of the key. `None` means that the key is not set, or its text is
+    /// not among the words.
     pub(super) fn one_of<T: Copy>(&mut self, key: &str, words: &[(&str, T)]) -> Option<T> {
         let value = self.table.str(key)?;
         let found = words.iter().find(|(word, _)| *word == value);

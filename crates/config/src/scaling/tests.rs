@@ -31,7 +31,7 @@ fn policies_apply_in_their_periods() {
 }
 
 #[test]
-fn zero_duration_is_default_and_disables_heartbeats() {
+fn zero_means_the_default_but_disables_heartbeats() {
     let default = Config::new(GroupConfig::new("main", 0));
     let config = config("update_interval = \"0s\"\nheartbeat_interval = \"0s\"\n[density]\nusage_margin = 0\n");
     assert_eq!((config.update_interval, config.density), (default.update_interval, default.density));

@@ -69,7 +69,7 @@ impl Schema {
     }
 }
 
-/// Returns false for an unknown word.
+/// Applies a word of a schema line to `reload` or `status`. Returns false if the word is unknown.
 pub(super) fn apply_word(word: &'static str, reload: &mut Reload, status: &mut KeySupport) -> bool {
     match word {
         "live" => *reload = Reload::Live,

@@ -1,4 +1,4 @@
-//! Defaults of fields that are not the zero value of their type. Each function has the name of its field.
+//! Defaults that differ from the zero value of the field's type. Each function has the name of its field.
 
 use std::time::Duration;
 

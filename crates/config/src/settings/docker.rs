@@ -16,11 +16,11 @@ const UNBLOCKING_CAPABILITIES: [&str; 4] = ["ALL", "NET_ADMIN", "NET_RAW", "SYS_
 pub struct PreparedContainers {
     /// Maximum number of containers of the runner that wait for a job on one machine.
     pub max_containers: u32,
-    /// Number of jobs within the window for which one container is prepared.
+    /// One container is prepared for each `min_uses` jobs of the last `window_s` seconds.
     pub min_uses: u32,
-    /// Seconds for which a job counts.
+    /// Length of the window in seconds. Older jobs do not count.
     pub window_s: u32,
-    /// Maximum number of seconds for which a container is kept ready. If no job needed such a container for this time, none is prepared.
+    /// Maximum number of seconds for which a container is kept ready. After this time without a job that needs such a container, no more containers are prepared.
     pub max_idle_s: u32,
 }
 

@@ -11,9 +11,10 @@ use serde::{Deserialize, Serialize};
 pub struct GitMirrorSettings {
     /// Whether jobs use mirrors.
     pub enabled: bool,
-    /// Directory of the mirrors. `None` means `git-mirrors` beside the builds directory of the machine. A relative path is resolved there.
+    /// Directory of the mirrors. `None` means `git-mirrors` beside the builds directory of the machine. A relative path is
+    /// resolved in the parent directory of the builds directory.
     pub dir: Option<PathBuf>,
-    /// Time without use after which the mirror of a repository is deleted. Zero means never. `config.toml` defaults to 14 days.
+    /// Time without use after which the mirror of a repository is deleted. Zero means never. The default in `config.toml` is 14 days.
     pub max_age: Duration,
 }
 

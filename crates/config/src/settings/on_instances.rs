@@ -10,6 +10,6 @@ pub struct OnInstances {
     pub image: String,
     /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,
-    /// Whether all jobs of a project use the same checkout directory on a machine that has only one job.
+    /// Whether all jobs of a project use the same checkout directory on a machine that no other job uses.
     pub use_common_build_dir: bool,
 }

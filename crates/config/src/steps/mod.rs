@@ -14,14 +14,15 @@ use super::problem::shown_name;
 use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
-/// Follows the name of the step in a message.
+/// End of a message that begins with the name of a step.
 const RELATIVE_STEP: &str = "is relative to the job's directory, whose content the job controls";
 const RELATIVE_STEP_HELP: &str = "use an absolute path, or a git or OCI reference";
 const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(300);
 const DEFAULT_SERVICE_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(super) struct StepsProblem {
-    /// List (`before`, `before_upload`, `after`, `replace` or `services`), and index in it. `None` means no single entry.
+    /// List (`before`, `before_upload`, `after`, `replace` or `services`), and index in it.
+    /// `None` if the problem is not about a single entry.
     pub(super) step: Option<(&'static str, usize)>,
     pub(super) message: String,
     pub(super) help: String,

@@ -58,7 +58,7 @@ struct Limits {
 /// Location, message and remedy.
 type Problem = (Option<Range<usize>>, String, String);
 
-/// Fails with a message that names file and line, and a remedy.
+/// Reads a policy file. An error is a pair: a message, which names file and line, and a remedy.
 pub(super) fn read(path: &Path) -> Result<PolicyFile, (String, String)> {
     let text = crate::text_file::read(path).map_err(|error| {
         let help = "create the file, or fix its path and its permissions".to_owned();
@@ -107,9 +107,9 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
     let (pattern, is_allowed) = match (rule.allow, rule.deny) {
         (Some(pattern), None) => (pattern, true),
         (None, Some(pattern)) => (pattern, false),
-        (both, _) => {
+        (allow, _) => {
             let message = "a rule needs either `allow` or `deny`".to_owned();
-            return Err((both.map(|pattern| pattern.span()), message, "write one of the two".to_owned()));
+            return Err((allow.map(|pattern| pattern.span()), message, "write one of the two".to_owned()));
         }
     };
     let (span, pattern) = (pattern.span(), pattern.into_inner());
@@ -122,7 +122,7 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
         None => StepLimits::default(),
         Some(limits) if !is_allowed || pattern.starts_with("builtin:") => {
             let message = "the rule cannot have limits".to_owned();
-            let help = "give limits to rules that allow steps of `run:` lists; the limits in [limits] apply to all processes of the author";
+            let help = "give limits to rules that allow steps of `run:` lists; the limits in [limits] apply to all processes of the job's author";
             return Err((Some(limits.span()), message, help.to_owned()));
         }
         Some(limits) => checked_limits(limits.into_inner())?,

@@ -27,7 +27,7 @@ pub(super) fn read(steps: &Table) -> (Vec<StepReplacement>, Vec<StepsProblem>) {
     (replacements, problems)
 }
 
-/// Fails with message and remedy.
+/// Reads a replacement. An error is a pair: a message, and a remedy.
 fn replacement(table: &Table) -> Result<StepReplacement, (String, String)> {
     let builtin = table.str("builtin").unwrap_or_default();
     if !REPLACEABLE_BUILTINS.contains(&builtin) {

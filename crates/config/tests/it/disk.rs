@@ -88,13 +88,13 @@ fn unwritable_directory_is_reported() {
     }
     let path = home.path().join("config.toml");
     std::fs::write(&path, "concurrent = 4\n").unwrap();
-    let set = |mode| {
+    let set_mode = |mode| {
         std::fs::set_permissions(home.path(), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     };
-    set(0o500);
+    set_mode(0o500);
     let writable = HostFacts::of(&path).writable;
     let error = ConfigFile::open(&path).err().map(|error| error.to_string());
-    set(0o700);
+    set_mode(0o700);
     assert!(!writable);
     let error = error.unwrap();
     assert!(error.contains("fix the permissions of its directory"), "{error}");

@@ -42,14 +42,14 @@ fn row(table: &TableSchema, key: &muster_config::schema::Key) -> String {
         .next()
         .unwrap_or_default();
     let unit = if key.unit.is_empty() { String::new() } else { format!(", {}", key.unit) };
-    let without = match key.status {
+    let not_supported = match key.status {
         KeySupport::Unsupported(reason) if table.status == KeySupport::Supported => {
             format!(". **Not supported**: {reason}")
         }
         _ => String::new(),
     };
     let takes_effect = key.reload.as_str();
-    format!("| `{}` | {kind}{unit} | {} | {takes_effect} | {}{without} |", key.name, key.default, key.meaning)
+    format!("| `{}` | {kind}{unit} | {} | {takes_effect} | {}{not_supported} |", key.name, key.default, key.meaning)
 }
 
 fn mistakes() -> String {
@@ -90,7 +90,7 @@ fn pages(directory: &Path) -> Vec<PathBuf> {
     pages_here.chain(directories.iter().flat_map(|directory| pages(directory))).collect()
 }
 
-/// Returns the runner entries of a page, with the URL and token that it leaves out.
+/// Returns the examples of a page that contain `[[runners]]`. An example without a URL or token gets one.
 fn configurations(page: &str) -> Vec<String> {
     let blocks = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     let of_runners = blocks.filter(|block| block.contains("[[runners]]"));

@@ -8,7 +8,7 @@ use muster_job::JobId;
 
 use super::{Appended, ArtifactName, Blobs};
 
-/// Defines all tests for one implementation. `$open` returns a guard for its resources, and the blobs.
+/// Defines all tests for one implementation. `$open` is a pair: a guard that keeps the blobs' files, and the blobs.
 macro_rules! blob_contract {
     ($name:ident, $open:expr) => {
         mod $name {

@@ -31,7 +31,10 @@ pub(crate) enum Appended {
     TooLarge,
 }
 
-/// Each job has at most one artifact per kind.
+/// Name under which the content of an artifact is stored.
+///
+/// A job has at most one artifact of each kind. While an upload with another file name replaces an artifact, the
+/// contents of both exist.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ArtifactName {
     pub(crate) job: JobId,

@@ -113,7 +113,7 @@ fn project_at_ref(project: &str, git_ref: &Option<String>) -> String {
     }
 }
 
-/// Creates the directory of the file if necessary.
+/// Writes a file so that it has either its old or its new content at any time. Creates its directory if necessary.
 pub(super) fn write_atomically(file: &Path, bytes: &[u8]) -> io::Result<()> {
     let directory = file.parent().unwrap_or(Path::new("."));
     std::fs::create_dir_all(directory)?;

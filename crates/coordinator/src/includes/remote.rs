@@ -93,7 +93,7 @@ impl Remotes {
 /// Called with the URLs that are still being fetched, and the time until the timeout.
 pub type WaitCallback = Arc<dyn Fn(&[String], Duration) + Send + Sync>;
 
-/// Returns the cached copy if the network fails.
+/// Fetches a URL. Returns the cached copy if the network fails or must not be used.
 async fn fetch_or_cached(url: &str, config: &IncludeConfig, deadline: Instant) -> Fetched {
     let cached = config.cache.as_ref().map(|directory| directory.join(hex::encode(Sha256::digest(url))));
     if config.remote == RemotePolicy::Offline {

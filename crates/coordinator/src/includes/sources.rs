@@ -96,7 +96,7 @@ impl SnapshotSources {
         bytes
     }
 
-    /// `None` if the project is not on this machine.
+    /// Returns the files of a project at a ref. `None` if the project is not on this machine.
     fn local_tree(&self, project: &str, git_ref: Option<&str>) -> Result<Option<Tree>, SourceError> {
         let git = if project == self.project_path {
             self.snapshot.git().clone()
@@ -141,7 +141,7 @@ impl SnapshotSources {
         ))
     }
 
-    /// `None` if there is no such pin, or if files are being pinned again.
+    /// Returns a pin and its content. `None` if there is no such pin, or if this run creates pins (`muster ci vendor`).
     fn find_pin(&self, name: Option<String>) -> Result<Option<(Pin, Vec<u8>)>, SourceError> {
         let pin = name.and_then(|name| self.config.pins.get(&name));
         let Some(pin) = pin.filter(|_| self.vendor.is_none()) else { return Ok(None) };
@@ -153,6 +153,8 @@ impl SnapshotSources {
         Ok(Some((pin.clone(), bytes)))
     }
 
+    /// Returns the files of a component's project at a version, and the tag of the version, if there is one.
+    ///
     /// `None` if the project is not on this machine.
     fn local_component(&self, address: &str, version: &str) -> Result<Option<(Tree, Option<String>)>, SourceError> {
         let (base, _) = address.rsplit_once('/').unwrap_or((address, ""));

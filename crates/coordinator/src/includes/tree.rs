@@ -51,7 +51,7 @@ impl Tree {
     }
 }
 
-/// Bare repositories count, too.
+/// Returns whether a directory is a repository, which may be bare.
 pub(super) fn is_repository(directory: &Path) -> bool {
     directory.join(".git").exists() || directory.join("HEAD").is_file() && directory.join("objects").is_dir()
 }
@@ -87,7 +87,7 @@ pub(super) fn read_in(directory: &Path, path: &str) -> Result<Option<Vec<u8>>, S
     read_file(&file).map_err(|error| unreadable(&file, &error))
 }
 
-/// Truncates the content to [`MAX_FILE_BYTES`].
+/// Returns the content of a file, truncated to [`MAX_FILE_BYTES`]. `None` if the path is not a regular file.
 pub(super) fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     // Read only regular files: opening a named pipe would block, and reading a device might never end.
     match path.metadata() {

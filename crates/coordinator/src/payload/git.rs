@@ -30,8 +30,11 @@ fn depth(assignment: &JobAssignment<'_>, variables: &[Variable]) -> i64 {
     }
 }
 
-/// The first refspec protects the pipeline's commit from deletion. For the full history, all branches and tags follow.
-/// Otherwise, the branch or tag follows, or nothing for a merge request.
+/// Returns the refspecs that a clone fetches. The first one is the pipeline's own ref, which protects the commit from
+/// deletion.
+///
+/// If `depth` is 0 (full history), the others are all branches and tags. If not, the second one is the pipeline's
+/// branch or tag; a merge request has no second one.
 fn refspecs(assignment: &JobAssignment<'_>, depth: i64, is_tag: bool) -> Vec<String> {
     let pipeline = assignment.pipeline_id;
     let name = &assignment.context.ref_name;

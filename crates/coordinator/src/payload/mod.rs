@@ -144,7 +144,9 @@ fn job_info(input: &PayloadInput<'_>) -> wire::JobInfo {
     }
 }
 
-/// The archives are downloaded with the token of this job, because the token of the uploading job has expired.
+/// Returns the archives that the job downloads.
+///
+/// They have the token of this job, because the token of the job that uploaded an archive has expired.
 fn dependencies(input: &PayloadInput<'_>) -> Vec<wire::Dependency> {
     input
         .dependencies

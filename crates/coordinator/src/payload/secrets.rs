@@ -13,7 +13,7 @@ use crate::jwt::Claims;
 
 const TOKEN_SLACK: Duration = Duration::from_secs(5 * 60);
 
-/// Variables in the audience are expanded.
+/// Returns the ID tokens of a job as variables. Variables in the audiences of the tokens are expanded.
 pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     let lookup = |name: &str| layers::value(input.variables, name).map(str::to_owned);
     work.id_tokens
@@ -37,7 +37,7 @@ pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<V
         .collect()
 }
 
-/// A secret is a file unless it has `file: false`.
+/// Returns the secrets of a job as variables. They are file variables, except secrets with `file: false`.
 pub(super) fn secret_variables(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
     work.secrets
         .iter()

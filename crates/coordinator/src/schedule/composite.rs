@@ -15,7 +15,7 @@ pub(super) enum StatusClass {
     FailedAllowed,
     Canceling,
     Canceled,
-    /// Canceled with `allow_failure`. Like `FailedAllowed`, it does not affect the composite status.
+    /// Canceled with `allow_failure`. For the composite status, it is the same as `FailedAllowed`.
     CanceledAllowed,
     Skipped,
     /// Waiting for a manual start. Later jobs wait for it, too.
@@ -47,6 +47,7 @@ impl StatusClass {
         }
     }
 
+    /// Returns whether later jobs do not wait for a job of this class: it has ended, or it is `ManualAllowed`.
     pub(super) fn is_non_blocking(self) -> bool {
         NON_BLOCKING & self.bit() != 0
     }
@@ -70,7 +71,9 @@ const fn set(mut classes: &[StatusClass]) -> u16 {
     bits
 }
 
+/// The classes that docs/spec/pipeline-yaml.md, section 5.3, calls *warn*.
 const ALLOWED_TO_FAIL: u16 = set(&[StatusClass::FailedAllowed, StatusClass::CanceledAllowed]);
+/// The class that docs/spec/pipeline-yaml.md, section 5.3, calls *ignored*.
 const IGNORED: u16 = set(&[StatusClass::ManualAllowed]);
 const NOT_RUN: u16 = set(&[StatusClass::Skipped, StatusClass::ManualAllowed]);
 const NON_BLOCKING: u16 = ALLOWED_TO_FAIL
@@ -120,7 +123,7 @@ impl Counts {
     ///
     /// `of_needs` selects the rules for the jobs that one job needs, instead of the rules for a stage or a pipeline.
     pub(super) fn composite(&self, of_needs: bool) -> JobStatus {
-        /// Classes that do not affect the result.
+        /// *warn* and *ignored*, which rules 3 to 7 permit beside the statuses that they name.
         const NEUTRAL: u16 = ALLOWED_TO_FAIL | IGNORED;
         let present = self.classes();
         let only = |allowed: u16| present & !allowed == 0;

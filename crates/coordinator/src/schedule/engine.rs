@@ -31,8 +31,8 @@ pub(super) struct Work {
     pub(super) wake: VecDeque<(PipelineId, usize)>,
     /// Jobs that became active again. The jobs that were skipped because of them wait again.
     pub(super) revived: VecDeque<(PipelineId, usize)>,
-    /// By pipeline: first stage whose skipped jobs without `needs` were already revived, as were those of all later
-    /// stages.
+    /// By pipeline: index of a stage. In this stage and all later stages, the skipped jobs without `needs` were already
+    /// revived.
     pub(super) revived_from: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,

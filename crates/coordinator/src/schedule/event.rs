@@ -34,7 +34,8 @@ pub struct JobState {
     pub retry: u32,
     /// Status of the job.
     pub status: JobStatus,
-    /// Whether a failure is a warning and a manual start does not block (docs/spec/pipeline-yaml.md, section 5.4).
+    /// Whether a failure is only a warning, and later jobs do not wait for a manual start of this job
+    /// (docs/spec/pipeline-yaml.md, section 5.4).
     ///
     /// Comes from `allow_failure`. Also set when a failure has one of the listed exit codes.
     pub failure_allowed: bool,
@@ -174,7 +175,7 @@ pub enum Event {
         /// The delayed job.
         job: JobRef,
     },
-    /// The pipeline that a bridge started in another project, or mirrors, has a new status.
+    /// A pipeline in another project has a new status. The bridge started this pipeline, or mirrors it.
     ///
     /// The first such event means that the pipeline exists. Child pipelines in the same engine need no such event.
     ChildStatusChanged {

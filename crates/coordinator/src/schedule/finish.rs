@@ -62,7 +62,8 @@ impl Engine {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let (node, job) = (entry.node, entry.state);
         if node.bridge.is_none() && job.retry < allowed_retries(&node.retry, reason, exit_code) {
-            // The old record ends as failed. No job waits for it, because the new record replaces it immediately.
+            // The old record ends as failed. Other jobs do not see the failure, because the new record replaces the old
+            // one immediately.
             let (from, to, failure_allowed) = (job.status, JobStatus::Failed, job.failure_allowed);
             let (job, reason) = (entry.job_ref(), Some(reason));
             self.work.actions.push(Action::JobStatusChanged { job, from, to, reason, failure_allowed });

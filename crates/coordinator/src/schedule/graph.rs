@@ -9,8 +9,8 @@ use muster_pipeline::model::{
 
 /// Reason why a pipeline cannot be scheduled.
 ///
-/// The compiler reports these errors first. This check covers graphs from elsewhere, in which jobs would wait
-/// indefinitely.
+/// The compiler already reports these errors. This check is for pipelines that do not come from the compiler: without
+/// it, their jobs could wait indefinitely.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GraphError {
     /// A job needs a job that does not exist.

@@ -107,7 +107,8 @@ impl ResourceGroups {
     /// Replaces the claim of a job to the group. Returns whether another job may now get the group.
     pub(super) fn claim(&mut self, number: usize, member: Member, claim: Claim) -> bool {
         let Some(group) = self.groups.get_mut(number) else { return false };
-        let set = |set: &mut BTreeSet<Member>, is_member: bool| {
+        // Adds the job to a set or removes it. Returns whether the job was removed.
+        let update = |set: &mut BTreeSet<Member>, is_member: bool| {
             if is_member {
                 set.insert(member);
                 false
@@ -115,9 +116,9 @@ impl ResourceGroups {
                 set.remove(&member)
             }
         };
-        let released = set(&mut group.holders, claim == Claim::Holding);
-        let withdrawn = set(&mut group.upcoming, matches!(claim, Claim::Upcoming | Claim::Waiting));
-        set(&mut group.waiting, claim == Claim::Waiting);
+        let released = update(&mut group.holders, claim == Claim::Holding);
+        let withdrawn = update(&mut group.upcoming, matches!(claim, Claim::Upcoming | Claim::Waiting));
+        update(&mut group.waiting, claim == Claim::Waiting);
         released || withdrawn
     }
 
@@ -138,7 +139,9 @@ impl ResourceGroups {
         }
     }
 
-    /// `is_below` is as for [`ResourceGroups::may_acquire`].
+    /// Returns the waiting job that gets the group next. `None` if no waiting job may get it now.
+    ///
+    /// `is_below` is the same function as for [`ResourceGroups::may_acquire`].
     pub(super) fn next(&self, number: usize, is_below: impl Fn(PipelineId, Member) -> bool) -> Option<Member> {
         let group = self.groups.get(number)?;
         if group.holders.is_empty() {

@@ -45,7 +45,7 @@ impl Pipelines {
         self.get(pipeline)?.entry(job_index)
     }
 
-    /// Returns 0 if the pipeline does not exist.
+    /// Returns the number of jobs of a pipeline. 0 if the pipeline does not exist.
     pub(super) fn job_count(&self, pipeline: PipelineId) -> usize {
         self.get(pipeline).map_or(0, |state| state.jobs.len())
     }
@@ -67,7 +67,7 @@ impl Pipelines {
         if self.strategy(job).is_some() { Err(RejectedEvent::IsBridge(job)) } else { Ok(status) }
     }
 
-    /// `None` if the job is not a bridge.
+    /// Returns the strategy of a bridge. `None` if the job is not a bridge.
     pub(super) fn strategy(&self, bridge: JobRef) -> Option<Strategy> {
         self.job(bridge.pipeline, bridge.job_index)?.node.bridge.map(|kind| kind.strategy)
     }
@@ -83,7 +83,7 @@ impl Pipelines {
         Ok(())
     }
 
-    /// `None` if the child is not in this engine.
+    /// Returns the child pipeline of a bridge. `None` if the bridge has no child, or the child is not in this engine.
     pub(super) fn local_child(&self, pipeline: PipelineId, job_index: usize) -> Option<PipelineId> {
         match self.job(pipeline, job_index)?.state.child? {
             Child::SameProject(child) => self.contains(child).then_some(child),

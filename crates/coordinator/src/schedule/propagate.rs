@@ -100,7 +100,7 @@ impl Engine {
             let member = entry.member();
             self.groups.claim(group, member, Claim::Waiting);
             if !self.groups.may_acquire(group, member, |below, holder| self.pipelines.is_below(below, holder)) {
-                // If this event also freed the group, other jobs may be waiting for it.
+                // This event may have freed the group. In that case, another waiting job gets it.
                 self.work.freed.insert(group);
                 return self.move_to(pipeline, job_index, JobStatus::WaitingForResource, None);
             }

@@ -48,7 +48,7 @@ pub fn select(pipeline: &Pipeline, names: &[String], with_needs: bool) -> Result
     Ok(subset)
 }
 
-/// Takes time linear in jobs and needs.
+/// Adds the jobs that the selected jobs need, directly or indirectly. Takes time linear in jobs and needs.
 fn add_needs(pipeline: &Pipeline, selected: &mut BTreeSet<usize>) {
     let indexes: HashMap<&str, usize> =
         pipeline.jobs.iter().enumerate().map(|(job_index, job)| (job.name.as_str(), job_index)).collect();

@@ -217,7 +217,7 @@ impl PipelineState {
         }
     }
 
-    /// Wakes the jobs that may be ready now.
+    /// Updates the number of unfinished needs of each dependent, and wakes the dependents that may be ready now.
     fn notify_dependents(
         &mut self,
         job_index: usize,
@@ -250,7 +250,9 @@ impl PipelineState {
             .map(|job_index| (self.id, job_index))
     }
 
-    /// See docs/spec/pipeline-yaml.md, section 5.2. `NotYet` if the status of the job is not `created`.
+    /// Returns what happens with a created job now (docs/spec/pipeline-yaml.md, section 5.2).
+    ///
+    /// `NotYet` also if the status of the job is not `created`.
     pub(super) fn readiness(&self, job_index: usize) -> Readiness {
         let Some(JobEntry { node, state: job, .. }) = self.entry(job_index) else { return Readiness::NotYet };
         if job.status != JobStatus::Created {
@@ -294,7 +296,7 @@ fn is_created(jobs: &[JobState], job_index: usize) -> bool {
     jobs.get(job_index).is_some_and(|job| job.status == JobStatus::Created)
 }
 
-/// Returns success if there are no jobs.
+/// Returns the composite status of the counted jobs, or success if there are no jobs.
 fn composite_or_success(counts: &Counts, of_needs: bool) -> JobStatus {
     if counts.is_empty() { JobStatus::Success } else { counts.composite(of_needs) }
 }

@@ -64,7 +64,7 @@ impl CoordinatorState {
         self.pipelines.insert(row.id, row);
     }
 
-    /// `None` if the pipeline is not in memory.
+    /// Returns the root of a pipeline's hierarchy. `None` if the pipeline is not in memory.
     pub(crate) fn root(&self, pipeline: PipelineId) -> Option<PipelineId> {
         self.pipelines.get(&pipeline).map(|row| row.root)
     }

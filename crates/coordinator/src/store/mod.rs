@@ -59,7 +59,7 @@ impl Changes<'_> {
     }
 }
 
-/// Rows that belong together. Runners, pipelines and jobs are ordered by ID.
+/// The rows that a read returns. Runners, pipelines and jobs are ordered by ID.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     pub(crate) runners: Vec<RunnerRow>,
@@ -69,7 +69,7 @@ pub(crate) struct Contents {
     pub(crate) artifacts: Vec<ArtifactRow>,
 }
 
-/// Includes the IDs of deleted rows. `None` if no ID was assigned.
+/// The highest ID of each kind that was ever assigned, even if its row was deleted. `None` if no ID was assigned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct LastIds {
     pub(crate) pipeline: Option<PipelineId>,

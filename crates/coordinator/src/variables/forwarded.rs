@@ -13,8 +13,9 @@ use super::{from_dotenv, rule_variables};
 /// These are the bridge's YAML variables and the pipeline variables of its own pipeline, depending on `trigger:forward`. `dotenv` holds
 /// the variables that the bridge gets from its needs. They are forwarded with the pipeline variables.
 ///
-/// References in YAML and pipeline variables are expanded here, except in raw variables. Unknown references become empty. A value can
-/// refer to the pipeline's ID, but not to variables that only a job on a runner has.
+/// References in YAML and pipeline variables are expanded here, except in raw variables. Unknown references become
+/// empty. A value can refer to the ID of the bridge's pipeline (`pipeline`), but not to variables that only a job on a
+/// runner has.
 #[must_use]
 pub fn forwarded(
     context: &Context,

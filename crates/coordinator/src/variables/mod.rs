@@ -68,7 +68,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     variables
 }
 
-/// Returns the variables that the rules of a job can use. Forwarded variables are expanded with them.
+/// Returns the variables that the rules of a job can use. [`forwarded`] also uses them, to expand references.
 #[must_use]
 pub fn rule_variables(context: &Context, job: &muster_pipeline::model::Job) -> Vec<Variable> {
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };

@@ -37,7 +37,7 @@ pub(super) fn without_runner_owned(variables: Vec<Variable>) -> Vec<Variable> {
     variables.into_iter().filter(|variable| !RUNNER_OWNED.contains(&variable.key.as_str())).collect()
 }
 
-/// Returns the layer with the lowest precedence.
+/// Returns the variables for IDs, URLs and the token. They are the layer of variables with the lowest precedence.
 pub(super) fn persisted(assignment: &JobAssignment<'_>) -> Vec<Variable> {
     let url = assignment.server_url.trim_end_matches('/');
     let project_url = format!("{url}/{}", assignment.project.path);
@@ -84,7 +84,7 @@ pub(super) fn manual(job: &Job) -> Vec<Variable> {
     if job.when == When::Manual { vec![Variable::public("CI_JOB_MANUAL", "true")] } else { Vec::new() }
 }
 
-/// Tags are written as a list, as current GitLab servers do.
+/// Returns the `CI_RUNNER_*` variables. The value for the tags is written as a list, as on current GitLab servers.
 pub(super) fn runner(runner: &RunnerFacts<'_>) -> Vec<Variable> {
     let tags: Vec<String> = runner.tags.iter().map(|tag| format!("{tag:?}")).collect();
     vec![

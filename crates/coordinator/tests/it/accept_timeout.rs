@@ -67,7 +67,7 @@ async fn job_is_not_lost_when_a_request_is_closed() {
         let manager = manager.clone();
         async move { manager.next_job().await }
     });
-    harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    harness.handle_commands_and_timers().await;
     closed.abort();
     let _ = closed.await;
     harness.create(vec![vec![job("a")]]).await;
@@ -96,7 +96,7 @@ async fn repeated_assignment_restarts_the_accept_timeout() {
     let repeated = manager.next_job_with_key(Some("k")).await;
     assert_eq!(repeated.token, lost.token);
     harness.clock.advance(Duration::from_secs(30));
-    harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    harness.handle_commands_and_timers().await;
     manager.report_running(&repeated).await;
     harness.clock.advance(Duration::from_secs(600));
     assert_eq!(manager.succeed(&repeated).await, JobStatus::Success);

@@ -54,7 +54,7 @@ impl Repository {
         [status(refs).await, status(self.client.post(format!("{}/git-upload-pack", self.url)).body("0000")).await]
     }
 
-    async fn clone_of(&self, job: &JobPayload) -> [StatusCode; 2] {
+    async fn clone_with_token_of(&self, job: &JobPayload) -> [StatusCode; 2] {
         self.clone_with(&job.token).await
     }
 }
@@ -70,13 +70,13 @@ async fn job_can_clone_only_while_it_is_assigned() {
     harness.create(vec![vec![job("a"), job("b")]]).await;
     let (first, other) = (manager.next_job().await, manager.next_job().await);
     manager.report_running(&first).await;
-    assert_eq!(repository.clone_of(&first).await, ALLOWED);
-    assert_eq!(repository.clone_of(&other).await, ALLOWED, "the job is assigned, but not accepted yet");
+    assert_eq!(repository.clone_with_token_of(&first).await, ALLOWED);
+    assert_eq!(repository.clone_with_token_of(&other).await, ALLOWED, "the job is assigned, but not accepted yet");
     manager.succeed(&first).await;
-    assert_eq!(repository.clone_of(&first).await, DENIED);
-    assert_eq!(repository.clone_of(&other).await, ALLOWED);
+    assert_eq!(repository.clone_with_token_of(&first).await, DENIED);
+    assert_eq!(repository.clone_with_token_of(&other).await, ALLOWED);
     harness.coordinator.cancel_job(other.id, true).await.unwrap();
-    assert_eq!(repository.clone_of(&other).await, DENIED);
+    assert_eq!(repository.clone_with_token_of(&other).await, DENIED);
 }
 
 #[tokio::test]
@@ -87,13 +87,13 @@ async fn former_assignee_cannot_clone() {
     harness.create(vec![vec![job("a")]]).await;
     let silent = manager.next_job().await;
     harness.clock.advance(Duration::from_secs(30));
-    assert_eq!(repository.clone_of(&silent).await, ALLOWED);
+    assert_eq!(repository.clone_with_token_of(&silent).await, ALLOWED);
     // A clone does not count as acceptance, so the job is requeued.
     harness.clock.advance(Duration::from_secs(30));
     let second = manager.next_job().await;
     assert_eq!(second.id, silent.id);
-    assert_eq!(repository.clone_of(&silent).await, DENIED);
-    assert_eq!(repository.clone_of(&second).await, ALLOWED);
+    assert_eq!(repository.clone_with_token_of(&silent).await, DENIED);
+    assert_eq!(repository.clone_with_token_of(&second).await, ALLOWED);
 }
 
 #[tokio::test]

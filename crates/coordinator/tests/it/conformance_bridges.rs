@@ -68,7 +68,8 @@ fn c190_optional_manual_job_of_the_child_does_not_block_the_bridge() {
     harness.expect("2.x1:manual @2:success c:success");
 }
 
-/// The engine's part of C191: the rules of the child exclude all jobs.
+/// The engine's part of C191. The engine only gets the message that the child could not be created, for example because
+/// the rules of the child exclude all jobs.
 #[test]
 fn c191_bridge_fails_if_its_child_cannot_be_created() {
     let mut harness = engine_with(pipeline("b: gen; t: c").bridge("c", Strategy::None));
@@ -82,7 +83,8 @@ fn c191_bridge_fails_if_its_child_cannot_be_created() {
     assert_eq!(repeated, Err(RejectedEvent::BridgeNotWaiting { job: c, status: muster_job::JobStatus::Failed }));
 }
 
-/// The engine's part of C193 and C194 (variables and source of a child): it accepts a child only for a bridge that waits for one.
+/// The engine's part of C193 and C194 (variables and source of a child): the engine accepts a child only for a bridge
+/// that waits for one.
 #[test]
 fn c193_c194_child_is_only_created_for_a_waiting_bridge() {
     let mut harness = engine_with(pipeline("b: b1 c").bridge("c", Strategy::Depend));

@@ -32,15 +32,15 @@ async fn failure_of(harness: &Harness, parent: PipelineId, name: &str) -> (Optio
 }
 
 #[tokio::test]
-async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
+async fn c187_job_that_lists_the_producer_of_an_expired_archive_fails() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let mut wait = job("wait");
     wait.needs = Some(Vec::new());
-    let mut listed = job("listed");
-    listed.dependencies = Some(vec!["build".to_owned()]);
-    let unlisted = job("unlisted");
-    let id = harness.create(vec![vec![producer("build"), wait], vec![listed, unlisted]]).await;
+    let mut lists_build = job("lists_build");
+    lists_build.dependencies = Some(vec!["build".to_owned()]);
+    let no_list = job("no_list");
+    let id = harness.create(vec![vec![producer("build"), wait], vec![lists_build, no_list]]).await;
     let (build, wait) = (manager.next_job().await, manager.next_job().await);
     manager.upload(&build, ("archive", "zip", Some("10 minutes")), zip_of("out", "x")).await.expect("failed to store");
     manager.succeed(&build).await;
@@ -48,29 +48,32 @@ async fn c187_expired_archive_of_a_listed_job_fails_the_job() {
     harness.clock.advance(Duration::from_secs(600));
     manager.succeed(&wait).await;
     let assigned = manager.next_job().await;
-    assert_eq!(assigned.job_info.name, "unlisted", "a job that does not list the producer must still run");
+    assert_eq!(assigned.job_info.name, "no_list", "a job that does not list the producer must still run");
     assert!(assigned.dependencies.is_empty());
-    let listed = harness.job(id, "listed").await;
-    assert_eq!(listed.failure_reason, Some(FailureReason::MissingDependencyFailure));
-    assert_eq!((listed.status, listed.started_at), (JobStatus::Failed, None));
-    assert!(listed.message.is_some_and(|message| message.contains("`build`")));
+    let lists_build = harness.job(id, "lists_build").await;
+    assert_eq!(lists_build.failure_reason, Some(FailureReason::MissingDependencyFailure));
+    assert_eq!((lists_build.status, lists_build.started_at), (JobStatus::Failed, None));
+    assert!(lists_build.message.is_some_and(|message| message.contains("`build`")));
 }
 
 #[tokio::test]
 async fn c187_deleted_archive_is_treated_as_expired() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
-    let mut listed = job("listed");
-    listed.dependencies = Some(vec!["build".to_owned()]);
-    let id = harness.create(vec![vec![producer("build")], vec![listed]]).await;
+    let mut lists_build = job("lists_build");
+    lists_build.dependencies = Some(vec!["build".to_owned()]);
+    let id = harness.create(vec![vec![producer("build")], vec![lists_build]]).await;
     let build = manager.next_job().await;
     manager.upload(&build, ("archive", "zip", None), zip_of("out", "x")).await.expect("failed to store");
     let file = harness.coordinator.artifact_files(build.id).await.expect("the job does not exist").remove(0);
     std::fs::remove_file(harness.path_of(build.id, &file)).expect("failed to delete");
     let waiting = tokio::spawn(async move { (manager.succeed(&build).await, manager.next_job().await) });
-    let view = harness.wait_until(id, |view| status(view, "listed") == Some(JobStatus::Failed)).await;
+    let view = harness.wait_until(id, |view| status(view, "lists_build") == Some(JobStatus::Failed)).await;
     waiting.abort();
-    assert_eq!(view.job("listed").and_then(|job| job.failure_reason), Some(FailureReason::MissingDependencyFailure));
+    assert_eq!(
+        view.job("lists_build").and_then(|job| job.failure_reason),
+        Some(FailureReason::MissingDependencyFailure)
+    );
 }
 
 const GENERATED: &str = "

@@ -1,4 +1,4 @@
-//! Payloads: C024, C201 to C215, and the traps of the payload in docs/spec/runner-api.md, section 11.
+//! Payloads: C024, C201 to C215, and the mistakes that docs/spec/runner-api.md, section 11, lists for payloads.
 
 use muster_coordinator::payload::{Archive, PayloadError, missing_feature};
 use muster_job::{FailureReason, JobId, Secret, Variable};

@@ -380,9 +380,9 @@ fn c186_force_cancel_ends_the_job_immediately() {
     assert!(harness.apply(Event::JobFinished { job: b1, outcome: Outcome::Success }).is_err());
 }
 
-/// The engine's part of C187: the coordinator fails the job instead of assigning it to a runner.
+/// The engine's part of C187: the engine accepts the failure of a job that was never assigned to a runner.
 #[test]
-fn c187_dropped_job_fails_without_a_runner() {
+fn c187_pending_job_can_fail_without_a_runner() {
     let mut harness = engine_with(pipeline("b: b1; t: t1").retry("t1", 2, &[], &[]));
     harness.pass("b1");
     let t1 = harness.job("t1");

@@ -1,4 +1,4 @@
-//! Finished pipelines, which are read from the store, and a coordinator in memory.
+//! Finished pipelines, which are read from the store, and a coordinator that keeps all its data in memory.
 //!
 //! The harness of all tests keeps no finished pipelines in memory.
 
@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use muster_coordinator::views::PipelineView;
 use muster_coordinator::{Coordinator, CoordinatorError, Options, RunnerSpec};
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, Need, When};
@@ -112,9 +113,9 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
     let need =
         |pipeline: &str| Need::Pipeline { pipeline: pipeline.to_owned(), job: "build".to_owned(), artifacts: true };
     consumer.needs = Some(vec![need(&first.to_string())]);
-    let mut lost = job("lost");
-    lost.needs = Some(vec![need("99")]);
-    let id = harness.create(vec![vec![consumer, lost]]).await;
+    let mut without_producer = job("without_producer");
+    without_producer.needs = Some(vec![need("99")]);
+    let id = harness.create(vec![vec![consumer, without_producer]]).await;
     let assigned = manager.next_job_with_key(Some("key")).await;
     assert_eq!((assigned.job_info.name.as_str(), assigned.dependencies.len()), ("use", 1));
     assert!(assigned.variables.iter().any(|variable| variable.key == "KEY" && variable.value == "value"));
@@ -129,9 +130,10 @@ async fn job_gets_artifacts_of_a_finished_pipeline() {
         let manager = manager.clone();
         async move { manager.next_job().await }
     });
-    let view = harness.wait_until(id, |view| view.job("lost").is_some_and(|job| job.status.is_complete())).await;
+    let has_ended = |view: &PipelineView| view.job("without_producer").is_some_and(|job| job.status.is_complete());
+    let view = harness.wait_until(id, has_ended).await;
     waiting.abort();
-    let reason = view.job("lost").and_then(|job| job.failure_reason);
+    let reason = view.job("without_producer").and_then(|job| job.failure_reason);
     assert_eq!(reason, Some(FailureReason::MissingDependencyFailure));
 }
 

@@ -140,7 +140,7 @@ async fn events_and_rows_agree_after_a_kill() {
     check_agreement().await;
 }
 
-/// Without a reader that acknowledges them, events would fill the disk.
+/// The option exists because the events would fill the disk if no reader acknowledges them.
 #[tokio::test]
 async fn no_events_are_stored_without_the_option() {
     let harness = Harness::with(|options| options.write_job_events = false).await;

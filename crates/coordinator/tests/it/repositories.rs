@@ -34,7 +34,7 @@ impl Sources for Files {
     }
 }
 
-/// Every read blocks until the channel `.0` is closed.
+/// A repository without files, of which every read blocks until the channel `.0` is closed.
 pub(crate) struct BlockingFiles(pub(crate) std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
 
 impl Sources for BlockingFiles {

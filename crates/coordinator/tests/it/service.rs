@@ -57,7 +57,8 @@ async fn recovery_of_a_trace_from_a_full_disk_is_reported_once() {
     manager.log(&assigned, 0, "hello").await.expect("was not accepted");
     manager.log(&assigned, 5, " again").await.expect("was not accepted");
     manager.succeed(&assigned).await;
-    // The coordinator processes the commands in order, so the events of the traces are complete.
+    // The coordinator processes the commands in order, so it has sent all events about the trace before it accepted the
+    // success.
     let mut problems = Vec::new();
     while let Ok(event) = events.try_recv() {
         if let Event::StorageProblem(problem) = event {
@@ -95,7 +96,7 @@ async fn held_request_ends_after_the_long_poll_time() {
         loop {
             // The request may not be held yet when the clock is moved for the first time.
             harness.clock.advance(Duration::from_secs(50));
-            harness.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+            harness.handle_commands_and_timers().await;
             tokio::task::yield_now().await;
             if waiting.is_finished() {
                 return (&mut waiting).await.expect("panicked");

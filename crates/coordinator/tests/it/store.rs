@@ -41,8 +41,8 @@ async fn killed_coordinator_resumes_all_jobs() {
     assert_eq!(old.summary.status, new.summary.status);
 
     // The running job continues with its token and its trace. The retry is in the queue, and later jobs follow.
-    let lost = manager.log(&second, 0, "").await.expect("no answer");
-    assert_eq!((lost.accepted, lost.size), (false, 8));
+    let wrong_start = manager.log(&second, 0, "").await.expect("no answer");
+    assert_eq!((wrong_start.accepted, wrong_start.size), (false, 8));
     manager.log(&second, 8, "it").await.expect("was not accepted");
     manager.succeed(&second).await;
     let retry = manager.next_job().await;
@@ -218,7 +218,8 @@ async fn full_disk(dir: &Path) {
     let error =
         manager.log(&assigned, 7, &"x".repeat(100_000)).await.expect_err("a log cannot be written to a full disk");
     assert!(matches!(error, ServiceError::StorageFull(_)), "{error}");
-    // The database first uses its free pages, and is full afterwards. These pipelines have no jobs for the manager.
+    // The database still has free pages, so the loop below creates pipelines until one is rejected. The tag keeps their
+    // jobs from the manager.
     let mut tagged = job("other");
     tagged.tags = vec!["other".to_owned()];
     let other = || new_pipeline(pipeline(vec![vec![tagged.clone()]]), Arc::new(NoFiles));

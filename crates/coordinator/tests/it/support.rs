@@ -94,7 +94,7 @@ pub(crate) fn pipeline(stages: Vec<Vec<Job>>) -> Pipeline {
     }
 }
 
-/// Project `grp/app` on branch `main`.
+/// Returns the request to create a pipeline of project `grp/app` for branch `main`.
 pub(crate) fn new_pipeline(compiled: Pipeline, sources: SharedSources) -> NewPipeline {
     let context = Context { ref_name: "main".to_owned(), project_path: "grp/app".to_owned(), ..Context::default() };
     let git = GitFacts {
@@ -169,6 +169,11 @@ impl Harness {
         Manager::new(Arc::clone(&self.coordinator), credentials.token)
     }
 
+    /// Sends a query to the coordinator, which handles all earlier commands and all due timers before it answers.
+    pub(crate) async fn handle_commands_and_timers(&self) {
+        self.coordinator.stuck_jobs().await.expect("the coordinator is not running");
+    }
+
     pub(crate) async fn view(&self, pipeline: PipelineId) -> PipelineView {
         self.coordinator.pipeline(pipeline).await.expect("no pipeline")
     }
@@ -181,18 +186,18 @@ impl Harness {
         self.job(pipeline, name).await.status
     }
 
-    /// The file may have been deleted.
+    /// Returns the path at which the content of an artifact is stored, even if it was deleted.
     pub(crate) fn path_of(&self, job: JobId, file: &ArtifactView) -> PathBuf {
         self.dir.path().join("artifacts").join(job.to_string()).join(&file.kind).join(&file.filename)
     }
 
-    /// Returns the kinds, and whether each file is on disk.
+    /// Returns the kind of each artifact of a job, and whether its file is on disk.
     pub(crate) async fn artifact_files_on_disk(&self, job: JobId) -> Vec<(String, bool)> {
         let files = self.coordinator.artifact_files(job).await.expect("the job does not exist");
         files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }
 
-    /// Checks the predicate after each event.
+    /// Waits until `predicate` is true for the pipeline, and returns the pipeline. Checks `predicate` after each event.
     pub(crate) async fn wait_until(
         &self,
         pipeline: PipelineId,
@@ -263,7 +268,8 @@ impl Manager {
             info: self.info.clone(),
             token: self.token.clone(),
             system_id: "s_000000000001".to_owned(),
-            // Any version is sufficient. Only a request without a version is answered immediately.
+            // If there is no job, a request with any version is held, and a request without a version is answered
+            // immediately.
             last_update: "an earlier version".to_owned(),
             idempotency_key: key.map(ToOwned::to_owned),
         }

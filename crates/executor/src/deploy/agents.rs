@@ -33,6 +33,8 @@ impl Agents {
         Self { own, others: Mutex::default(), directory }
     }
 
+    /// Returns the executable of the agent for a platform.
+    ///
     /// # Errors
     /// [`NoAgentError`] if there is no agent for the platform, or if the executable cannot be read.
     pub fn executable_for(&self, platform: &Platform) -> Result<Arc<Executable>, NoAgentError> {

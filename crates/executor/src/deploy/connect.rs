@@ -14,10 +14,10 @@ use super::excerpt::Excerpt;
 use super::executable::Executable;
 use super::shell::{self, ABSENT, ANSWER_PREFIX, CONNECTED, FAILED, OUTDATED, PLACED};
 
-/// Long enough for a new agent, which reads its spool before it answers.
+/// Maximum time to wait for the answer. Long enough for a new agent, which reads its spool before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(40);
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(600);
-/// In bytes.
+/// Maximum length of a line that is read.
 const MAX_LINE_BYTES: usize = 8 * 1024;
 /// Maximum number of lines that are read. A profile may print lines before the answer.
 const MAX_LINES: usize = 100;

@@ -128,7 +128,7 @@ pub enum NoAgentError {
     },
 }
 
-/// Nothing if the line is empty.
+/// Returns the line after a colon, or an empty text if the line is empty.
 fn suffix(line: &str) -> String {
     if line.trim().is_empty() { String::new() } else { format!(": {}", line.trim()) }
 }

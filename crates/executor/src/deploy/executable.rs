@@ -21,6 +21,7 @@ use tokio::time::Instant;
 const MEMBER_BYTES: usize = 1024 * 1024;
 /// Bytes in transit, in addition to the window of the session.
 const PIPE_BYTES: usize = 512 * 1024;
+/// File name of the executable that contains only the agent.
 pub(super) const AGENT_ONLY: &str = "muster-agent";
 const VERSION_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const MAX_VERSION_BYTES: u64 = 256;
@@ -77,6 +78,8 @@ impl Executable {
         }
     }
 
+    /// Opens the executable at `path` if it contains only the agent and has this program's version.
+    ///
     /// The error is the reason why the executable cannot be used, or `None` if it does not exist.
     fn open_agent_only(path: &Path) -> Result<Self, Option<String>> {
         let open = match File::open(path) {
@@ -165,8 +168,8 @@ fn version(path: &Path) -> io::Result<String> {
     command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn()?;
     let mut output_text = String::new();
-    let end = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
-    let ended = end.and_then(|end| poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&VERSION_TIMEOUT)));
+    let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+    let ended = pidfd.and_then(|pidfd| poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&VERSION_TIMEOUT)));
     if ended != Ok(1) {
         child.kill()?;
     }

@@ -75,7 +75,7 @@ impl RemoteMachine {
         self.is_on_this_host.store(is_on_this_host, Ordering::Relaxed);
     }
 
-    /// False before the first connection.
+    /// Returns whether the machine is the manager's host. False before the first connection.
     pub(crate) fn is_on_this_host(&self) -> bool {
         self.is_on_this_host.load(Ordering::Relaxed)
     }
@@ -95,7 +95,7 @@ impl RemoteMachine {
         self.trace_lines.lock().clone()
     }
 
-    /// Returns a connection to the agent that is not known to be broken, and the home directory.
+    /// Returns a connection to the agent, and the home directory. The connection is not known to be broken.
     ///
     /// # Errors
     /// [`ExecutorError`]. The next call may succeed.

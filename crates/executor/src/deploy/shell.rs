@@ -42,7 +42,9 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
     ))
 }
 
-/// Also deletes incomplete transfers that are older than an hour.
+/// Returns the command that installs the executable, which it reads compressed from its standard input.
+///
+/// The command also deletes incomplete transfers that are older than an hour.
 pub(super) fn install(hash: &str) -> String {
     wrapped(&format!(
         r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{ANSWER_PREFIX}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#

@@ -92,11 +92,12 @@ impl Machine {
     }
 }
 
-/// The executable prints a line and then runs `commands`.
+/// Returns agents whose executable is a shell script. It prints a line and then runs `commands`.
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
     std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
-    // The machine must not use the file in place.
+    // The machine is this host. Without permission to execute the file, it cannot use the file at this path, and needs
+    // a copy.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     Arc::new(Agents::new(Arc::new(Executable::new(path))))
 }
@@ -223,7 +224,7 @@ async fn failed_command_error_contains_its_stderr() {
     assert!(error.contains("the command exited with status 3: no docker here"), "{error}");
 }
 
-/// The command that installs the executable prints endlessly.
+/// A session in which the command that installs the executable prints endlessly.
 struct EndlessOutput {
     to_stderr: bool,
 }

@@ -80,8 +80,10 @@ impl HostAgent {
     }
 }
 
+/// Connects to the socket on which `process` listens.
+///
 /// # Errors
-/// An I/O error, also if another process listens on the socket now.
+/// An I/O error, also if another process now listens on the socket.
 pub(super) async fn dial(socket: impl AsRef<Path>, process: Process) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     if process.is_peer_of(&stream) {
@@ -115,7 +117,7 @@ fn check_directory(socket: &Path, user: Uid) -> Result<(), ExecutorError> {
     Err(fail(io::Error::new(io::ErrorKind::PermissionDenied, message)))
 }
 
-/// `None` means that there is no usable record.
+/// Returns the process that [`write_record`] recorded. `None` means that there is no usable record.
 fn read_record(record: &Path) -> Option<ProcessIdentity> {
     // The file may be anything, because jobs that run as the user of this process can replace it.
     let text = muster_files::read_open(muster_files::open(record).ok()?, record, RECORD_LIMIT).ok()?;

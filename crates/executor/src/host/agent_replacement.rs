@@ -10,12 +10,15 @@ use rustix::process::Signal;
 use super::agent::HostAgent;
 use crate::ExecutorError;
 
-/// Time after which an agent that does not terminate is killed. Without jobs, an agent only deletes old workspaces.
+/// Time after which an agent that does not terminate is killed. A kill interrupts at most the deletion of old
+/// workspaces, because an agent is ended only when all its jobs have ended.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// `false` if the jobs cannot be listed. Finished jobs do not count, because the next agent finds them in the spool.
+/// Returns whether all jobs of the agent have ended. `false` if the jobs cannot be listed.
+///
+/// The agent may keep ended jobs, because the next agent finds them in the spool.
 pub(super) async fn is_idle(connection: &AgentConnection) -> bool {
     match tokio::time::timeout(LIST_TIMEOUT, connection.agent().list_jobs(ListJobsRequest {})).await {
         Ok(Ok(answer)) => answer.get_ref().jobs.iter().all(|job| job.ended),

@@ -76,7 +76,7 @@ async fn lock(path: PathBuf) -> Result<File, ExecutorError> {
     }
 }
 
-/// Never blocks, even if a FIFO has replaced the file.
+/// Opens a file for this process's user only. Never blocks, even if a FIFO has replaced the file.
 async fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let (own, mut options) = (path.to_owned(), options.mode(0o600).clone());
     Ok(muster_files::run_blocking(path, move || muster_files::open_with(&mut options, &own)).await?)

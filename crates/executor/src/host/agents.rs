@@ -26,7 +26,7 @@ use crate::ExecutorError;
 const HOST: &str = "host";
 /// Numbers of agents. Agents of at most 16 different executables can have jobs at the same time.
 const AGENT_NUMBERS: std::ops::Range<u32> = 0..16;
-/// The agent has no event for the end of its jobs.
+/// Interval at which the jobs of outdated agents are listed, because agents send no event when a job ends.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Drop for Agents {
 }
 
 impl Agents {
-    /// Starts no agent.
+    /// Returns the agents of this host, without starting one.
     ///
     /// # Errors
     /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket, or if other users
@@ -63,13 +63,15 @@ impl Agents {
         Ok(agents)
     }
 
+    /// Returns the environment of agent number 0.
+    ///
     /// # Errors
     /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket.
     pub(super) fn first(&self) -> Result<Arc<HostEnvironment>, ExecutorError> {
         self.by_number(0)
     }
 
-    /// `None` means that this host cannot have an environment of that name.
+    /// Returns the environment with this name. `None` means that this host cannot have an environment of that name.
     pub(super) fn by_name(&self, name: &str) -> Option<Arc<HostEnvironment>> {
         let number = AGENT_NUMBERS.into_iter().find(|number| self::name(*number) == name)?;
         self.by_number(number).ok()

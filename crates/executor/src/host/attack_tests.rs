@@ -186,6 +186,8 @@ fn directory_behind_a_link_of_a_job_keeps_its_owner() {
     assert_eq!(owner(&elsewhere), 0);
 }
 
+/// Starts an agent that exits with an error, and returns the manager's error.
+///
 /// Uses a separate thread, because faulty code may never return.
 fn start_failing_agent(home: &Path) -> String {
     let agent = executable(home, "echo 'no space left' >&2; exit 1");

@@ -46,7 +46,7 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
 /// `on_created` is called after the directory was created and before its owner is changed.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
-    let mut directory = start(path)?;
+    let mut directory = open_start(path)?;
     let mut walked = PathBuf::from(if path.is_absolute() { "/" } else { "" });
     let (mut links, mut attempts) = (0, 0);
     while let Some(name) = rest.pop_front() {
@@ -87,7 +87,7 @@ fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut(
                     return Err(Errno::LOOP.into());
                 }
                 if target.is_absolute() {
-                    directory = start(&target)?;
+                    directory = open_start(&target)?;
                     walked = PathBuf::from("/");
                 }
                 for part in parts(&target).into_iter().rev() {
@@ -105,12 +105,15 @@ fn parts(path: &Path) -> VecDeque<OsString> {
     parts.map(|part| part.as_os_str().to_owned()).collect()
 }
 
-fn start(path: &Path) -> io::Result<OwnedFd> {
+/// Opens the directory at which `path` starts: the root or the working directory.
+fn open_start(path: &Path) -> io::Result<OwnedFd> {
     let from = if path.is_absolute() { "/" } else { "." };
     Ok(openat(CWD, from, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Fails if a job can have created the link. `path` is for error messages.
+/// Returns the target of the link `name` in `directory`. Fails if a job can have created the link.
+///
+/// `path` is the path of the link for error messages.
 fn follow(directory: &OwnedFd, name: &OsStr, path: &Path) -> io::Result<PathBuf> {
     let is_ours = |user: u32| user == 0 || user == geteuid().as_raw();
     let parent = fstat(directory)?;

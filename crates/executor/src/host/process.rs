@@ -18,7 +18,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, Uid, pidfd_open, pidfd_send_signa
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
-/// In bytes.
+/// Maximum number of bytes that are read from a file in `/proc`.
 const MAX_PROC_BYTES: u64 = 4096;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 

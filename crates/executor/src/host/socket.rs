@@ -37,8 +37,8 @@ pub fn operator_socket_path(ledgers: &Path) -> Result<PathBuf, ExecutorError> {
     path_or_hash(ledgers, "operator.sock", ".operator.sock")
 }
 
-/// Returns the path of `name` in `state_dir`, or, if that path is too long, of a hash and `suffix` in the private
-/// directory.
+/// Returns the path of `name` in `state_dir`. If that path is too long, returns a path in the private directory, whose
+/// file name is a hash of `state_dir` followed by `suffix`.
 fn path_or_hash(state_dir: &Path, name: &str, suffix: &str) -> Result<PathBuf, ExecutorError> {
     let path = state_dir.join(name);
     if path.as_os_str().as_bytes().len() <= MAX_PATH_BYTES {

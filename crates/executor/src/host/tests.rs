@@ -18,7 +18,8 @@ pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
     serve_as(socket, "stub", pid)
 }
 
-/// The connections of the agent end with the runtime, like those of a process.
+/// Starts an agent that runs in the returned runtime. When the runtime ends, the connections of the agent end, like
+/// those of a process.
 pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

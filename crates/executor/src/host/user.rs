@@ -29,7 +29,7 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// Also finds users that only a directory service knows.
+    /// Returns the IDs of the user `name` and of the user's group, even if only a directory service knows the user.
     pub(super) fn lookup(name: &str) -> Result<Self, ExecutorError> {
         let fail = |message: String| ExecutorError::User { name: name.to_owned(), message };
         // Such names could be an option of `id`, or lead out of the state directory.

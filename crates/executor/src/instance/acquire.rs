@@ -166,7 +166,7 @@ impl InstanceExecutor {
     }
 }
 
-/// The error is the reason why the job cannot run on the instance.
+/// Lets the plugin prepare the instance for the job. The error is the reason why the job cannot run on the instance.
 async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
     let instance = lease.instance();
     tokio::select! {
@@ -194,6 +194,8 @@ impl Drop for ActiveJobGuard {
     }
 }
 
+/// Returns a key for the slot of a job.
+///
 /// The job's ID lets operators find the job. The suffix makes the key unique even if the same job arrives again.
 fn task_key(job: JobId) -> TaskKey {
     let unique = uuid::Uuid::new_v4().simple().to_string();

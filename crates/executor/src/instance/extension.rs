@@ -1,4 +1,5 @@
-//! Forwards prices, stock and interruption notices from plugins with Muster's protocol extension.
+//! Forwards to the scaler the prices, stock and interruption notices of plugins that support Muster's protocol
+//! extension.
 //!
 //! An offer is a type of machine that a plugin can create, with its price and its stock.
 
@@ -87,7 +88,8 @@ async fn follow_once(
     }
 }
 
-/// Empty if the plugin does not support offers. `None` means that the plugin was dropped.
+/// Returns the offers of the plugin. Empty if the plugin does not support offers. `None` means that the plugin was
+/// dropped.
 async fn offers(plugin: &Weak<PluginGroup>) -> Option<Result<Vec<Offer>, String>> {
     let plugin = plugin.upgrade()?;
     let plugin_group = plugin.group();

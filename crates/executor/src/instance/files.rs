@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use muster_taskscaler::driver::{FileLedger, LedgerError};
 
-/// The stored host keys let a restarted manager reject a different key.
+/// Returns the path of the file with the host keys, by which a restarted manager detects and rejects a different key.
 pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("hosts")
 }

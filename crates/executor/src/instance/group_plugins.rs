@@ -15,7 +15,7 @@ use super::provider::{InstanceOptions, ProviderContext};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
-/// Initial and maximum delay.
+/// Initial and maximum delay before the scaler or a plugin is started again.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<GroupPlugin>) {
@@ -151,7 +151,7 @@ impl GroupPlugin {
         }
     }
 
-    /// Cancel-safe.
+    /// Forwards the plugin's reports to the scaler. First starts the plugin if it is deferred. Cancel-safe.
     pub(super) async fn follow(self, scaler: Scaler, shared: &ProviderContext) {
         let runner = &shared.options.name;
         let plugin = match self.state {
@@ -163,7 +163,7 @@ impl GroupPlugin {
     }
 }
 
-/// Uses the newest settings of the group.
+/// Starts the plugin of a deferred group with the newest settings of the group. Retries until it has started.
 async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &ProviderContext) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_BACKOFF;

@@ -41,7 +41,7 @@ enum LeaseUse {
     Over,
 }
 
-/// Dropping the lease releases the slot.
+/// A lease of a slot, with the job's virtual machine if there is one. Dropping the lease releases the slot.
 ///
 /// If a job may still run on the instance, the slot is left to the next start of the manager, because the instance must
 /// not be deleted.
@@ -65,7 +65,7 @@ impl HeldLease {
         Self { slot: Some(slot), lease_use, _held_slot: held_slot, active_job: None, record, nested: None, shared }
     }
 
-    /// The machine is deleted before the slot is released.
+    /// Adds the job's virtual machine. It will be deleted before the slot is released.
     pub(super) fn with_vm(mut self, nested: Arc<NestedMachine>) -> Self {
         if let Locality::Remote { vm, .. } = &mut self.record.locality {
             *vm = Some(nested.machine().clone());
@@ -156,7 +156,7 @@ impl Guard for HeldLeaseGuard {
     }
 }
 
-/// `active_job` counts the job until it releases its lease.
+/// Gives the lease to a job. `active_job` counts the job until the job releases its lease.
 pub(super) fn into_lease(mut held: HeldLease, active_job: ActiveJobGuard) -> Lease {
     *held.lease_use.get_mut() = LeaseUse::InUse;
     held.active_job = Some(active_job);

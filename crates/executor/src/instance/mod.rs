@@ -7,8 +7,8 @@
 //! With `vm_isolation`, each job has a virtual machine on its instance, and the agent runs in that machine
 //! ([`isolation`]).
 //!
-//! A broken connection is replaced while the instance exists. The scaler, which is notified at once, queries the
-//! provider.
+//! A broken connection is replaced while the instance exists. The scaler is notified at once, and asks the provider
+//! whether the instance still exists.
 
 mod acquire;
 mod claims;

@@ -45,7 +45,9 @@ pub(super) fn families(groups: &[(String, Counts)]) -> Vec<MetricFamily> {
     families
 }
 
-/// The histogram has only the finite buckets, as the encoder expects.
+/// Returns the metric of the durations of one group's calls to `rpc`.
+///
+/// Its histogram has only the finite buckets, because the encoder adds the infinite one.
 fn call_seconds(group: &str, rpc: &str, calls: &Calls) -> Metric {
     let mut histogram = Histogram::default();
     histogram.set_sample_sum(calls.seconds);

@@ -138,23 +138,23 @@ impl InstanceExecutor {
 
     /// Applies new settings.
     ///
-    /// Policies and `requests` take effect at once. Other settings apply to a scaler and to plugins that start later.
+    /// Policies and `requests` take effect at once. Other settings take effect when the scaler or a plugin next starts.
     pub fn apply_settings(&self, settings: &Arc<AutoscalerSettings>, requests: usize) {
         self.shared.requests.store(requests, Ordering::Relaxed);
         self.shared.reservations_changed.notify_one();
         self.shared.newest_settings.lock().clone_from(settings);
-        let mut own = self.shared.settings.lock();
+        let mut scaler_settings = self.shared.settings.lock();
         match &*self.shared.scaler.borrow() {
             Some(scaler) => work::set_policies(scaler, settings, &self.shared.options.name),
-            None if *own != *settings => {
-                own.clone_from(settings);
+            None if *scaler_settings != *settings => {
+                scaler_settings.clone_from(settings);
                 self.shared.settings_changed.notify_one();
             }
             None => {}
         }
     }
 
-    /// Stops requesting jobs and keeping idle instances. Received jobs are served.
+    /// Stops requesting jobs, and no longer keeps idle instances. Received jobs are served.
     pub fn drain(&self) {
         *self.shared.intake.lock() = Intake::Closed;
         self.shared.reservations.lock().clear();
@@ -203,7 +203,8 @@ impl InstanceExecutor {
 
     async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Remaining, LedgerError> {
         let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| Remaining::in_ledger(&rows));
-        // Only a running scaler can delete the instances in the ledger. With a damaged ledger, no scaler starts.
+        // Waits for the scaler, because only a running scaler can delete the instances in the ledger. Does not wait if
+        // the ledger is damaged, because then no scaler starts.
         if delete_all && self.scaler().is_none() && in_ledger().is_ok_and(|remaining| !remaining.is_empty()) {
             let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
         }
@@ -242,10 +243,10 @@ impl Executor for InstanceExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
-        // The lease also counts as claimed if the caller stops waiting.
+        // Marks the lease as claimed even if the caller stops waiting.
         let task_key = record.task_key().unwrap_or_default();
         let _guard = ClaimGuard { shared: &self.shared, task_key };
-        self.restore_claimed(record, task_key).await
+        self.claim_and_restore(record, task_key).await
     }
 
     fn elastic(&self) -> Option<&dyn Elastic> {
@@ -279,7 +280,7 @@ impl Elastic for InstanceExecutor {
 }
 
 impl InstanceExecutor {
-    async fn restore_claimed(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
+    async fn claim_and_restore(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
         let active_job = ActiveJobGuard::new(&self.shared);
         let lost = |message: &str| ExecutorError::Lost {
             environment: format!("instance {}", record.environment),
@@ -326,7 +327,7 @@ impl ProviderContext {
         Arc::clone(&self.settings.lock())
     }
 
-    /// Used by plugins that start from now on.
+    /// Returns the settings in the configuration file. Plugins that start from now on use them.
     pub(super) fn newest_settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.newest_settings.lock())
     }
@@ -342,7 +343,7 @@ impl ProviderContext {
         })
     }
 
-    /// `settings` are those with which the scaler was started. Newer policies are applied.
+    /// Publishes the scaler, which was started with `settings`. If there are newer settings, applies their policies.
     pub(super) fn scaler_started(&self, scaler: &Scaler, settings: &Arc<AutoscalerSettings>) {
         let mut current = self.settings.lock();
         if *current != *settings {
@@ -356,7 +357,7 @@ impl ProviderContext {
         }
     }
 
-    /// Cancel-safe.
+    /// Waits until the scaler runs, and returns it. Cancel-safe.
     pub(super) async fn scaler(&self) -> Scaler {
         let mut scaler = self.scaler.subscribe();
         // Cannot fail, because the sender is a field of `self`.
@@ -367,7 +368,7 @@ impl ProviderContext {
         }
     }
 
-    /// `None` means that jobs are requested.
+    /// Returns the reason why no jobs are requested. `None` means that jobs are requested.
     pub(super) fn requests_paused_reason(&self) -> Option<String> {
         let reason = self.capacity.borrow().limit_reason.as_ref().map(ToString::to_string);
         reason.filter(|_| self.reservations.lock().is_empty())
@@ -381,7 +382,7 @@ impl ProviderContext {
         self.meters.lock().iter().map(|(group, meter)| (group.clone(), meter.counts())).collect()
     }
 
-    /// The name is unique among all groups of the runner.
+    /// Returns the name of an instance, which is unique among all groups of the runner.
     pub(super) fn name(&self, group: &str, id: &str) -> InstanceId {
         InstanceId::new(name_among(self.settings.lock().groups.len(), group, id))
     }
@@ -414,7 +415,7 @@ impl ProviderContext {
     pub(super) async fn dial<E: Display, D: Future<Output = Result<ConnectInfo, E>>>(
         &self,
         (group, id): (&str, &InstanceId),
-        details: impl Fn() -> D,
+        request_details: impl Fn() -> D,
         is_new: bool,
     ) -> Result<(Box<dyn Session>, Addresses), DeployError> {
         let settings = self.settings();
@@ -423,8 +424,8 @@ impl ProviderContext {
         let name = self.name(group, id.as_str());
         // With virtual machines, no agent runs on the instance itself.
         let runs_agent = settings.isolation.is_none();
-        let details = || {
-            let (details, name) = (details(), name.clone());
+        let checked_details = || {
+            let (details, name) = (request_details(), name.clone());
             async move {
                 let info = details.await.map_err(|error| DeployError::NoSession(error.to_string()))?;
                 if runs_agent {
@@ -434,7 +435,7 @@ impl ProviderContext {
             }
         };
         let options = settings::dial_options(connector);
-        let (session, addresses) = dial(name.as_str(), details, options, self.known_hosts(), is_new).await?;
+        let (session, addresses) = dial(name.as_str(), checked_details, options, self.known_hosts(), is_new).await?;
         self.instance(group, id).set_on_this_host(addresses.are_of_this_host());
         Ok((session, addresses))
     }

@@ -28,7 +28,9 @@ impl InstanceExecutor {
         Report { runner, unavailable_reason, requests_paused_reason, status, resources }
     }
 
-    /// Explains a subject, as of `now_unix_s` (seconds since 1970).
+    /// Explains the scaler's decisions about `subject`: the fleet, a group, an instance or a job.
+    ///
+    /// `now_unix_s` is the current time in seconds since 1970.
     ///
     /// # Errors
     /// An I/O error if the recorded decisions cannot be read.

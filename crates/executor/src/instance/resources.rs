@@ -94,6 +94,8 @@ impl InstanceUsageTracker {
     }
 }
 
+/// Requests the usage of a group's instances at intervals, and records it in `usage`.
+///
 /// Ends when the plugin is dropped or the scaler ends. Cancel-safe.
 pub(super) async fn follow(
     plugin: Weak<PluginGroup>,

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vm_isolation_needs_a_daemon_and_a_readable_key() {
+    fn vm_isolation_needs_a_nesting_host_and_a_configured_key_must_be_readable() {
         let with_isolation =
             |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
         let error = validate(&with_isolation(IsolationSettings::default())).unwrap_err().to_string();

@@ -69,7 +69,7 @@ pub(super) fn slot_share(
     }
 }
 
-/// Values that cover only some processes are too low, and therefore left out.
+/// Converts a job's usage to the scaler's type. Omits values that cover only some processes, because they are too low.
 pub(super) fn job_usage(used: &ResourceUsage) -> resources::JobUsage {
     let millis = Duration::from_millis;
     resources::JobUsage {

@@ -101,8 +101,9 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
     }
 }
 
+/// Forgets the connections and the host keys of instances that no longer exist.
 async fn prune(shared: &ProviderContext, scaler: &Scaler) {
-    // The status may lack instances that appear meanwhile. Their connections are kept.
+    // The status may lack an instance that appears after this line. Such an instance is not in `before`, so it is kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
     before.extend(shared.known_hosts().names().into_iter().map(InstanceId::new));
     let Some(status) = scaler.status().await else { return };

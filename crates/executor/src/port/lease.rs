@@ -89,7 +89,7 @@ impl LeaseRecord {
         !self.locality.is_local()
     }
 
-    /// Returns the key of the lease in the executor's ledger. `None` means that the executor has none.
+    /// Returns the key of the lease in the executor's ledger. `None` means that the executor keeps no ledger.
     #[must_use]
     pub fn task_key(&self) -> Option<&str> {
         match &self.locality {

@@ -35,13 +35,14 @@ pub trait Executor: Send + Sync + 'static {
     /// Restores the lease of an earlier manager process.
     ///
     /// # Errors
-    /// [`ExecutorError::SlotTaken`] if the slot is in use. If the environment no longer exists,
-    /// [`ExecutorError::Lost`], or [`ExecutorError::SlotTaken`] on the manager's host.
+    /// [`ExecutorError::SlotTaken`] if the slot is in use. [`ExecutorError::Lost`] if the environment no longer exists;
+    /// the executor of the manager's host returns [`ExecutorError::SlotTaken`] in this case, too.
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError>;
 
-    /// Returns the environment of a record without acquiring its slot, for the result of a job that has ended.
+    /// Returns the environment that the record of a lease names, without acquiring the slot.
     ///
-    /// `None` means that the environment ends with its lease, or no longer exists.
+    /// The manager uses it to get the result of a job that has ended, and to close the job. `None` means that the
+    /// environment ends with its lease, or no longer exists.
     fn environment_without_lease(&self, _record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         None
     }

@@ -189,7 +189,7 @@ impl Registry {
         self.announce_configured();
     }
 
-    /// Removes executors without jobs that are no longer configured.
+    /// Removes the executors that are no longer configured and whose runners have no jobs.
     pub fn remove_unused(&mut self, has_jobs: impl Fn(&RunnerKey) -> bool) {
         while self.removals.try_join_next().is_some() {}
         let configured: BTreeSet<_> = self.configured.iter().collect();

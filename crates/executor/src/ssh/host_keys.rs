@@ -30,7 +30,8 @@ impl HostKeys {
         Ok(Self::Known { keys, path, host, port })
     }
 
-    /// For [`Self::Any`], the store is empty.
+    /// Returns a store that accepts only these keys for `machine`. For [`Self::Any`], the store is empty, so it accepts
+    /// every key.
     pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
         let hosts = KnownHosts::default();
         if let Self::Known { keys, .. } = self {

@@ -43,7 +43,7 @@ async fn check_letter_case(plan: &Plan) -> Result<(), String> {
 }
 
 async fn check_empty_config(plan: &Plan) -> Outcome {
-    let check = async {
+    let rejects_empty = async {
         let empty = init(plan, Vec::new(), true).await?;
         if let Err(failure @ (CallFailure::Timeout(_) | CallFailure::Disconnected(_))) = empty {
             return Err(format!("with empty settings: {}", failure.text("Init")));
@@ -58,7 +58,7 @@ async fn check_empty_config(plan: &Plan) -> Outcome {
         }
         Ok(empty.is_err())
     };
-    match check.await {
+    match rejects_empty.await {
         Ok(true) => Outcome::Pass,
         Ok(false) => Outcome::Warn("accepts empty settings; Go plugins return `unmarshaling config`".to_owned()),
         Err(error) => Outcome::Fail(error),

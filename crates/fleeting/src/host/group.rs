@@ -52,7 +52,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Starts the plugin and calls `Init`. If this first start fails, it is not repeated; later restarts are.
+    /// Starts the plugin and calls `Init`. If this first start fails, it is not repeated. A later restart that
+    /// fails is repeated.
+    ///
     /// Must be called within a Tokio runtime, on a thread that lives as long as this process: the plugin is killed when
     /// the thread ends.
     ///

@@ -47,7 +47,7 @@ impl LogReader {
     /// Parses one line. JSON without a valid level, or with a message that is not a string, becomes plain text (case
     /// H17).
     ///
-    /// Unlike in the Go host, a timestamp in any format keeps the level (case H16).
+    /// Unlike in the Go host, a record keeps its level whatever the format of its timestamp (case H16).
     pub fn read(&mut self, line: &str) -> Record {
         let line = line.trim_end();
         let plain = |level| Record { level, message: line.to_owned(), fields: String::new() };

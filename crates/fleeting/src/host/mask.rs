@@ -11,7 +11,7 @@ const MIN_SECRET_BYTES: usize = 4;
 /// Strings and numbers under such a key are masked, also in tables and lists.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
-/// Names of more secret keys. Other names that end in `key` usually are not secret.
+/// Further names of secret keys. Other names that end in `key` usually are not secret.
 const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
 
 #[derive(Clone, Default)]

@@ -40,8 +40,9 @@ fn list(tried: &[(PathBuf, io::Error)]) -> String {
 /// Returns a private directory of this user for sockets.
 /// Names of sockets in it may have up to `name_bytes` bytes.
 ///
-/// The candidates are `muster` in XDG_RUNTIME_DIR, `/run/muster` for root, and `run` in Muster's state directory. The first one
-/// is used that is short enough and can be created, or exists and is private.
+/// The candidates, in this order, are `muster` in XDG_RUNTIME_DIR, `/run/muster` for root, and `run` in Muster's state
+/// directory. A candidate is skipped if its path is too long, if it cannot be created, or if another user can access or
+/// replace it.
 ///
 /// # Errors
 /// [`NoRuntimeDirectory`] if no directory can be used.
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_directories_are_skipped_with_reason() {
+    fn shared_directories_are_skipped_and_the_error_says_why() {
         let [open, shared, linked, good] = [directory(0o755), directory(0o777), directory(0o1777), directory(0o700)];
         std::fs::create_dir(open.path().join("muster")).unwrap();
         std::fs::set_permissions(open.path().join("muster"), PermissionsExt::from_mode(0o755)).unwrap();

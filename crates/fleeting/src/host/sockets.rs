@@ -50,7 +50,7 @@ impl SocketsError {
     }
 }
 
-/// A directory of this host for one socket. Removed when it is dropped.
+/// Directory for the socket of one plugin process. Deleted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketDirectory {
     directory: TempDir,
@@ -72,8 +72,8 @@ impl SocketDirectory {
         match lock {
             Ok(lock) => Ok(Self { directory, _lock: lock }),
             Err(error) => {
-                // The directory is removed here, because no later host removes a directory without a lock. These calls
-                // work even if no more files can be opened.
+                // The directory is removed here, because no later host removes a directory without a lock. Unlike
+                // dropping `directory`, these calls work even if this process cannot open more files.
                 let _ = std::fs::remove_file(directory.path().join(LOCK));
                 let _ = std::fs::remove_dir(directory.path());
                 Err(error)

@@ -61,7 +61,8 @@ impl Supervisor {
         Ok((supervisor, info))
     }
 
-    /// Returns the process that can be called, and its changes. `None` means that no process can be called.
+    /// Returns a receiver for the process that can be called at the moment.
+    /// Its value is `None` while there is no such process.
     pub(super) fn process(&self) -> watch::Receiver<Option<Arc<LiveProcess>>> {
         self.process.subscribe()
     }

@@ -33,7 +33,8 @@ pub struct InstallOptions {
     /// Query the registry even if a matching version is installed.
     pub upgrade: bool,
     /// Accept a new digest for a version that was installed before.
-    /// Without `upgrade`, the installed version is downloaded again and replaced.
+    /// Without `upgrade`, the registry is queried for the installed version. If its digest or its files differ, it is
+    /// downloaded and replaced.
     pub accept_new_digest: bool,
 }
 

@@ -1,14 +1,15 @@
 //! Installs plugins from registries, resolves their names and verifies their digests.
 //!
 //! ```text
-//! <directory>/plugins.lock                             digests of all versions ever installed, unless they were forgotten
-//! <directory>/<registry>/<path>/<version>/plugin       an installed plugin; several versions side by side
-//! <directory>/.partial/<digest>                        an incomplete download
+//! <directory>/plugins.lock                          digests of all versions ever installed, except forgotten ones
+//! <directory>/<registry>/<path>/<version>/plugin    an installed plugin; several versions side by side
+//! <directory>/.partial/<digest>                     an incomplete download
 //! ```
 //!
 //! A version is complete or does not exist: it is unpacked next to its final directory and renamed, after its digest
-//! was stored. A version that is installed again must have the same digest, unless the user accepts a new one. GitLab's
-//! tools and Muster find each other's plugins, because the layout is GitLab's.
+//! was stored. A version that is installed again must have the same digest, unless the user accepts a new one, or has
+//! removed the version with `--forget-digest`. GitLab's tools and Muster find each other's plugins, because the layout
+//! is GitLab's.
 
 mod error;
 mod installer;

@@ -53,7 +53,7 @@ impl ResolvedPlugin {
     }
 
     /// Returns the command-line arguments.
-    /// Only a built-in plugin gets arguments. Other plugins get none, as from other hosts of the protocol.
+    /// Only a built-in plugin gets arguments. Other plugins get none, because other hosts of the protocol pass none.
     #[must_use]
     pub fn arguments(&self) -> Vec<String> {
         match self {

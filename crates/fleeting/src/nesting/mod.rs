@@ -2,8 +2,8 @@
 //! See docs/spec/fleeting.md, section 8.
 //!
 //! The client reaches the daemon through a [`Session`] with the daemon's machine, so the daemon needs no socket that is open to the network.
-//! The first client initializes the daemon. A slot has one virtual machine: creating another machine in the slot removes the first one, so
-//! machines of a lost manager are replaced.
+//! The first client initializes the daemon. A slot has one virtual machine: creating another machine in the slot
+//! removes the first one. A runner manager thereby also removes the machines that a crashed manager left in the slots.
 
 #[cfg(any(test, feature = "test-support"))]
 pub mod fake;

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn p15_host_has_full_reconnect_timeout() {
+    async fn p15_reconnect_timeout_starts_when_the_last_stream_breaks() {
         let host = PluginHost::default();
         let streams = (host.open_stream(), host.open_stream());
         let waiting = tokio::spawn(lost_after(host));

@@ -57,7 +57,8 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Failure of a call, which may have succeeded for some instances.
 ///
 /// `Increase` and `Decrease` cannot return both parts (docs/spec/fleeting.md, section 2.4): the host receives what
-/// succeeded, or else the error. For `Suspend` and `Resume`, the details of the error contain what succeeded.
+/// succeeded, or the error if nothing succeeded. For `Suspend` and `Resume`, the details of the error contain what
+/// succeeded.
 #[derive(Debug)]
 pub struct PartialFailure<T> {
     /// The part that succeeded.

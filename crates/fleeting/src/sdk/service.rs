@@ -48,8 +48,8 @@ impl Service {
         self.provider.get().map(AsRef::as_ref).ok_or_else(|| Status::failed_precondition("Init was not called"))
     }
 
-    /// Returns the provider if it declared that it can suspend.
-    /// Without that declaration, hosts do not track suspended instances (case H13).
+    /// Returns the provider if it declared that it can suspend. Otherwise returns an error, because hosts do not track
+    /// suspended instances of such a provider (case H13).
     fn provider_with_suspend(&self) -> Result<&dyn DynProvider, Status> {
         let provider = self.provider()?;
         if self.can_suspend.load(Ordering::Acquire) {
@@ -83,7 +83,7 @@ fn accept_partial<T: Default + PartialEq>(call: &str, result: Result<T, PartialF
 /// Only the errors of `Suspend` and `Resume` have such details.
 fn partial_details(
     result: Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>>,
-    message: &str,
+    response_type: &str,
 ) -> Result<Vec<String>, Status> {
     let PartialFailure { succeeded, error } = match result {
         Ok(succeeded) => return Ok(id_strings(succeeded)),
@@ -96,7 +96,7 @@ fn partial_details(
         code: Code::Unknown as i32,
         message: text.clone(),
         details: vec![prost_types::Any {
-            type_url: format!("type.googleapis.com/proto.{message}"),
+            type_url: format!("type.googleapis.com/proto.{response_type}"),
             value: detail.encode_to_vec(),
         }],
     };

@@ -68,8 +68,9 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for SIGTERM.
-    /// SIGINT from a terminal also reaches the host, which decides how to handle it (case P9). Cancel-safe.
+    /// Waits for SIGTERM, and ignores SIGINT. Cancel-safe.
+    ///
+    /// SIGINT is ignored because a terminal also sends it to the host, which decides when the plugin exits (case P9).
     pub(crate) async fn wait_termination(&mut self) {
         loop {
             tokio::select! {

@@ -27,8 +27,9 @@ impl Signals {
         Ok(Self(ctrl_c()?))
     }
 
-    /// Never returns.
-    /// Ctrl-C in a console also reaches the host, which decides how to handle it (case P9). Cancel-safe.
+    /// Ignores Ctrl-C, and never returns. Cancel-safe.
+    ///
+    /// Ctrl-C is ignored because a console also sends it to the host, which decides when the plugin exits (case P9).
     pub(crate) async fn wait_termination(&mut self) {
         while self.0.recv().await.is_some() {
             tracing::debug!("ignored Ctrl-C, because the host handles it");

@@ -1,4 +1,5 @@
-//! Tests plugins from a real registry: the cases O of docs/spec/fleeting.md, and defects of the Go implementation.
+//! Tests plugins from a real registry: the cases O of docs/spec/fleeting.md, and known defects of the Go implementation
+//! that Muster must not have.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -102,14 +102,15 @@ impl std::fmt::Debug for Secrets {
 impl Secrets {
     /// Creates the set from masked values and additional token prefixes.
     ///
-    /// Values are trimmed, and empty ones ignored. The quoted form that a value has in error messages is also masked,
-    /// and so is each line of a value with at least `MIN_LINE_CHARS` characters. gitlab-runner uses only the fifteen
-    /// shortest prefixes, this set uses all.
+    /// Values are trimmed, and empty ones ignored. The quoted form that a value has in error messages is also masked.
+    /// Of a value with several lines, each line of at least `MIN_LINE_CHARS` characters is also masked separately.
+    /// gitlab-runner uses only the fifteen shortest prefixes, this set uses all.
     pub fn new<'a>(values: impl IntoIterator<Item = &'a str>, prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         Self::build(values, TOKEN_PREFIXES.into_iter().chain(prefixes))
     }
 
-    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix, for FF_MASK_ALL_DEFAULT_TOKENS.
+    /// Same as [`Self::new`], with [`PERSONAL_PREFIX`] as the only built-in prefix, for jobs that turn off
+    /// FF_MASK_ALL_DEFAULT_TOKENS.
     pub fn with_personal_prefix<'a>(
         values: impl IntoIterator<Item = &'a str>,
         prefixes: impl IntoIterator<Item = &'a str>,

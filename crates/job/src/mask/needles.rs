@@ -37,7 +37,7 @@ impl Needles {
         self.texts.iter().map(Vec::as_slice)
     }
 
-    /// Finds the longest text at the first position from `from` on.
+    /// Finds the first position, from `from` on, at which a text starts, and the longest text that starts there.
     ///
     /// `is_stream_end` means that no bytes follow.
     pub(super) fn find(&self, bytes: &[u8], from: usize, is_stream_end: bool) -> Found {

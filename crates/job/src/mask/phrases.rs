@@ -1,6 +1,8 @@
-//! Replaces phrases in a stream, even with escape sequences inside. Overlapping ones are replaced as one, so that no part remains.
+//! Replaces phrases in a stream, even with escape sequences inside. Overlapping phrases are replaced as one, so that no
+//! part of them remains.
 //!
-//! The search runs with and without escape sequences, because their bytes can be part of a phrase.
+//! Two searches run at the same time. One skips escape sequences. The other one searches all bytes, because a phrase
+//! can itself contain bytes of an escape sequence.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +12,8 @@ use super::filters::Filter;
 use super::trie::{START, Trie, TrieState};
 
 pub(super) const MASKED: &[u8] = b"[MASKED]";
-/// Written after a secret with escape sequences, one of which may have reset a color.
+/// Written after the replacement of a phrase that contained escape sequences. One of them may have reset a color, and
+/// was removed with the phrase.
 const RESET: &[u8] = b"\x1b[0m";
 
 #[derive(Debug, Clone, Copy)]

@@ -11,14 +11,14 @@ pub(super) struct TrieState(u32);
 
 pub(super) const START: TrieState = TrieState(0);
 
-/// Node of the automaton. A field with the index 0 refers to no node.
+/// Node of the automaton. For children and siblings, the index 0 means that there is no such node.
 #[derive(Debug, Clone, Default)]
 struct Node {
     /// Byte that leads to this node.
     byte: u8,
     first_child: u32,
     next_sibling: u32,
-    /// Node of the longest proper suffix that is a prefix of a text.
+    /// Node of the longest proper suffix that is a prefix of a text. 0 is the root: no such suffix.
     fallback: u32,
     /// Length of the path from the root.
     depth: u32,

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// The cap is low, so that a recovery is noticed soon.
+/// Waits after failed requests. The cap is low, so that the recovery of a coordinator is noticed soon.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
 /// Waits between probes of an unhealthy runner. `unhealthy_interval` limits them further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
@@ -29,7 +29,7 @@ pub(crate) struct Limits {
     pub(crate) request_concurrency: usize,
     /// Whether the limit on requests in flight adapts to their results.
     pub(crate) adaptive: bool,
-    /// Whether to wait for the check interval even after a job.
+    /// Whether to wait for the check interval even after a request that brought a job.
     pub(crate) strict: bool,
     pub(crate) unhealthy_requests_limit: u32,
     /// Maximum time between probes of an unhealthy runner.
@@ -98,7 +98,7 @@ pub struct RunnerStats {
     pub jobs: usize,
     /// Job requests in flight.
     pub requests: usize,
-    /// Maximum number of requests in flight now: 1 after a failure.
+    /// Current maximum number of requests in flight. It is 1 after a failure.
     pub requests_adaptive: usize,
     /// Value of the setting `request_concurrency`.
     pub requests_hard: usize,
@@ -242,8 +242,8 @@ impl RunnerEntry {
                     self.pause(now, check_interval);
                 }
             }
-            // A single duplicate may replace a lost answer. Pauses after a second one, because the coordinator then
-            // repeats its answers at once.
+            // The coordinator may send one duplicate because an earlier answer was lost. Pauses after a second one in a
+            // row, because the coordinator then answers every request with the same job, and immediately.
             Outcome::Duplicate => {
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 if !held && self.was_duplicate {

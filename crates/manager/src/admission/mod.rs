@@ -6,9 +6,10 @@
 //!
 //! A request in flight may bring a job, so it counts against `concurrent` and its runner's `limit`.
 //!
-//! A request is canceled if another runner has none, if the settings of the request no longer apply, or if the manager ends. GitLab may
-//! already have assigned a job to the request. In the first case, it is therefore canceled only from [`Poll::cancelable_from`] on. In the
-//! other cases, a repeatable request is canceled at once.
+//! A request is canceled in three cases: another runner may send a request but `concurrent` leaves it none, the
+//! settings of the request no longer apply, or the manager ends. GitLab may already have assigned a job to the request,
+//! so it is canceled only from [`Poll::cancelable_from`] on. In the last two cases, a repeatable request
+//! ([`Poll::is_repeatable`]) is canceled at once.
 
 mod entry;
 #[cfg(test)]

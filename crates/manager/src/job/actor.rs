@@ -50,7 +50,7 @@ pub(super) struct JobActor {
 }
 
 impl JobActor {
-    /// Also starts to restore the lease of an earlier manager process.
+    /// Creates the actor. If an earlier manager process held a lease for the job, starts to restore that lease.
     pub(super) fn new(
         runner: Arc<RunnerContext>,
         watch: &Arc<JobWatch>,
@@ -110,7 +110,7 @@ impl JobActor {
         }
     }
 
-    /// Stores the next state before the actor does anything in it.
+    /// Stores the next state. The actor must not act on a state before it is stored.
     pub(super) fn transition(
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,
@@ -173,7 +173,7 @@ impl JobActor {
                 UploadOutcome::Cancel => return Some(Interruption::Canceled),
                 UploadOutcome::JobGone => return Some(Interruption::JobGone),
                 UploadOutcome::Continue | UploadOutcome::Resync if !self.uploader.must_repeat() => return None,
-                // The coordinator does not know the call.
+                // The coordinator does not support this call, so no attempt would succeed.
                 UploadOutcome::Continue | UploadOutcome::Resync if self.uploader.was_rejected() => return None,
                 UploadOutcome::Continue | UploadOutcome::Resync => {}
             }

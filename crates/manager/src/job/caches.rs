@@ -79,7 +79,8 @@ async fn object(
 
 /// Returns the references of a cache that is stored as chunks, and the URLs that the job needs.
 ///
-/// Marks name unused objects ([`muster_chunks::Sweep`]). They are read before the references, so that no save uses a marked object.
+/// The list of marks contains the names of unused objects ([`muster_chunks::Sweep`]). It is read before the references,
+/// so that no save uses a marked object.
 async fn chunk_store(
     store: &CacheStore,
     usage: &ChunkUse,

@@ -169,7 +169,7 @@ impl JobActor {
                 }
                 let slots = self.preparation.unreachable_attempts();
                 if was_sent {
-                    // The agent may have the job in this slot, so no other job must get it.
+                    // The agent may have the job in this slot, so no other job must get the slot.
                     tracing::warn!(error = message, slots, "agent does not respond, retrying");
                     return Ok(Next::State);
                 }
@@ -225,7 +225,8 @@ impl JobActor {
 
     /// Sends `Run` until an agent accepts or refuses the job.
     ///
-    /// Waits for the answer for twice the environment's own timeout. Without one, waits for `agent_reconnect_timeout`.
+    /// Waits for the answer for twice the environment's own timeout. If the environment has no own timeout, waits for
+    /// `agent_reconnect_timeout`.
     pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
         let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });

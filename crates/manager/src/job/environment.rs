@@ -12,7 +12,11 @@
 //! row of a job whose slot was released before the restart --> Released | Lost
 //! ```
 //!
-//! In `Unassigned`, `Restoring` and `Lost`, the agent may still have the job. The lease record in the job's row leads to it.
+//! `unassign` also leads from `Leased` and `Lost` to `Unassigned`, and `abandon_restore` leads from `Restoring` to
+//! `Unassigned`.
+//!
+//! In `Unassigned`, `Restoring` and `Lost`, an agent may still have the job. The clean-up finds that agent by the lease
+//! record in the job's row.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -101,7 +105,8 @@ impl JobEnvironment {
 
     /// Closes the job at its agent, and suspends the environment for later jobs of `owner`.
     ///
-    /// By `task_key`, the scaler finds an environment that a killed manager has already suspended. The error is for the job's trace.
+    /// If that fails, asks the scaler whether an earlier manager process, which was killed, has already suspended the
+    /// environment of the lease `task_key`. If so, returns `Ok`. The error is for the job's trace.
     pub(super) async fn suspend(&mut self, request: SuspendRequest<'_>) -> Result<(), String> {
         let mut suspended = Err("the instance was lost".to_owned());
         if let (Some(lease), Some(id)) = (self.lease(), request.run_id) {

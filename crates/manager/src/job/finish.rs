@@ -3,7 +3,8 @@
 //! A job whose environment is suspended ends like this:
 //!
 //! ```text
-//! result --stored with the report: suspended--> agent closed --> environment suspended, or not --> message in the trace --> reported
+//! result --state `suspended` stored, with the report--> job closed at its agent --> environment suspended, or not
+//!        --> message in the trace --> reported
 //! ```
 //!
 //! After the first step, no answer of the agent is needed, so a restarted manager can continue.
@@ -105,7 +106,7 @@ impl JobActor {
         }
     }
 
-    /// Returns false if the environment must not be suspended.
+    /// If the environment must be suspended before the report, stores that and returns true.
     fn begin_suspend(&mut self, result: &JobResult, update: &UpdateRequest) -> Result<bool, JobError> {
         let is_success = matches!(result.outcome, Outcome::Success);
         let has_agent = matches!(self.row.state(), JobState::Leased { .. } | JobState::Running { .. });
@@ -237,7 +238,7 @@ impl JobActor {
     /// Closes the job at its agent, releases its slot, and deletes its row (R6).
     pub(super) async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
-        // Another job may hold the slot now.
+        // Finds the environment without a lease, because another job may hold the slot now.
         let of_record = || {
             let record = self.row.state().held_lease()?;
             self.runner.executor.environment_without_lease(record)

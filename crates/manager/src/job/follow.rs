@@ -20,7 +20,7 @@ use super::progress::AgentProgress;
 use super::start_approval::StartApproval;
 use super::uploader::UploadOutcome;
 
-/// After the job's timeout, the agent may still run `after_script` and uploads.
+/// Time that the agent has for `after_script` and uploads after the job's timeout.
 pub(super) const WATCHDOG_SLACK: Duration = Duration::from_secs(30 * 60);
 
 pub(super) enum FollowOutcome {
@@ -73,7 +73,7 @@ impl JobActor {
                 }
                 Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
                 Err(error @ AgentError::InvalidResult(_)) => return FollowOutcome::AgentRefused(error.to_string()),
-                // A restarted agent waits for `Run` before the user's first command (R3, J2).
+                // An agent that restarted before the user's first command continues only after another `Run` (R3, J2).
                 Err(AgentError::Unknown) => match self.dispatch().await {
                     Ok(DispatchOutcome::Accepted { .. }) => AgentError::Unknown,
                     Ok(DispatchOutcome::Refused { message, .. }) => return FollowOutcome::AgentRefused(message),
@@ -109,8 +109,8 @@ impl JobActor {
 
     /// Returns how long the agent may stay unresponsive.
     ///
-    /// A restarted manager connects to all instances at once, so the environment's own timeout applies only after an agent has accepted the
-    /// job.
+    /// The environment's own timeout applies only after an agent has accepted the job. Earlier, it may be too
+    /// short, because a restarted manager connects to all instances at once.
     fn unresponsive_timeout(&self) -> Duration {
         let own = self.environment.current().and_then(|environment| unresponsive_timeout(environment.as_ref()));
         own.filter(|_| self.progress.is_dispatched()).unwrap_or(self.runner.agent_reconnect_timeout)
@@ -171,7 +171,9 @@ impl JobActor {
         followed
     }
 
-    /// Moves the log's start in the trace back if the coordinator has lost bytes of the trace before it.
+    /// Corrects the offset at which the agent's log begins in the trace.
+    ///
+    /// If the coordinator has lost bytes of the trace from before the log, the log begins earlier.
     fn fix_log_offset(&mut self) -> Result<(), JobError> {
         let end = self.uploader.end();
         if end < self.row.state().trace_offset() {

@@ -54,7 +54,9 @@ pub(crate) use early_release::UnreportedJobs;
 pub(crate) use outage::ReachabilityTracker;
 
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
-/// An agent also deletes unclosed jobs after its retention period (R6).
+/// Maximum time of each call at the end of a job, such as closing it at its agent, or suspending its environment.
+///
+/// If a job cannot be closed, its agent deletes it after its retention period (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 
 pub(crate) struct RunnerContext {
@@ -103,7 +105,8 @@ pub(crate) async fn execute(
     let mut backoff = Backoff::new(STORE_RETRY);
     let mut began = tokio::time::Instant::now();
     let mut failing_since: Option<tokio::time::Instant> = None;
-    // The environment is in use, so the job keeps its slot (J4, J5).
+    // Each actor leaves its lease and permit to the next one: the environment remains in use, so the job keeps its slot
+    // (J4, J5).
     let mut retained = Retained { lease: None, permit };
     let mut result = execute_once(Arc::clone(&runner), &watch, job, recovered, &mut retained).await;
     while let Err(JobError::Store(error)) = result {

@@ -25,7 +25,7 @@ pub(super) struct Preparation {
 
 impl Preparation {
     pub(super) fn new(payload: &JobPayload, runner: &RunnerSettings) -> Self {
-        // A longer limit has no effect.
+        // A limit that is longer than the job's timeout has no effect.
         let timeout = runner.prepare_timeout.filter(|limit| *limit <= job_timeout(payload));
         let mut preparation =
             Self { timeout, deadline: None, lowered: None, reschedule_notes: Vec::new(), unreachable_attempts: 0 };

@@ -29,7 +29,7 @@ impl JobRow {
         Self { store, watch, run, agent_run_prefix, state }
     }
 
-    /// The ID is unique among all coordinators.
+    /// Returns the job's ID. Jobs of different coordinators have different IDs.
     pub(super) fn run(&self) -> &JobRunId {
         &self.run
     }

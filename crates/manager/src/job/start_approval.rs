@@ -1,4 +1,4 @@
-//! Start approval: the manager stores that the job runs before the user's first command runs (J2).
+//! Start approval: before the user's first command may run, the manager stores that the job is running (J2).
 
 use std::pin::Pin;
 

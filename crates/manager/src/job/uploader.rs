@@ -35,7 +35,7 @@ const MIN_RETRY_CAP: Duration = Duration::from_secs(1);
 /// Default delay before repeating a report that the coordinator still processes.
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Meaning of an answer for the job.
+/// What the coordinator's answer to a call means for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UploadOutcome {
     /// A failed call is repeated after [`Uploader::pause`].
@@ -69,7 +69,7 @@ pub(super) struct Uploader {
     buffer: BytesMut,
     interval: Duration,
     keep_alive: Duration,
-    /// Whether the payload sets the interval, so that those in answers are ignored.
+    /// Whether the payload sets the interval, so that the intervals in answers are ignored.
     is_interval_fixed: bool,
     sent_at: Instant,
     contact_at: Instant,
@@ -137,7 +137,9 @@ impl Uploader {
         self.acknowledged
     }
 
-    /// From now on, rejections of the trace count, because the report must not wait for it.
+    /// Records that the job has ended.
+    ///
+    /// From now on, the rest of the trace is skipped after several rejections, because the report must not wait for it.
     pub(super) fn set_ended(&mut self) {
         self.has_ended = true;
     }
@@ -232,7 +234,7 @@ impl Uploader {
         }
     }
 
-    /// Waits before a failed call is repeated. Otherwise, returns at once.
+    /// If the last call failed, waits until it may be repeated.
     pub(super) async fn pause(&mut self) {
         if let Some(earliest) = self.not_before {
             tokio::time::sleep_until(earliest).await;
@@ -375,7 +377,7 @@ impl Uploader {
             return UploadOutcome::JobGone;
         }
         self.was_last_rejected = error.transient().is_none();
-        self.watch.repeated();
+        self.watch.report_retried();
         // The wait grows up to the update interval: an overloaded coordinator gets no more calls than a healthy one.
         self.backoff.set_cap(retry_cap(self.interval));
         let wait = self.backoff.next_wait(error.transient().flatten()).unwrap_or(KEEP_ALIVE);

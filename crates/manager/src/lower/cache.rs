@@ -75,7 +75,9 @@ pub(super) fn entries(
     Ok(entries)
 }
 
-/// Returns false if the driver of a custom executor runs the job, because drivers only store archives.
+/// Returns whether the job's caches are stored as chunks.
+///
+/// They are not if the driver of a custom executor runs the job, because drivers only store archives.
 fn uses_chunks(context: &JobContext, variables: &Variables) -> bool {
     let format = variables.get("CACHE_COMPRESSION_FORMAT").unwrap_or_default();
     let is_chosen = if format.is_empty() { context.runner.cache.chunks } else { format.eq_ignore_ascii_case(CHUNKS) };
@@ -113,7 +115,7 @@ fn fallbacks(cache: &Cache, variables: &Variables, warnings: &mut Vec<String>) -
     keys
 }
 
-/// Returns whether a hashed key may have this name. A hash does not show the suffix `-protected`.
+/// Returns whether the name has the form of a hashed key. A hash does not show whether its key ends in `-protected`.
 fn is_hash(directory: &str) -> bool {
     directory.len() == hashed("").len() && directory.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -208,7 +210,9 @@ fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, down
     uses.push(ChunkUse { key: entry.key.clone(), fallback_keys, name, prefix, download, upload });
 }
 
-/// Returns the prefix of the names of chunks. No cache key leads to it: archives have `project` in place of `chunks`.
+/// Returns the prefix of the names of chunks.
+///
+/// No archive has a name with this prefix, whatever its key is: archives have `project` in place of `chunks`.
 fn chunk_prefix(payload: &JobPayload, context: &JobContext, level: &str) -> String {
     let mut segments = prefix(context);
     segments.extend(["chunks".to_owned(), payload.job_info.project_id.to_string(), level.to_owned()]);

@@ -50,14 +50,15 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))
 }
 
-/// Returns the placeholder that the driver replaces if runners share its builds directory.
+/// Returns the placeholder for the part of the project directory's path that differs between runners and slots.
 ///
-/// Empty for other executors.
+/// The part is empty unless several runners share the builds directory. The placeholder is empty for other executors.
 pub(super) fn layout(context: &JobContext) -> &'static str {
     if runs_job(context) { DRIVER_LAYOUT } else { "" }
 }
 
-/// Returns the steps of a driver. `inside` are the job's steps without a driver, from `prepare_script` on.
+/// Returns the steps of a driver. `inside` are the steps that the job would have without a driver, beginning
+/// with `prepare_script`.
 pub(super) fn steps(parts: &JobParts<'_>, title: &str, inside: Vec<Step>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, .. } = *parts;
     let missing = || LowerError::configuration("custom executor not configured; add [runners.custom] with run_exec");

@@ -41,7 +41,7 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
     Prepare { lines, ..Prepare::default() }
 }
 
-/// Returns the lines before the section of a job in containers.
+/// Returns the first lines of the executor section of a job in containers.
 pub(super) fn before_containers(context: &JobContext, flags: &Flags) -> Vec<String> {
     context.connection_lines.iter().cloned().chain(flag_notes(flags)).collect()
 }

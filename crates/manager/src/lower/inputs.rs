@@ -11,7 +11,9 @@ use super::{LowerError, MAX_EXPANDED_BYTES};
 
 const NAMESPACE: &str = "job.inputs.";
 
-/// Returns the payload, and the number of strings that changed. Other expressions remain.
+/// Returns the payload with interpolated inputs, and the number of strings that changed.
+///
+/// Expressions other than `${{ job.inputs.NAME }}` are not changed.
 pub(super) fn interpolate_inputs(
     payload: &JobPayload,
     is_enabled: bool,

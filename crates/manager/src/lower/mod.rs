@@ -60,7 +60,7 @@ pub struct JobContext {
     pub host_name: String,
     /// Lines for the trace about instances that were lost before any command of the job started.
     pub reschedule_notes: Vec<String>,
-    /// Lines for the trace about the connection to the environment. Empty for this host.
+    /// Lines for the trace about the connection to the environment. Empty if the job runs on this host.
     pub connection_lines: Vec<String>,
     /// Whether the environment can be suspended for a later job, or the reason why it cannot.
     pub suspend_support: Result<(), String>,

@@ -28,7 +28,8 @@ impl Paths {
         let mut project_dir = match clone_path(payload, context, &builds_dir)? {
             Some(path) => path,
             None if directories.shared && !uses_common_dir => {
-                // On an instance, the number is that of its slot, so that it has at most one directory per slot.
+                // On an instance, the directory has the number of the instance's slot, so that the instance has at most
+                // one directory of the project per slot.
                 let slot = context.share.as_ref().map_or(context.slot.project_slot, |share| share.slot);
                 let token = short_token(runner.token.expose());
                 format!("{builds_dir}/{token}/{slot}/{slug}")
@@ -73,7 +74,8 @@ fn clone_path(payload: &JobPayload, context: &JobContext, builds_dir: &str) -> R
     let builds = builds_dir.trim_end_matches('/');
     let within = clean(&path).filter(|path| path != builds && is_below(path, builds));
     match within {
-        // The driver may replace its layout's placeholder with nothing, so such a path may be the builds directory.
+        // A path with the placeholder of the driver's layout is refused: if the placeholder is replaced with
+        // nothing, the path may be the builds directory itself.
         Some(path) if !path.contains(DRIVER_LAYOUT) => Ok(Some(path)),
         _ => Err(LowerError::configuration(format!("the GIT_CLONE_PATH=\"{path}\" has to be within \"{builds_dir}\""))),
     }

@@ -23,7 +23,7 @@ pub(super) struct JobSettings {
     pub(super) submodules: String,
     pub(super) clean_flags: Option<Vec<String>>,
     pub(super) fetch_flags: Vec<String>,
-    /// Whether git's configuration and hooks are removed around the job.
+    /// Whether git's configuration and hooks are removed before and after the job.
     pub(super) clean_config: bool,
     pub(super) submodule_paths: Vec<String>,
     pub(super) submodule_depth: i64,

@@ -77,7 +77,7 @@ pub(super) fn cgroup(context: &JobContext) -> Option<String> {
     (context.runner.use_slot_cgroups || share.measured).then(|| slot_cgroup(context, share, None))
 }
 
-/// `None` means that containers use another cgroup. `template` takes precedence over the runner's template.
+/// `None` means that containers are not in the slot's cgroup. `template` takes precedence over the runner's template.
 pub(super) fn container_cgroup(context: &JobContext, template: Option<&str>) -> Option<String> {
     let share = context.share.as_ref().filter(|_| context.runner.use_slot_cgroups)?;
     Some(slot_cgroup(context, share, template))

@@ -1,6 +1,7 @@
 //! Environments that a job suspends for later jobs (`FF_SUSPENDABLE_ENVIRONMENTS`).
 //!
-//! The key `<runner id>/<system id>/<fields>` is no authorization: the scaler's ledger records who owns the environment.
+//! An environment has the key `<runner id>/<system id>/<fields>`. Knowing the key does not authorize a job to resume
+//! the environment: the scaler's ledger records who owns it.
 
 use muster_config::settings::RunnerSettings;
 use muster_executor::ResumeRequest;

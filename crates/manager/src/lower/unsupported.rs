@@ -1,4 +1,4 @@
-//! Rejects unsupported features, without which the job could do something unintended.
+//! Rejects jobs that use an unsupported feature, because without the feature the job could do something unintended.
 
 use muster_runner_api::payload::{Image, JobPayload};
 

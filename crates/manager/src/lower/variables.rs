@@ -146,7 +146,7 @@ impl Variables {
         Some(self.list.get(*self.indexes.get(name)?)?.value.clone())
     }
 
-    /// Returns values in the job. For a file variable, that is the path.
+    /// Returns each variable with its value as the job sees it. For a file variable, that is the path of the file.
     pub(super) fn resolved(&self) -> impl Iterator<Item = (&Variable, String)> {
         self.list.iter().map(|variable| {
             let path = || format!("{}/{}", self.temp_dir, variable.key);

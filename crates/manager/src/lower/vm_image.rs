@@ -15,7 +15,7 @@ const MAX_NAME_BYTES: usize = 4096;
 /// Returns the job's own image, or the runner's. The error is for the job's trace.
 pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<VmImage, String> {
     let settings = &runner.on_instances;
-    // In a container, the job's image is that of the container.
+    // If the job runs in a container, its `image` is the image of the container, not of the virtual machine.
     let job_image = payload.image.as_ref().map(|image| image.name.as_str());
     let job_image = job_image.filter(|name| !name.trim().is_empty() && !runner.uses_containers());
     let name = expand_name(job_image.unwrap_or(&settings.image), payload, runner)

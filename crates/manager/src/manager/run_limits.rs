@@ -38,7 +38,7 @@ impl RunLimitTracker {
         self.run_limits.jobs.map_or(usize::MAX, |jobs| jobs.saturating_sub(self.received))
     }
 
-    /// Returns when the wait for a job ends if no job is in progress. `None` means never.
+    /// Returns the time at which the manager stops waiting for a job, if no job is in progress. `None` means never.
     pub(super) fn idle_until(&self) -> Option<Instant> {
         self.run_limits.idle.map(|idle| self.idle_since + idle)
     }

@@ -37,9 +37,9 @@ const MAX_MARKER_BYTES: usize = 96;
 /// Maximum number of markers that are checked in one piece, from its end.
 const MAX_MARKERS: usize = 16;
 
-/// `None` means that the section is not a stage.
+/// Returns the stage that a section of this name belongs to. `None` means that the section is not a stage.
 ///
-/// Stages are labels of metrics, so all unknown steps become `step_script`.
+/// All unknown steps become `step_script`: stages are labels of metrics, so their number must be limited.
 pub(super) fn stage_name(name: &str) -> Option<&'static str> {
     let known = STAGES.iter().copied().find(|stage| *stage == name);
     known.or_else(|| name.starts_with("step_").then_some("step_script"))

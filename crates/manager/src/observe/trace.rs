@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_parts_of_a_usage_are_attributes_of_the_spans() {
+    fn measured_values_of_a_usage_are_attributes_of_the_spans() {
         let step = StepUsage {
             cpu_ms: Some(1),
             memory_bytes: Some(2),

@@ -89,7 +89,7 @@ impl JobWatch {
         };
         let exports_stages = exports_stages(runner);
         if !recovered {
-            // The stage has ended: the job is already stored.
+            // The retrieval of the job has ended: the job is already stored.
             if exports_stages {
                 record.record_stage(manager_stage::RETRIEVAL, age.as_secs_f64());
             }
@@ -167,13 +167,13 @@ impl JobWatch {
         entry.trace_acknowledged(acknowledged.saturating_sub(previous));
     }
 
-    /// Records the length of the trace at the coordinator. No bytes are pending then.
+    /// Records the length of a restored job's trace at the coordinator, and that no bytes are pending.
     pub(crate) fn restored_trace_length(&self, acknowledged: u64) {
         let (_, was_pending) = std::mem::replace(&mut self.progress.lock().uploaded, (acknowledged, 0));
         self.record.entry().set_trace_pending(was_pending, 0);
     }
 
-    pub(crate) fn repeated(&self) {
+    pub(crate) fn report_retried(&self) {
         self.record.entry().report_retried();
     }
 
@@ -276,7 +276,7 @@ fn job_span(context: TraceContext, mut attributes: Vec<(&'static str, Attribute)
         Some(_) => SpanOutcome::Failure,
     };
     let (failure, agent_stages) = ended.map(|ended| (ended.failure, ended.stages)).unwrap_or_default();
-    // The sort is stable, so the manager's stages come first.
+    // The sort is stable, so of stages that started at the same time, the manager's stages come first.
     let mut stages = std::mem::take(&mut progress.manager_stages);
     stages.extend(agent_stages);
     stages.sort_by_key(|stage| stage.started_ms);
@@ -359,7 +359,8 @@ fn job_url(payload: &JobPayload) -> String {
     format!("{}/-/jobs/{}", repository.trim_end_matches(".git"), payload.id)
 }
 
-/// Off by default, because the series use memory.
+/// Returns whether the runner's feature flag enables the export of stage durations in series of this runner.
+/// The flag is off by default, because these series use memory.
 fn exports_stages(runner: &RunnerSettings) -> bool {
     runner.feature_flags.get(EXPORT_STAGES_FLAG).copied().unwrap_or(false)
 }

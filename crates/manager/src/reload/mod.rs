@@ -1,7 +1,7 @@
 //! Live reload of `config.toml`.
 //!
-//! The content is checked every [`POLL_INTERVAL`]. Unlike in gitlab-runner, a replacement with an older modification time is noticed (check
-//! C034).
+//! The content is checked every [`POLL_INTERVAL`]. Unlike in gitlab-runner, a replacement with an older modification
+//! time is noticed. Check C034 reports this.
 //!
 //! An invalid or missing file is reported once and changes nothing. gitlab-runner drops all runners if the file is missing.
 
@@ -19,7 +19,8 @@ use muster_config::settings::Settings;
 use muster_config::{self, Config, HostFacts, Loaded, Problem, SettingsContext};
 use stamp::{Digest, Stamp};
 
-/// Time between two checks of the file. No system event covers network file systems and replaced links.
+/// Time between two checks of the file. File system events would miss changes on network file systems, and replaced
+/// links.
 pub const POLL_INTERVAL: Duration = Duration::from_secs(3);
 /// Time between two checks of a file that is being written.
 const STABLE_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -65,7 +66,7 @@ pub struct ConfigWatch {
     current: Option<Config>,
     stamp: Option<Stamp>,
     digest: Option<Digest>,
-    /// Step policies with their stamps when the configuration was read.
+    /// Files with step policies, and the stamp that each file had when the configuration was read.
     policies: Vec<(PathBuf, Option<Stamp>)>,
 }
 
@@ -143,7 +144,8 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// `digest` must be computed before, so that a later check notices a change in between.
+    /// Reads the file. The caller must have computed `digest` before this call: if the file changes in between, a later
+    /// check then notices the change.
     fn read(&mut self, digest: Option<Digest>) -> Reload {
         let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
         self.digest = digest;
@@ -153,7 +155,8 @@ impl ConfigWatch {
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
-        // The stamps are read before the policies, so that a later check notices a change in between.
+        // The stamps are read before `settings` reads the policies: if a policy changes in between, a later check then
+        // notices the change.
         self.policies = policy_stamps(Some(&config));
         let settings = Box::new(muster_config::settings(&config, &self.context));
         self.current = Some(config);

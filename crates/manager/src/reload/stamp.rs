@@ -39,7 +39,9 @@ impl Stamp {
     }
 }
 
-/// `None` means that the content cannot be read. It differs from every digest, so that reading reports the error.
+/// Returns the digest of the content. `None` means that the content cannot be read.
+///
+/// `None` differs from the digest of an earlier content. The caller then reads the file, and so reports the error.
 pub(super) fn digest(path: &Path) -> Option<Digest> {
     let metadata = std::fs::metadata(path).ok()?;
     // The reader rejects a file of this size.

@@ -1,7 +1,7 @@
 //! The job requests in flight.
 //!
-//! A lane is one long-poll slot of a runner, with its own idempotency key. A canceled request may still return a job, which is stored and
-//! takes a slot.
+//! A runner sends its long-poll requests in lanes: each lane has at most one request in flight, and its own idempotency
+//! key. A canceled request may still return a job, which is stored and run like any other job.
 
 mod info;
 mod unstored;
@@ -39,7 +39,7 @@ pub(crate) enum PollResult {
     Canceled,
     /// No usable answer.
     Failed(ClientError),
-    /// The manager's state cannot be written. A new job was reported as failed, if possible.
+    /// The manager's state cannot be written. If the answer was a new job, it was reported as failed, if possible.
     Store(StoreError),
 }
 
@@ -81,7 +81,7 @@ struct InFlightPoll {
     client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
-    /// Time after sending from which canceling the request loses no job.
+    /// Time after sending during which a cancellation could lose a job.
     cancelable_after: Duration,
     progress: Progress,
     is_repeatable: Arc<AtomicBool>,
@@ -216,7 +216,7 @@ impl Requests {
         self.in_flight.insert(task.id(), poll_task);
     }
 
-    /// Returns the time from which canceling each sent request loses no job.
+    /// Returns, for each sent request, the time from which it can be canceled without losing a job.
     pub(crate) fn cancelable_from(&self) -> impl Iterator<Item = (PollId, Instant)> {
         self.in_flight
             .values()
@@ -282,7 +282,7 @@ struct Request {
     /// Time after sending during which a canceled request waits for its answer.
     wait: Duration,
     progress: Progress,
-    /// [`Requests::is_store_blocked`] counts the references.
+    /// Upgraded while the received job cannot be stored. [`Requests::is_store_blocked`] counts the strong references.
     unstored_jobs: Weak<()>,
 }
 
@@ -311,7 +311,7 @@ impl Request {
             Err(error) => return PollResult::Failed(error),
         };
         self.is_repeatable.store(offer.honors_idempotency_key, Ordering::Relaxed);
-        // A front end that saw the queue change answers without a version.
+        // If the queue changes while GitLab's front end holds the request, the front end answers without a version.
         let known_version = &self.known_version;
         let changed = offer.last_update.as_ref().map_or(!known_version.is_empty(), |version| version != known_version);
         if let Some(version) = offer.last_update {

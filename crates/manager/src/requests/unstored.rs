@@ -25,7 +25,9 @@ const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
 const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
-    /// Reports the job as failed if no attempt succeeds. `None` means that it was stored before.
+    /// Tries again to store the job. Reports it as failed if no attempt succeeds.
+    ///
+    /// `None` means that the job was stored before.
     pub(super) async fn retry_store(
         &self,
         client: &Client,
@@ -104,7 +106,7 @@ async fn report(client: &Client, payload: &JobPayload, outcome: &ManagerOutcome)
     }
 }
 
-/// Returns the error if no attempt is left.
+/// Waits until the next attempt. Returns the error if it is permanent, or if no attempt is left.
 async fn pause(backoff: &mut Backoff, error: ClientError) -> Result<(), ClientError> {
     match error.transient().and_then(|retry_after| backoff.next_wait(retry_after)) {
         Some(wait) => {

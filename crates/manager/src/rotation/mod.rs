@@ -4,8 +4,9 @@
 //! settings --plan::renewal_time--> wait --> lock the file, check that it is writable --> reset at the coordinator --> save --> reload
 //! ```
 //!
-//! The coordinator refuses the old token as soon as the new one exists, so a reset is requested only while the file is writable. Shortly
-//! before the old token expires, it is requested anyway. A token that could not be saved is used from memory, and saving it is retried.
+//! The coordinator refuses the old token as soon as the new one exists, so a reset is requested only while the file is
+//! writable. Shortly before the old token expires, the reset is requested anyway. A token that could not be saved is
+//! used from memory, and saving it is retried.
 
 mod plan;
 mod renew;
@@ -31,12 +32,13 @@ use crate::clock::WallClock;
 use crate::observe::Observer;
 use plan::Step;
 
-/// Usually, a quarter of the token's lifetime is left at the first attempt.
+/// Time between attempts. It may be long, because usually a quarter of the token's lifetime is left at the first
+/// attempt.
 const RETRY_BACKOFF: Policy =
     Policy { first: Duration::from_secs(5), cap: Duration::from_secs(15 * 60), attempts: None };
 /// Minimum time between two resets, for a coordinator whose tokens expire at once.
 const MIN_RESET_INTERVAL: Duration = Duration::from_secs(10);
-/// Renewed tokens whose metric series are retained.
+/// Maximum number of renewed tokens whose metric series are retained.
 const MAX_SERIES: usize = 50;
 /// Maximum time that the exit waits for a reset in progress.
 const RESET_TIMEOUT: Duration = Duration::from_secs(90);
@@ -58,7 +60,8 @@ impl RenewedTokens {
         settings
     }
 
-    /// Returns the token in the file that `token` replaces, or `token` itself.
+    /// If `token` is a renewed token that is not saved yet, returns the old token, which is still in the file.
+    /// Otherwise, returns `token` itself.
     fn origin(&self, token: &Secret) -> Secret {
         let renewed = self.0.lock();
         let origin = renewed.iter().find(|(_, new)| new.token.expose() == token.expose());
@@ -112,7 +115,9 @@ impl Rotation {
         Self { renewed, settings, changed, stop, resetting, task }
     }
 
-    /// Returns the settings with renewed tokens that are not in the file yet. Their tokens are renewed from now on.
+    /// Replaces old tokens in `settings` by renewed tokens that are not in the file yet, and returns the result.
+    ///
+    /// From now on, the background task renews the tokens of these settings.
     #[must_use]
     pub fn apply_renewed(&self, settings: Settings) -> Settings {
         let settings = self.renewed.apply(settings);
@@ -152,7 +157,7 @@ struct RotationTask {
     /// Time before which no reset is requested.
     not_before: SystemTime,
     attempts: HashMap<String, RetryState>,
-    /// New tokens by the token that is still in the file.
+    /// New tokens that are not saved yet, by the old token that is still in the file.
     unsaved: HashMap<String, (Arc<RunnerSettings>, NewToken)>,
     /// Metric series of renewed tokens. Kept for a while, so that their last values are scraped.
     series: VecDeque<Arc<EntryMetrics>>,

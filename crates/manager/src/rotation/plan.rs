@@ -24,7 +24,8 @@ impl Step {
     }
 }
 
-/// Returns the time after three quarters of the lifetime, or now if the lifetime is unknown.
+/// Returns the time after three quarters of the lifetime. If the lifetime is unknown, this is a past time: the token is
+/// renewed at once.
 ///
 /// `None` means that the token does not expire.
 pub(super) fn renewal_time(runner: &RunnerSettings) -> Option<SystemTime> {

@@ -84,7 +84,7 @@ impl StateIndex {
         self.jobs.contains_key(run)
     }
 
-    /// Returns the oldest job first. An unreadable job is logged and keeps its lines.
+    /// Returns all jobs, the oldest first. An unreadable job is left out and logged, and keeps its lines.
     pub(super) fn jobs(&self) -> Vec<StoredJob> {
         let mut runners = HashMap::new();
         for (digest, span) in &self.runners {
@@ -195,8 +195,8 @@ impl StateIndex {
         if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(min_bytes) {
             return Ok(None);
         }
-        // Writes the keys of all lanes again, because the lines of jobs that have the keys may be dropped. In the copy,
-        // the keys follow the remaining jobs, whose lines have older keys.
+        // Writes the current keys of all lanes again: a key may be in the line of a removed job, and the copy does not
+        // have this line. In the copy, these keys follow the lines of the remaining jobs, which may have older keys.
         let lanes: Vec<_> =
             self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
         for (runner, lane, key) in lanes {

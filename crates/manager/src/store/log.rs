@@ -84,7 +84,7 @@ impl Log {
         file.set_len(end)?;
         let mut log = Self { path: path.to_owned(), file, end, limit: Arc::new(AtomicU64::new(MAX_BYTES)) };
         if end == 0 {
-            // The file was created just before a loss of power.
+            // The file has no complete line: a loss of power followed its creation.
             log.append(first)?;
         }
         Ok(log)
@@ -122,7 +122,7 @@ impl Log {
             return Err(io::Error::new(io::ErrorKind::StorageFull, message));
         }
         if let Err(error) = self.file.write_all_at(&line, self.end) {
-            // An incomplete rest is ignored on the next start, or overwritten by the next line.
+            // If this fails too, a part of the line remains. The next line overwrites it, or the next start ignores it.
             let _ = self.file.set_len(self.end);
             return Err(error);
         }

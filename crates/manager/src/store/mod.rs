@@ -179,7 +179,7 @@ impl Store {
         self.index.lock().jobs()
     }
 
-    /// Returns one job with the `runner` that received it. `None` if the job is not stored.
+    /// Returns one job. `runner` is the runner that received it. `None` if the job is not stored.
     ///
     /// # Errors
     /// [`StoreError`] if the row cannot be read.

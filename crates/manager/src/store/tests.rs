@@ -217,7 +217,7 @@ async fn compaction_keeps_content_during_writes() {
         let stored: BTreeSet<JobRunId> = store.jobs().into_iter().map(|job| job.run).collect();
         let written = active.iter().map(|(id, runner_index)| run_id(&runners[*runner_index], *id));
         assert_eq!(stored, written.collect());
-        // Otherwise, the manager is killed before the copy is in use.
+        // In some rounds, the copy is dropped, as if the manager were killed before it uses the copy.
         if let Some(copied) = copied.filter(|_| random.random_bool(0.8)) {
             let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
             store.index.lock().replace_with(copied).unwrap();

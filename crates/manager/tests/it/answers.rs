@@ -49,7 +49,7 @@ async fn rejected_trace_does_not_delay_report() {
         wait_started(&harness, 1).await;
         harness.coordinator.fail(Call::AppendTrace, [refusal; 100]);
         harness.agent.write(RUN, "log\n");
-        // Three of the 100 faults have occurred. A final update has only two attempts.
+        // After three rejected uploads, the job still runs, although a final update has only two attempts.
         harness.coordinator.wait_for_faults_left(Call::AppendTrace, 97).await;
         assert!(!harness.agent.spool().jobs[RUN].canceled);
         harness.agent.finish(RUN, Outcome::Success);

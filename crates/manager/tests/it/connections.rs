@@ -193,7 +193,8 @@ async fn connect_time_does_not_count_as_hold_time() {
     let manager = harness.manager_with_settings(slow.settings(&harness)).await;
     slow.wait_for_connection().await;
     slow.accept_permits.add_permits(1);
-    // The job below changes the version of the queue, so the front end does not hold this request.
+    // This is the connection of the second request. The job that is pushed below changes the version of the queue, so
+    // the front end does not hold this request.
     slow.wait_for_connection().await;
     harness.coordinator.set_assignment_enabled(false);
     harness.push(&json!({}));

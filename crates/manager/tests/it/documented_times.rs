@@ -226,7 +226,7 @@ async fn recovered_coordinator_has_everything_within_one_interval() {
         fixture.coordinator.fail(Call::UpdateJob, [Fault::FailBefore; 1000]);
         fixture.agent.write(RUN, "all of it\n");
         fixture.agent.finish(RUN, Outcome::Success);
-        // Real time, because the agent behaves like another process.
+        // The clock is not paused during this wait, because the agent behaves like another process.
         fixture.coordinator.wait_for_faults_left(Call::AppendTrace, 1000 - failures).await;
         fixture.coordinator.clear_faults();
         let took = fixture.until_ended().await;

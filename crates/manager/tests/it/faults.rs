@@ -64,7 +64,7 @@ async fn long_log_arrives_completely_with_result_tree() {
 }
 
 #[tokio::test]
-async fn reconnected_agent_is_followed() {
+async fn log_of_reconnected_agent_is_followed() {
     let (harness, _manager) = with_started_job().await;
     harness.agent.write(RUN, "before\n");
     harness.wait_for_trace("before").await;
@@ -82,7 +82,7 @@ async fn reconnected_agent_is_followed() {
 async fn lost_agent_fails_job_with_one_message() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
-    let manager = harness.manager_with_timeout(Duration::from_secs(1)).await;
+    let manager = harness.manager_with_reconnect_timeout(Duration::from_secs(1)).await;
     wait_started(&harness).await;
     harness.agent.write(RUN, "before\n");
     harness.wait_for_trace("before").await;
@@ -132,7 +132,7 @@ async fn cancel_is_noticed_while_no_agent_responds() {
     let harness = Harness::start().await;
     harness.agent.kill();
     harness.push(&json!({}));
-    let manager = harness.manager_with_timeout(Duration::from_secs(600)).await;
+    let manager = harness.manager_with_reconnect_timeout(Duration::from_secs(600)).await;
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     harness.coordinator.set_status(JOB, JobStatus::Canceling);
     let job = harness.coordinator.wait_for_end(JOB).await;
@@ -147,7 +147,7 @@ async fn cancel_is_noticed_while_no_agent_responds() {
 async fn cancel_is_noticed_while_agent_of_running_job_is_away() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
-    let _manager = harness.manager_with_timeout(Duration::from_secs(600)).await;
+    let _manager = harness.manager_with_reconnect_timeout(Duration::from_secs(600)).await;
     wait_started(&harness).await;
     harness.agent.kill();
     harness.coordinator.set_status(JOB, JobStatus::Canceling);

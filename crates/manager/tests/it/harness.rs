@@ -144,10 +144,10 @@ impl Harness {
     }
 
     pub(crate) async fn manager(&self) -> RunningManager {
-        self.manager_with_timeout(Duration::from_secs(10)).await
+        self.manager_with_reconnect_timeout(Duration::from_secs(10)).await
     }
 
-    pub(crate) async fn manager_with_timeout(&self, agent_reconnect_timeout: Duration) -> RunningManager {
+    pub(crate) async fn manager_with_reconnect_timeout(&self, agent_reconnect_timeout: Duration) -> RunningManager {
         self.manager_with_settings(Settings { agent_reconnect_timeout, ..self.settings(|_| {}) }).await
     }
 

@@ -200,7 +200,7 @@ async fn held_request_does_not_delay_exit() {
 
 /// The request has no queue version, so the front end passes it on at once.
 #[tokio::test]
-async fn first_request_is_awaited_while_gitlab_works() {
+async fn first_request_is_awaited_while_gitlab_handles_it() {
     let harness = Harness::like_gitlab().await;
     let (manager, _) = two_in_flight(&harness).await;
     manager.drain().await;

@@ -27,7 +27,7 @@ async fn job_without_agent_ends_after_prepare_timeout() {
 }
 
 #[tokio::test]
-async fn prepare_timeout_ends_when_agent_has_job() {
+async fn prepare_timeout_does_not_end_job_that_agent_has() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
     let settings = harness.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));

@@ -141,7 +141,7 @@ async fn failed_reset_is_retried_with_old_token() {
 }
 
 #[tokio::test]
-async fn without_writable_file_token_is_reset_shortly_before_expiry() {
+async fn token_is_reset_shortly_before_expiry_even_if_file_is_not_writable() {
     let mut fixture = Fixture::start(CONFIG).await;
     // The file cannot be locked.
     let lock = fixture.home.path().join(".config.toml.lock");

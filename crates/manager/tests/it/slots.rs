@@ -30,7 +30,7 @@ async fn unresponsive_agent_is_retried_with_same_slot() {
     let harness = Harness::start().await;
     harness.agent.change(|spool| spool.lose_all_answers = true);
     harness.push(&json!({}));
-    let manager = harness.manager_with_timeout(Duration::from_secs(1)).await;
+    let manager = harness.manager_with_reconnect_timeout(Duration::from_secs(1)).await;
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert_eq!(job.reports().last().unwrap().failure_reason.as_deref(), Some("runner_system_failure"));
     manager.drain().await;

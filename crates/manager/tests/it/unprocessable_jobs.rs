@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::harness::{Harness, JOB, RUN, RunningManager};
 
-/// Waits until the job is reported without a start. Its payload has the fields of `extra`.
+/// Runs a manager until it has reported a job whose payload has the fields of `extra`. Asserts that the job was not
+/// started.
 async fn run_until_reported(extra: &Value) -> Job {
     let harness = Harness::start().await;
     harness.push(extra);
@@ -46,7 +47,8 @@ async fn manager_messages_mask_secrets() {
     assert_eq!(report.output.bytesize, Some(job.trace.len() as u64), "the reported size is that of the masked trace");
 }
 
-/// State can no longer be stored once two requests are in flight. Returns the previous size limit.
+/// Starts a manager that can no longer store its state once two requests are in flight. Also returns the previous size
+/// limit.
 async fn manager_with_full_disk(harness: &Harness) -> (RunningManager, u64) {
     let settings = harness.settings(|runner| {
         runner.request_concurrency = 2;
@@ -64,7 +66,7 @@ async fn job_is_held_until_it_can_be_stored() {
     let (manager, limit) = manager_with_full_disk(&harness).await;
     harness.push(&json!({}));
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
-    // The timeout is longer than the first attempt to store the job takes.
+    // The first attempt to store the job takes less time than this timeout.
     let started = harness.agent.wait_for(|spool| !spool.started.is_empty());
     assert!(tokio::time::timeout(Duration::from_millis(300), started).await.is_err());
     assert_eq!(harness.coordinator.requests(), 2, "no more jobs are requested meanwhile");

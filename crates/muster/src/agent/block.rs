@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn name_server_is_found_only_if_no_other_server_remains() {
+    fn name_server_is_reported_only_if_all_name_servers_are_blocked() {
         let addresses: Vec<IpAddr> =
             ["169.254.169.254", "fd20:ce::254"].map(|address| address.parse().unwrap()).to_vec();
         let found = |text: &str| only_name_server(text, &addresses).map(|address| address.to_string());

@@ -22,7 +22,8 @@ use super::{RETENTION, bridge, relay};
 const SPOOL_LIMIT: u64 = 16 << 30;
 const SHARED_MODE: u32 = 0o777;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay between two attempts to connect to a service, because services do not report when they are ready.
+/// Delay between two attempts to connect to a service. Services do not report when they are ready, so the command tries
+/// repeatedly.
 const PROBE_DELAY: Duration = Duration::from_millis(100);
 /// Time without connections after which the agent exits. Its exit ends the job and the container.
 const UNATTENDED_TIMEOUT: Duration = Duration::from_secs(600);
@@ -42,7 +43,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     if std::env::var_os(MODE).is_some() {
         return exec_without_variables();
     }
-    // The output before this line is from the entrypoint of the image, on either stream.
+    // On each stream, the output before `STARTED` is from the entrypoint of the image.
     let started = writeln!(std::io::stdout(), "{STARTED}").and_then(|()| writeln!(std::io::stderr(), "{STARTED}"));
     if started.is_err() {
         return ExitCode::FAILURE;

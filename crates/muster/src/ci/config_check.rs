@@ -87,7 +87,7 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Returns the line of a position, or `parent` without a position, as for an implicit table.
+    /// Returns the line in which `span` begins. Returns `parent` if there is no span, as for an implicit table.
     fn line_of(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
         before.map_or(parent, |before| 1 + before.matches('\n').count())

@@ -21,7 +21,7 @@ const RENAMED_OPTIONS: [(&str, &str); 5] = [
     ("LIST_ALL", "all"),
 ];
 
-/// Adds defaults for the flags of the `ci` subcommand in `arguments`, or else of `ci` itself.
+/// Adds defaults for the flags of the subcommand of `muster ci` that `arguments` names, or else of `muster ci` itself.
 ///
 /// Other subcommands get no defaults, because a flag of the same name may take other values there.
 pub(crate) fn with_defaults(command: Command, arguments: &[OsString]) -> Command {

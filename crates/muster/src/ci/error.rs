@@ -11,7 +11,7 @@ use muster_source::SnapshotError;
 pub(crate) enum ExitStatus {
     /// 0: no job failed, except jobs that are allowed to.
     Passed,
-    /// 1: the pipeline failed, or a named job waits for manual jobs that are not named.
+    /// 1: the pipeline failed, or a job named on the command line waits for manual jobs that are not named there.
     Failed,
     /// 2: the configuration, the arguments or this machine have a problem.
     BadConfiguration,

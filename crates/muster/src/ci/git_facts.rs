@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_remote_on_a_server_is_used_if_origin_is_not() {
+    fn first_remote_on_a_server_is_used_unless_origin_is_on_a_server() {
         let path = |remotes: &[(&str, &str)]| {
             let config: Vec<_> =
                 remotes.iter().map(|(name, url)| (format!("remote.{name}.url"), (*url).to_owned())).collect();

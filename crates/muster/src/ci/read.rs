@@ -28,7 +28,7 @@ pub(super) fn read_start_of_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads the text of a regular file.
+/// Reads the text of a regular file, or of a pipe that the shell passes.
 ///
 /// # Errors
 /// Those of [`read_start_of_file`], and an error if the file is too large or not UTF-8.

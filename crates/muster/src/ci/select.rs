@@ -112,8 +112,8 @@ fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiErr
     Err(CiError::NeedsManual { named: names.to_vec(), manual })
 }
 
-/// Returns whether `job` waits for `other`. Without `needs`, a job waits for all jobs of earlier stages that are not
-/// optional.
+/// Returns whether `job` waits for `other`. Without `needs`, a job waits for every job of an earlier stage, except
+/// optional jobs.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {
         Some(needs) => needs.iter().any(|need| matches!(need, Need::Job { name, .. } if *name == other.name)),

@@ -146,7 +146,7 @@ fn show_runs(project: &ProjectState) {
     ui::out(&table.to_string());
 }
 
-/// Returns `unknown` or `not run` for unfinished jobs of a run that is not active.
+/// Returns the status of a job. An unfinished job of a run that is no longer active is `unknown` or `not run`.
 fn status_text(job: &JobView, is_active: bool) -> &'static str {
     match job.status {
         JobStatus::Pending | JobStatus::Running | JobStatus::Canceling if !is_active => "unknown",
@@ -248,7 +248,7 @@ fn artifact_kind(artifact: &ArtifactView) -> String {
 fn results_text(job: &JobView) -> Result<String, CiError> {
     let tree = job.result_tree.as_ref().ok_or_else(|| {
         let name = ui::plain(&job.name);
-        CiError::Failed(format!("job `{name}` has no result tree; only a job that ended at an agent has one"))
+        CiError::Failed(format!("job `{name}` has no result tree; only a job that an agent has run to its end has one"))
     })?;
     Ok(ui::json(tree))
 }
@@ -269,7 +269,8 @@ fn step_usage_text(usage: StepUsage) -> Option<String> {
     parts_text(usage, "")
 }
 
-/// `memory_suffix` follows the amount of memory.
+/// Returns the known amounts, such as `used 1.2s of CPU, 3.0 MB of memory`, or `None` if there are none. Writes
+/// `memory_suffix` after the amount of memory.
 fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     let size = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0).map(ui::size);
     let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));

@@ -121,7 +121,7 @@ impl ProjectState {
 
     /// Obtains the lock that starting, discarding and deleting a run require. Prints a note before it waits.
     pub(super) fn lock(&self) -> io::Result<File> {
-        self.lock_and(&|path| {
+        self.lock_with_on_wait(&|path| {
             ui::note(&format!(
                 "waiting for another `muster ci` that starts or deletes a run of this repository; it holds the lock `{}`",
                 path.display()
@@ -130,7 +130,7 @@ impl ProjectState {
     }
 
     /// Like [`Self::lock`], but calls `on_wait` instead of printing a note.
-    fn lock_and(&self, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
+    fn lock_with_on_wait(&self, on_wait: &dyn Fn(&Path)) -> io::Result<File> {
         lock(&self.directory.join("lock"), on_wait)
     }
 
@@ -327,7 +327,7 @@ mod tests {
         let (waits, waiting) = std::sync::mpsc::channel();
         let other = project.clone();
         let deleting = std::thread::spawn(move || {
-            other.delete_run_under(2, || other.lock_and(&move |path| waits.send(path.to_owned()).unwrap()))
+            other.delete_run_under(2, || other.lock_with_on_wait(&move |path| waits.send(path.to_owned()).unwrap()))
         });
         // If the deletion does not wait, it drops `waits`, and `recv` fails.
         assert_eq!(waiting.recv(), Ok(project.directory.join("lock")), "the deletion must wait for the lock");

@@ -87,7 +87,7 @@ pub(crate) fn report(problem: &dyn std::error::Error) {
     }
 }
 
-/// Returns the messages of the causes, without those with which the previous message ends.
+/// Returns the messages of the causes. Omits a message if the message before it already ends with the same text.
 fn further_causes(problem: &dyn std::error::Error) -> Vec<String> {
     let mut messages = vec![problem.to_string()];
     for cause in std::iter::successors(problem.source(), |cause| cause.source()) {
@@ -159,7 +159,7 @@ pub(crate) fn json_line(value: &serde_json::Value) -> String {
     escape_controls(&value.to_string())
 }
 
-/// JSON itself requires escapes only for U+0000 to U+001F.
+/// Escapes all control characters except line breaks. JSON itself requires escapes only for U+0000 to U+001F.
 fn escape_controls(json: &str) -> String {
     let mut escaped = String::with_capacity(json.len() + 1);
     for c in json.chars() {

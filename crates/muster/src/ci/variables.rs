@@ -9,8 +9,8 @@ use super::args::PipelineArgs;
 use super::error::CiError;
 use super::read::read_text_file;
 
-/// Returns the variables of `--var-file`, `--file-var` and `--var`. The last value of a name in this order of flags
-/// applies.
+/// Returns the variables of `--var-file`, `--file-var` and `--var`. If several of these flags set a variable, the last
+/// flag in this order applies.
 pub(super) fn pipeline_variables(args: &PipelineArgs) -> Result<Vec<Variable>, CiError> {
     let mut variables = Vec::new();
     for path in &args.var_file {

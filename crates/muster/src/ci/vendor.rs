@@ -16,7 +16,7 @@ use super::ui::{self, Table};
 /// Maximum depth of child pipelines. GitLab's limit.
 pub(super) const MAX_CHILD_DEPTH: usize = 2;
 
-/// With `--offline`, only checks that all included files are available.
+/// Downloads the included files and pins them. With `--offline`, only checks that all of them are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {
     let (offline, into) = (args.pipeline.offline, args.into);
     let work = move |sources| if offline { check(sources) } else { fetch(sources, into.as_deref()) };

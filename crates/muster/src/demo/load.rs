@@ -11,10 +11,12 @@ use muster_pipeline::context::Context;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Wave {
     pub(super) after: Duration,
+    /// Duration of each job.
     pub(super) jobs: Vec<Duration>,
 }
 
-/// Repeats a burst, waves of one or two jobs, and a pause in which idle instances are deleted.
+/// Iterator over waves, in cycles: first a burst of jobs, then waves of one or two jobs, then a pause in which idle
+/// instances are deleted.
 #[derive(Debug)]
 pub(super) struct Load {
     random_state: u64,

@@ -139,7 +139,8 @@ pub(crate) fn run(args: DemoArgs) -> ExitCode {
     })
 }
 
-/// Each instance has a connection, and each slot needs [`FILES_PER_SLOT`].
+/// Fails if `limit` permits too few open files for a demo of this size. The demo opens [`BASE_FILES`], a connection for
+/// each instance, and [`FILES_PER_SLOT`] for each slot.
 fn check_open_files(limit: Option<u64>, instances: u32, slots: u32) -> Result<(), DemoError> {
     let (instances, slots) = (u64::from(instances), u64::from(slots));
     let required = BASE_FILES + instances * (1 + FILES_PER_SLOT * slots);
@@ -239,7 +240,8 @@ impl Demo {
         }
     }
 
-    /// Records the current state of all jobs. Needed after missed events.
+    /// Records the current state of all jobs. Call this after events were lost, and before a decision that requires the
+    /// complete state.
     async fn resync(&mut self, stack: &DemoStack) -> Result<(), DemoError> {
         for pipeline in stack.coordinator.pipelines(None, usize::MAX).await? {
             for job in stack.coordinator.pipeline(pipeline.id).await?.jobs {

@@ -126,8 +126,8 @@ impl DemoStack {
         let ledgers: PathBuf = self.directory.path().join("manager").join(crate::runner::INSTANCES);
         let fleets = read_fleets(&ledgers, 0).map_err(|error| DemoError::Internal(error.to_string()))?;
         let in_ledgers = fleets.iter().filter_map(|fleet| Some(fleet.report.status.as_ref()?.instances.len()));
-        // Each directory inside a plugin's directory is an instance. A plugin that was stopped during its start may
-        // leave its own directory.
+        // Counts the directories inside each plugin's directory, because each of them is an instance. The plugin's
+        // directory itself is no instance, and may remain if the plugin was stopped during its start.
         let plugins = std::fs::read_dir(self.directory.path().join("machines")).into_iter().flatten().flatten();
         let machines: usize = plugins.map(|plugin| count_directories(&plugin.path())).sum();
         let remaining = in_ledgers.sum::<usize>().max(machines);

@@ -66,7 +66,7 @@ enum OperateError {
     #[error(transparent)]
     Socket(#[from] ExecutorError),
     #[error(
-        "no manager with instances is running on {}; start it, or set its state directory with --state-dir", directory.display()
+        "no running manager with instances uses the state directory {}; start the manager, or set its state directory with --state-dir", directory.display()
     )]
     NoManager { directory: PathBuf, source: io::Error },
     #[error("permission denied for manager socket {}; run the command as root or as the manager's user", socket.display())]

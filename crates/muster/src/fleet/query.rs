@@ -65,7 +65,7 @@ pub(crate) enum QueryError {
     NoStateDir,
 }
 
-enum StatusEndpoint {
+enum AnswerSource {
     Manager(String),
     /// Directory with the ledgers of the manager's scalers.
     Disk(PathBuf),
@@ -110,22 +110,22 @@ impl ManagerTarget {
             }
             return from_disk(&ledger_directory(&directory));
         }
-        for endpoint in self.endpoints()? {
-            match endpoint {
-                StatusEndpoint::Manager(address) => match get(&client()?, &address, path, query).await {
+        for source in self.answer_sources()? {
+            match source {
+                AnswerSource::Manager(address) => match get(&client()?, &address, path, query).await {
                     Err(QueryError::NoAnswer { address, .. }) => {
                         ui::note(&format!("no answer from the manager at {address}; showing its state on disk"));
                     }
                     answered => return answered,
                 },
-                StatusEndpoint::Disk(directory) => return from_disk(&directory),
+                AnswerSource::Disk(directory) => return from_disk(&directory),
             }
         }
         Err(QueryError::NoStateDir)
     }
 
     /// Returns the sources in the order of preference.
-    fn endpoints(&self) -> Result<Vec<StatusEndpoint>, QueryError> {
+    fn answer_sources(&self) -> Result<Vec<AnswerSource>, QueryError> {
         let path = self.config.path();
         // Other errors are reported when the file is loaded.
         if matches!(path.try_exists(), Ok(false)) {
@@ -137,8 +137,8 @@ impl ManagerTarget {
             ui::note("`listen_address` is not set, so the manager cannot be queried; showing its state on disk");
         }
         let path = std::path::absolute(&path).unwrap_or(path);
-        let disk = crate::runner::state_dir(&path).map(|directory| StatusEndpoint::Disk(ledger_directory(&directory)));
-        Ok(address.map(StatusEndpoint::Manager).into_iter().chain(disk).collect())
+        let disk = crate::runner::state_dir(&path).map(|directory| AnswerSource::Disk(ledger_directory(&directory)));
+        Ok(address.map(AnswerSource::Manager).into_iter().chain(disk).collect())
     }
 }
 

@@ -69,6 +69,7 @@ pub(crate) enum RunnerCommand {
     Login(login::PluginLoginArgs),
 }
 
+/// Returns whether this program was started under the name `fleeting` or `fleeting-artifact`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name == "fleeting" || name == "fleeting-artifact")

@@ -10,7 +10,8 @@ use crate::ci::ui;
 
 const PLACEHOLDER: &str = "toy";
 
-/// The crate is not published, and another author could publish a crate of that name, so the project needs a path.
+/// Error message for a missing `--sdk`. A Rust project must depend on a local directory, because the crate is not
+/// published, and another author could publish a crate of the same name.
 const NO_SDK: &str = "the crate muster-fleeting is not published yet; set --sdk to its directory in a clone of Muster, \
                       such as `--sdk ../muster/crates/fleeting`, or use --lang go, python or shell";
 

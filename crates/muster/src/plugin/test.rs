@@ -70,7 +70,7 @@ pub(super) async fn run(args: &PluginTestArgs) -> ExitCode {
     let run = conformance::run(&plan, &mut report_verdict);
     let canceled = async {
         wait_for_interrupt().await;
-        ui::error("canceled; deleting the instances. Interrupt again to leave them");
+        ui::error("canceled; deleting the instances. Interrupt again to exit without deleting them");
         plan.stop.cancel();
         wait_for_interrupt().await;
     };

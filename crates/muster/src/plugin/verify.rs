@@ -53,7 +53,7 @@ pub(super) fn run(args: &PluginVerifyArgs) -> Result<bool, PluginError> {
     Ok(all_succeeded)
 }
 
-/// Such a reference matches all installed versions.
+/// Returns whether a reference names no particular version, and so matches all installed versions.
 fn has_no_version(requested: &Reference) -> bool {
     matches!(requested.constraint, Constraint::Latest | Constraint::Any)
 }

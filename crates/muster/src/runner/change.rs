@@ -7,7 +7,7 @@ use muster_config::edit::{ConfigFile, EditError};
 use muster_config::{HostFacts, Runner};
 use muster_job::Secret;
 
-/// Skips runners that are no longer in the file.
+/// Removes the entries of runners from the file. Skips runners that are no longer in it.
 pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     if removed.is_empty() {
         return Ok(());
@@ -25,8 +25,8 @@ pub(super) fn remove(path: &Path, removed: &[Runner]) -> Result<(), EditError> {
     Ok(())
 }
 
-/// Returns the index of the entry with the runner's URL and name, and with `token`. Prefers the runner's previous
-/// index.
+/// Returns the index of the entry with the runner's URL and name, and with `token`. If several entries match, prefers
+/// the one at the runner's previous index.
 pub(super) fn find(file: &ConfigFile, path: &Path, runner: &Runner, token: &Secret) -> Option<usize> {
     let runners = file.read(&HostFacts::of(path)).config?.runners;
     let is_same = |other: &&Runner| {

@@ -58,7 +58,7 @@ impl Globals {
 
 const REVISION: &str = crate::observe::BUILD.revision;
 
-/// The lines are those of gitlab-runner, because scripts parse them.
+/// Returns the output of `--version`, in the form of gitlab-runner's output, because scripts parse it.
 pub(super) fn long_version() -> &'static str {
     static TEXT: LazyLock<String> = LazyLock::new(|| {
         format!(

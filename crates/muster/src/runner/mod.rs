@@ -113,6 +113,7 @@ enum Command {
     Steps(crate::step_runner::HelperCommand),
 }
 
+/// Returns whether this program was started under a name that begins with `gitlab-runner`.
 pub(crate) fn is_called(program: Option<&OsString>) -> bool {
     let name = program.and_then(|program| std::path::Path::new(program).file_name());
     name.is_some_and(|name| name.to_string_lossy().starts_with("gitlab-runner"))

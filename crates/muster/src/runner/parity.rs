@@ -37,7 +37,7 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
     })
 }
 
-/// Returns how Muster's command line differs from a line of the list, or `None`.
+/// Returns how Muster's command line differs from a line of [`UPSTREAM_COMMANDS`], or `None` if it does not differ.
 fn check(root: &Command, line: &str) -> Option<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let name = words.first().copied().unwrap_or_default();

@@ -3,8 +3,8 @@
 //!
 //! Exit codes:
 //! - `verify-config` returns 1 if the file is missing, or has a fatal problem or an error.
-//! - `lint` also returns 1 if a key or a feature flag is unknown, removed or in the wrong table. It reports no keys
-//!   that this version does not support, and a missing plugin is only a warning.
+//! - `lint` also returns 1 if a value is invalid, or if a key or a feature flag is unknown, removed or in the wrong
+//!   table. It does not report keys of features that this version does not have. A missing plugin is only a warning.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::ci::ui;
 use crate::config_file::ConfigArg;
 
-/// Codes of format problems, regardless of their severity.
+/// `lint` fails if it finds a problem with one of these codes, even if the problem is only a warning.
 const FORMAT_CODES: [&str; 5] = ["C010", "C011", "C012", "C014", "C018"];
 
 /// Arguments of `gitlab-runner verify-config` and `lint`.
@@ -30,7 +30,7 @@ pub(crate) struct VerifyConfigArgs {
 }
 
 impl VerifyConfigArgs {
-    /// `for_any_machine` makes missing plugins warnings.
+    /// Loads the configuration. With `for_any_machine`, a missing plugin is only a warning.
     fn load(&self, for_any_machine: bool) -> (PathBuf, HostFacts, Loaded) {
         let path = self.config.path();
         let find_plugin = Some(super::run::check_plugin as FindPlugin);

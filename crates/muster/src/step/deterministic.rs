@@ -35,13 +35,13 @@ pub(super) async fn run_twice(
     let source = std::env::current_dir().map_err(CommandError::WorkDir)?;
     let copies = agent.temp_dir().join("copies");
     let work_dir = copies.join("work");
-    let failed = |path: &Path| {
+    let copy_error = |path: &Path| {
         let path = path.to_owned();
         move |source| CommandError::Copy { path, source }
     };
     let mut results = Vec::new();
     for name in RUNS {
-        copy(&source, &work_dir).map_err(failed(&source))?;
+        copy(&source, &work_dir).map_err(copy_error(&source))?;
         let (mut plan, variables) = target.plan_in(&work_dir)?;
         record_calls(&mut plan, true);
         let result = run_to_end(agent, request(name, &plan, &variables)?, print_log).await?;
@@ -52,13 +52,13 @@ pub(super) async fn run_twice(
             return Ok(Comparison { result, differences: difference.into_iter().collect() });
         }
         results.push(result);
-        fs::rename(&work_dir, copies.join(name)).map_err(failed(&work_dir))?;
+        fs::rename(&work_dir, copies.join(name)).map_err(copy_error(&work_dir))?;
     }
     let mut differences = Vec::new();
     if let [first, second] = results.as_slice() {
         for path in paths {
             let [a, b] = RUNS.map(|name| copies.join(name).join(path));
-            differences.extend(compare(&a, &b, path).map_err(failed(path))?);
+            differences.extend(compare(&a, &b, path).map_err(copy_error(path))?);
         }
         compare_outputs("", &first.tree, &second.tree, &mut differences);
     }

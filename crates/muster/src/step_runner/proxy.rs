@@ -150,7 +150,8 @@ async fn dial(address: &str, files: &TlsFiles) -> Result<TlsStream<TcpStream>, D
     tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or(Err(DialError::Timeout))
 }
 
-/// Copies between standard input and output and the server until either end is closed.
+/// Copies standard input to the server, and the server's answers to standard output, until one of the two streams has
+/// ended.
 async fn bridge(stream: TlsStream<TcpStream>) -> ExitCode {
     let (mut from_server, mut to_server) = tokio::io::split(stream);
     let (mut input, mut output) = (tokio::io::stdin(), tokio::io::stdout());

@@ -118,7 +118,7 @@ fn monorepo_example_runs_only_changed_parts() {
 }
 
 #[test]
-fn own_pipeline_runs_the_suite_only_on_merge_requests() {
+fn pipeline_of_this_repository_runs_the_suite_only_on_merge_requests() {
     let list = |event: &str| {
         let home = tempfile::tempdir().unwrap();
         let output = Command::new(env!("CARGO_BIN_EXE_muster"))

@@ -76,9 +76,9 @@ fn simulate_counts_waits_of_jobs_that_never_run() {
     assert!(metric("/wait_s/p50") > 80_000.0, "jobs that never run must count as waiting for about a day: {result}");
 }
 
-/// The quota also applies to jobs that still wait when the last job arrives.
+/// The quota still applies to the jobs that wait when the last job arrives.
 #[test]
-fn simulate_applies_a_quota_until_the_last_job() {
+fn simulate_applies_a_quota_after_the_last_job_has_arrived() {
     let directory = policies();
     let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
     write("three.csv", "0,3600\n10,3600\n20,3600\n");
@@ -152,7 +152,7 @@ fn simulate_reports_invalid_input() {
 
 /// Requirement R036.
 #[test]
-fn simulated_day_meets_its_start_objective_with_limited_idle_time() {
+fn simulated_day_meets_the_objective_for_waits_with_limited_idle_time() {
     let directory = policies();
     let text = "max_instances = 100\n[[policy]]\nidle_time = \"10m0s\"\nscale_factor = 0.3\nscale_factor_limit = 20\n\
                 preemptive_mode = false\n";
@@ -182,7 +182,8 @@ fn invalid_arguments_and_state_directories_are_errors() {
     std::os::unix::fs::symlink("circle.toml", directory.path().join("circle.toml")).unwrap();
     check_error(&["fleet", "status", "--config", "circle.toml"], "form a loop");
     check_error(&["fleet", "drain", "x", "--config", "nope.toml"], "nope.toml: no such file");
-    check_error(&["fleet", "drain", "x", "--state-dir", "nope"], "no manager with instances is running on nope");
+    let error = "no running manager with instances uses the state directory nope";
+    check_error(&["fleet", "drain", "x", "--state-dir", "nope"], error);
     let long = "x".repeat(1001);
     check_error(
         &["fleet", "drain", "x", "--reason", &long, "--state-dir", "."],

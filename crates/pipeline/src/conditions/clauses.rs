@@ -57,7 +57,8 @@ impl<'a> Clauses<'a> {
             && rule.exists.as_ref().is_none_or(|exists| self.exists(exists, scope, problems))
     }
 
-    /// An invalid pattern in a variable makes the clause false, as on GitLab, and adds a warning.
+    /// Returns whether an `if` clause is true. An invalid pattern in a variable makes the clause false, as on GitLab,
+    /// and adds a warning.
     pub(crate) fn condition(&self, condition: &Condition, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         match condition.expression.evaluate_within(
             &|name| scope.unexpanded_value(name),
@@ -73,7 +74,8 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Without `compare_to`, `changes` is true if the event has no commit to compare with.
+    /// Returns whether a `changes` clause is true. Without `compare_to`, it is true if the event has no commit to
+    /// compare with.
     pub(crate) fn changes(&self, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> bool {
         let compare_to = changes.compare_to.as_ref().map(|(text, span)| (scope.expand(text, Unknown::Empty), *span));
         let compared;
@@ -104,7 +106,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Reports an error and returns `None` if the ref does not exist.
+    /// Returns the paths that changed since a ref. If the ref does not exist, reports an error and returns `None`.
     pub(crate) fn changes_since(&self, git_ref: &str, span: Span, problems: &mut Problems) -> Compared {
         let cached = self.changes_by_ref.borrow().get(git_ref).cloned();
         let compared = cached.unwrap_or_else(|| {
@@ -141,7 +143,7 @@ impl<'a> Clauses<'a> {
         }
     }
 
-    /// Caches the results only for the tree of the pipeline's own project.
+    /// Returns whether a path in `tracked` matches. Caches results only for the tree of the pipeline's own project.
     fn exists_in(
         &self,
         test: &PathTest,
@@ -174,7 +176,7 @@ impl<'a> Clauses<'a> {
         })
     }
 
-    /// `None` means that the pattern is too large, so that it matches nothing.
+    /// Returns the compiled pattern. `None` means that the pattern is too large, so that it matches nothing.
     fn glob(&self, pattern: &str) -> Option<Rc<Glob>> {
         if let Some(cached) = self.globs.borrow().get(pattern) {
             return cached.clone();
@@ -184,7 +186,8 @@ impl<'a> Clauses<'a> {
         glob
     }
 
-    /// A pattern without wildcards or a pattern that is too large is returned unchanged.
+    /// Returns the tracked paths that match a pattern. If the pattern has no wildcards or is too large, it is returned
+    /// unchanged.
     pub(crate) fn matching_paths(&self, pattern: &str) -> Vec<String> {
         match self.glob(pattern) {
             Some(glob) if !glob.is_exact() => {

@@ -9,6 +9,7 @@ use crate::context::Context;
 use crate::expand::{Unknown, expand_all, expand_text};
 use crate::layers::{self, JobFacts, USER_PREFIX};
 
+/// Variables that do not depend on the job. All scopes of a pipeline share them.
 #[derive(Debug)]
 pub(crate) struct Base<'a> {
     context: &'a Context,
@@ -36,7 +37,7 @@ impl<'a> Base<'a> {
         }
     }
 
-    /// `None` means the same variables as without an environment.
+    /// Returns the project variables for an environment. `None` means the same variables as without an environment.
     fn project_of(&self, environment: Option<&str>) -> Option<Vec<Variable>> {
         let environment = environment.filter(|_| self.has_scoped_variables)?;
         let context = self.context;
@@ -44,6 +45,7 @@ impl<'a> Base<'a> {
     }
 }
 
+/// Variables that are visible to one job, or to `workflow`.
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
@@ -104,7 +106,7 @@ impl<'a> Scope<'a> {
         expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
     }
 
-    /// Also returns the variables that the values of other returned variables refer to.
+    /// Returns the variables that a text refers to, and all variables that their values refer to.
     fn referenced_variables(&self, text: &str) -> Vec<Variable> {
         let mut found = Vec::new();
         let mut seen = HashSet::new();

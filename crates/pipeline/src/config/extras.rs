@@ -105,7 +105,7 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
     }
 }
 
-/// Returns the JSON that the runner gets.
+/// Checks `release`. Returns it as the JSON that the runner gets.
 pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Json> {
     let fields = Fields::parse(node, at, keywords::RELEASE, problems)?;
     let before = problems.errors();
@@ -155,7 +155,7 @@ pub(crate) fn pages(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// Each declaration needs a default.
+/// Parses the declarations of a job's inputs. Each declaration needs a default.
 pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<(String, Json)>> {
     let map = map_of_any_keys(node, at, problems)?;
     if map.len() > MAX_INPUTS {

@@ -215,7 +215,7 @@ struct JobParser<'a, 'c> {
 }
 
 impl JobParser<'_, '_> {
-    /// Returns `None` if the key is not set or its value is invalid.
+    /// Parses the value of a key. Returns `None` if the key is not set or its value is invalid.
     fn parse_key<T>(&mut self, key: &str, parser: fn(&Node, Path<'_>, &mut Problems) -> Option<T>) -> Option<T> {
         let at = self.fields.at();
         self.fields.get(key).and_then(|node| parser(node, at.key(key), self.problems))

@@ -46,7 +46,8 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Stores a message only once per position, because `default` values are parsed again for every job that inherits them.
+/// Collector of diagnostics. Stores a message only once per position, because `default` values are parsed again for
+/// every job that inherits them.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<Diagnostic>,
@@ -123,7 +124,7 @@ impl Problems {
         self.errors
     }
 
-    /// Errors of loading that have a position come first, because they can cause the others.
+    /// Returns the diagnostics. Errors of loading that have a position come first, because they can cause the others.
     ///
     /// Both groups are ordered by position. Diagnostics without a position come first in the second group.
     pub(crate) fn into_list(self) -> Vec<Diagnostic> {
@@ -150,7 +151,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Reports each unknown key.
+    /// Returns the fields of a map, and reports each unknown key.
     pub(crate) fn parse(node: &'a Node, at: Path<'a>, allowed: &[&str], problems: &mut Problems) -> Option<Self> {
         Self::parse_with(node, at, allowed, problems, |_| None)
     }
@@ -180,7 +181,7 @@ impl<'a> Fields<'a> {
         Some(fields)
     }
 
-    /// Returns `None` if the value is null.
+    /// Returns the value of a key. Returns `None` if the key is missing or its value is null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Node> {
         self.map.get(key).filter(|node| !node.is_null())
     }
@@ -189,7 +190,7 @@ impl<'a> Fields<'a> {
         self.span
     }
 
-    /// Returns the position of the map if the key is not set.
+    /// Returns the position of a key, or the position of the map if the key is not set.
     pub(crate) fn key_span(&self, key: &str) -> Span {
         self.map.entry(key).map_or(self.span, |entry| entry.key_span)
     }
@@ -213,12 +214,12 @@ impl<'a> Fields<'a> {
         self.get(key).and_then(|node| boolean(node, self.at.key(key), problems)).unwrap_or(default)
     }
 
-    /// As on GitLab, a single string is not accepted.
+    /// Returns a list of strings. As on GitLab, a single string is not accepted.
     pub(crate) fn texts(&self, key: &str, problems: &mut Problems) -> Vec<String> {
         self.get(key).and_then(|node| text_list(node, self.at.key(key), problems)).unwrap_or_default()
     }
 
-    /// The value must be one of `allowed`.
+    /// Returns the value of a key, which must be one of `allowed`.
     pub(crate) fn choice(&self, key: &str, allowed: &[&str], problems: &mut Problems) -> Option<String> {
         self.get(key).and_then(|node| choice(node, self.at.key(key), allowed, problems))
     }
@@ -284,7 +285,7 @@ pub(crate) fn integer(
     }
 }
 
-/// One string counts as a list with one element.
+/// Returns a list of strings. One string counts as a list with one element.
 pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),
@@ -297,16 +298,17 @@ pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     }
 }
 
-/// As in most keywords of GitLab, nested lists are errors.
+/// Returns a list of strings. As in most keywords of GitLab, nested lists are errors.
 pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items: Vec<&Node> = match node.as_list() {
         Some(list) => list.iter().collect(),
+        // Reports that the node is not a list.
         None => flat_list(node, at, problems)?,
     };
     only_texts(items, at, problems)
 }
 
-/// Nested lists, which result from `!reference` and anchors, are flattened.
+/// Returns a list of strings. Nested lists, which result from `!reference` and anchors, are flattened.
 pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items = flat_list(node, at, problems)?;
     only_texts(items, at, problems)
@@ -327,7 +329,7 @@ fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Optio
     is_valid.then_some(all)
 }
 
-/// Nested lists are flattened, up to [`MAX_LIST_NESTING`] levels.
+/// Returns the elements of a list. Nested lists are flattened, up to [`MAX_LIST_NESTING`] levels.
 pub(crate) fn flat_list<'a>(node: &'a Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<&'a Node>> {
     let Some(list) = node.as_list() else {
         problems.report(node.span, at, format_args!("config should be an array, but it is {}", node.kind()));
@@ -394,7 +396,7 @@ pub(crate) fn duration(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
     }
 }
 
-/// Returns the text as written.
+/// Checks that a text is a duration or `never`. Returns the text as written.
 pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<String> {
     let text = text(node, at, problems)?;
     if let Err(error) = crate::duration::parse_or_never(&text) {
@@ -404,7 +406,7 @@ pub(crate) fn duration_or_never(node: &Node, at: Path<'_>, problems: &mut Proble
     Some(text)
 }
 
-/// An unresolved reference becomes null.
+/// Converts a node to JSON. An unresolved reference becomes null.
 pub(crate) fn json(node: &Node) -> serde_json::Value {
     use serde_json::Value as Json;
     match &node.value {

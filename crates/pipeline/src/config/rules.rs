@@ -229,6 +229,8 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
     Some(Exists { paths: paths?, project, git_ref, span: node.span })
 }
 
+/// Parses `paths` or `regexp`, and reports an error if not exactly one of them is set.
+///
 /// `before` is the number of errors before the keys were checked. If an unknown key was reported, missing keys are not
 /// reported, because the unknown key is probably a misspelling.
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {

@@ -3,7 +3,8 @@
 use crate::config::parsing::{Fields, MAX_LIST_NESTING, Path, Problems, flat_list, text};
 use crate::node::{Node, Value};
 
-/// Nested lists are flattened. As on GitLab, numbers and booleans are errors.
+/// Parses a script: a string, or a list of strings whose nested lists are flattened. As on GitLab, numbers and booleans
+/// are errors.
 pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(line) => Some(vec![line.to_string()]),
@@ -15,7 +16,7 @@ pub(crate) fn script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
     }
 }
 
-/// `actual` describes what the script is or contains.
+/// Returns the message for a script of a wrong type. `actual` is the end of its sentence, such as `it is a number`.
 fn expected_strings_message(actual: &str) -> String {
     format!("config should be a string or a nested array of strings up to {MAX_LIST_NESTING} levels deep, but {actual}")
 }
@@ -45,7 +46,7 @@ fn lines(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<Strin
     is_valid.then_some(all)
 }
 
-/// The script cannot be blank.
+/// Parses the `script` of a job, which cannot be blank.
 pub(crate) fn main_script(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let lines = script(node, at, problems)?;
     if lines.iter().all(|line| line.trim().is_empty()) {
@@ -61,9 +62,10 @@ pub(crate) fn hooks(node: &Node, at: Path<'_>, problems: &mut Problems) -> Optio
     script(hook, at.key("pre_get_sources_script"), problems)
 }
 
-/// Each step has a name and exactly one of `script`, `step` and `func`.
+/// Checks the steps of `run`, and returns them as JSON. Each step must have a name and exactly one of `script`, `step`
+/// and `func`.
 pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<serde_json::Value> {
-    const WORK: &[&str] = &["script", "step", "func"];
+    const WORK_KEYS: &[&str] = &["script", "step", "func"];
     let Some(steps) = node.as_list() else {
         problems.report(node.span, at, format_args!("config should be an array of steps, but it is {}", node.kind()));
         return None;
@@ -84,9 +86,9 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
                 format!("name `{name}` should consist of letters, digits and `_`, and not start with a digit");
             problems.report(fields.key_span("name"), at, message);
         }
-        let kinds: Vec<&str> = WORK.iter().copied().filter(|kind| fields.get(kind).is_some()).collect();
+        let kinds: Vec<&str> = WORK_KEYS.iter().copied().filter(|kind| fields.get(kind).is_some()).collect();
         if kinds.len() != 1 {
-            let message = format!("entry should have exactly one of: {}", WORK.join(", "));
+            let message = format!("entry should have exactly one of: {}", WORK_KEYS.join(", "));
             problems.report(step.span, at, message);
         }
         if let Some(line) = fields.get("script") {

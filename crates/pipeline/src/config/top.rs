@@ -96,7 +96,7 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
     (config, Node::new(Value::Map(Arc::new(preview)), root.span))
 }
 
-/// Adds the stages that jobs use. If includes were skipped, `stages` may be in one of them.
+/// Adds the stages of `jobs` that are missing from `stages`. The key `stages` may be in an include that was skipped.
 fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     let last = stages.pop();
     for job in jobs {
@@ -108,7 +108,7 @@ fn add_stages(stages: &mut Vec<String>, jobs: &[JobEntry]) {
     stages.extend(last);
 }
 
-/// Reports the reason if the entry cannot be a job.
+/// Returns true if the entry can be a job. Otherwise, reports why it cannot.
 fn is_job(name: &Arc<str>, entry: &Entry, problems: &mut Problems) -> bool {
     let reject = |message: String, help: &str, problems: &mut Problems| {
         problems.push(Diagnostic::error(entry.key_span, message).help(help));
@@ -154,7 +154,7 @@ fn default_hint(name: &str) -> &'static str {
     if keywords::DEFAULT.contains(&name) { " or under `default`" } else { "" }
 }
 
-/// Nested lists are flattened, duplicates are removed, and `.pre` and `.post` are added.
+/// Parses `stages`: flattens nested lists, removes duplicates, and adds `.pre` and `.post`.
 fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
     let at = Path::root("stages");
     let mut names: Vec<String> = Vec::new();
@@ -167,7 +167,7 @@ fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
             }
             for item in items {
                 match item.as_str() {
-                    Some(name) => check_stage(name, item.span, &mut names, problems),
+                    Some(name) => add_valid_stage(name, item.span, &mut names, problems),
                     None => problems.report(
                         item.span,
                         at,
@@ -183,7 +183,7 @@ fn stages(node: Option<&Node>, problems: &mut Problems) -> Vec<String> {
     all.filter(|name| seen.insert(name.clone())).collect()
 }
 
-fn check_stage(name: &str, span: Span, names: &mut Vec<String>, problems: &mut Problems) {
+fn add_valid_stage(name: &str, span: Span, names: &mut Vec<String>, problems: &mut Problems) {
     let at = Path::root("stages");
     if name.trim().is_empty() {
         problems.report(span, at, "config has a blank name");

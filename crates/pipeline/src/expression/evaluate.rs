@@ -52,13 +52,13 @@ pub(super) struct Lookup<'a> {
     pub(super) patterns: RefCell<&'a mut Patterns>,
 }
 
-/// `&&` and `||` return the value of the last operand that was evaluated.
+/// Evaluates a node. The value of `&&` and `||` is that of the last operand that was evaluated.
 pub(super) fn value_of(node: &Node, lookup: &Lookup<'_>) -> Result<Value, ExpressionError> {
     match node {
         Node::Null => Ok(Value::Null),
         Node::Bool(value) => Ok(Value::Bool(*value)),
         Node::Text(text) => Ok(Value::Text(text.clone())),
-        // Operators handle a pattern on the right of `=~` or `!~`. Elsewhere, a pattern is a text.
+        // On the right of `=~` or `!~`, a pattern is matched and not evaluated. Elsewhere, a pattern is a text.
         Node::Pattern(regex) => Ok(Value::Text(format!("/{}/", regex.as_str()))),
         Node::Variable(name) => Ok((lookup.variable)(name).map_or(Value::Null, Value::Text)),
         Node::Input(id) => Ok((lookup.input)(id)),

@@ -122,7 +122,8 @@ fn input(text: &str) -> Option<(TokenKind, usize)> {
     valid.then(|| (TokenKind::Input(id.to_owned()), end + 2))
 }
 
-/// The body has at least two characters, and `\/` does not end it.
+/// Reads the pattern at the start of `text`. Returns `None` if it has no closing slash, or fewer than two characters
+/// between its slashes. `\/` is not a closing slash.
 fn pattern(text: &str, offset: usize, patterns: &mut Patterns) -> Result<Option<(TokenKind, usize)>, ExpressionError> {
     let Some(body) = pattern_body(text) else { return Ok(None) };
     if body.chars().nth(1).is_none() {

@@ -49,10 +49,12 @@ pub fn parse_input_rule(text: &str) -> Result<Expression, ExpressionError> {
     parse_input_rule_within(text, &mut Patterns::default())
 }
 
+/// Same as [`parse`], with a cache and a budget that the caller shares between expressions.
 pub(crate) fn parse_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Variables, patterns)
 }
 
+/// Same as [`parse_input_rule`], with a cache and a budget that the caller shares between expressions.
 pub(crate) fn parse_input_rule_within(text: &str, patterns: &mut Patterns) -> Result<Expression, ExpressionError> {
     parse_in(text, Mode::Inputs, patterns)
 }
@@ -86,6 +88,7 @@ impl Expression {
         self.evaluate_within(variable, input, &mut Patterns::default())
     }
 
+    /// Same as [`Expression::evaluate_with_inputs`], with a cache and a budget for the patterns in values.
     pub(crate) fn evaluate_within(
         &self,
         variable: &dyn Fn(&str) -> Option<String>,

@@ -60,7 +60,7 @@ impl Node {
     }
 }
 
-/// `end` is the length of the text, for errors at the end.
+/// Parses the tokens of an expression. `end` is the length of its text: the position of an error at the end.
 pub(super) fn parse(tokens: &[Token], end: usize) -> Result<Node, ExpressionError> {
     if tokens.is_empty() {
         return Err(ExpressionError::new(ExpressionErrorKind::Empty, 0));
@@ -90,7 +90,7 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// Parses operators of at least `precedence`, with left associativity.
+    /// Parses an operand, and the operators of at least `precedence` that follow it. Operators are left-associative.
     fn binary(&mut self, precedence: u8) -> Result<Node, ExpressionError> {
         let mut left = self.primary()?;
         while let Some(token) = self.peek()

@@ -11,7 +11,7 @@ use crate::config::parallel::{self, Cell, MatrixEntry};
 use crate::diagnostic::Diagnostic;
 use crate::node::Span;
 
-use super::parallel_jobs::cell_name;
+use super::parallel_jobs::instance_name;
 use super::{ExpandedJob, Link, MAX_LINKS, Names, Problems};
 
 /// Number of errors after which the remaining jobs are not checked.
@@ -166,7 +166,7 @@ impl Linker<'_> {
     ) -> Vec<usize> {
         let mut found = Vec::new();
         for cell in parallel::cells(matrix) {
-            let index = self.names.by_full_name.get(&cell_name(name, &cell)).copied().filter(|index| {
+            let index = self.names.by_full_name.get(&instance_name(name, &cell)).copied().filter(|index| {
                 range.contains(index) && self.instances.get(*index).is_some_and(|instance| instance.cell == cell)
             });
             if let Some(index) = index {
@@ -284,7 +284,8 @@ fn uses_matrix(needs: &Needs) -> bool {
     needs.entries.iter().any(|entry| matches!(&entry.target, NeedTarget::Job { matrix: Some(_), .. }))
 }
 
-/// `cell` is the cell of the job that has the need.
+/// Replaces `$[[ matrix.<identifier> ]]` in the values of a need's matrix with the values of `cell`, the cell of the
+/// job that has the need.
 fn replace_matrix_blocks(matrix: &[MatrixEntry], cell: Option<&Cell>) -> Result<Vec<MatrixEntry>, String> {
     let value = |value: &String| replace_blocks(value, cell);
     let list = |(name, values): &(String, Vec<String>)| {

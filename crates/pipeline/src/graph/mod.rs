@@ -67,13 +67,14 @@ struct Names<'c> {
 }
 
 impl Names<'_> {
-    /// A name refers to all instances of a job, or to one instance by its full name.
+    /// Returns the instances that a name refers to: all instances of a job or, if `name` is a full name, one instance.
     fn find(&self, name: &str) -> Option<Range<usize>> {
         self.by_job_name.get(name).cloned().or_else(|| self.by_full_name.get(name).map(|&index| index..index + 1))
     }
 }
 
-/// After too many jobs, links or errors, the graph is empty or incomplete.
+/// Creates the graph, and reports invalid dependencies. If there are too many jobs, links or errors, the graph is empty
+/// or incomplete.
 pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = parallel_jobs::expand_all(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);

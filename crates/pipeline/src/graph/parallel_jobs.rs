@@ -13,8 +13,8 @@ use super::{ExpandedJob, MAX_JOBS, Problems};
 const MAX_NAME: usize = 255;
 const MAX_STAGES_LISTED: usize = 50;
 
-/// Orders instances by stage, then as written. Reports an error and returns `None` if there are too many, or if their
-/// total size is too large.
+/// Returns the instances of all jobs, ordered by stage, then as written. Reports an error and returns `None` if there
+/// are too many instances, or if their total size is too large.
 pub(crate) fn expand_all(config: &Config, problems: &mut Problems) -> Option<Vec<ExpandedJob>> {
     let stages: HashMap<&str, usize> =
         config.stages.iter().enumerate().map(|(index, name)| (name.as_str(), index)).collect();
@@ -93,7 +93,7 @@ fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<ExpandedJob>
         Some(Parallel::Matrix(entries)) => {
             // Cells with equal values have equal names. The later cell replaces the earlier one.
             let cells: indexmap::IndexMap<String, Cell> =
-                parallel::cells(entries).into_iter().map(|cell| (cell_name(&job.name, &cell), cell)).collect();
+                parallel::cells(entries).into_iter().map(|cell| (instance_name(&job.name, &cell), cell)).collect();
             let total = u32::try_from(cells.len()).unwrap_or(u32::MAX);
             let numbered = (1_u32..).zip(cells);
             all.extend(numbered.map(|(number, (name, cell))| instance(name, cell, Some((number, total)))));
@@ -101,7 +101,8 @@ fn expand(job: &JobEntry, index: usize, stage: usize, all: &mut Vec<ExpandedJob>
     }
 }
 
-pub(super) fn cell_name(job: &str, cell: &Cell) -> String {
+/// Returns the full name of the instance for a cell of the matrix, such as `test: [linux, 1]`.
+pub(super) fn instance_name(job: &str, cell: &Cell) -> String {
     let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
     format!("{job}: [{}]", values.join(", "))
 }

@@ -13,7 +13,7 @@ pub(super) enum Piece<'a> {
     Block(&'a str),
 }
 
-/// A `$[[` without `]]` is literal text.
+/// Splits a text into blocks and the texts around them. A `$[[` without `]]` is literal text.
 pub(super) fn pieces(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let mut rest = text;

@@ -16,7 +16,8 @@ use crate::node::{Map, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns `None` if the header or the inputs have errors, or if an input makes the body too deep.
+    /// Returns the body of a file with its blocks replaced. Returns `None` if the header or the inputs have errors, or
+    /// if an input makes the body too deep.
     pub(super) fn interpolated_body(
         &mut self,
         file: &File,
@@ -87,7 +88,8 @@ impl Loader<'_> {
         all
     }
 
-    /// A `component` block is an error, an `inputs` block a warning.
+    /// Reports the first `component` or `inputs` block of a file that has no header: a `component` block as an error,
+    /// an `inputs` block as a warning.
     fn report_blocks_without_header(&mut self, file: &File) {
         for (offset, _) in file.text.match_indices(block::OPEN) {
             let rest = file.text.get(offset + block::OPEN.len()..).unwrap_or_default().trim_start();

@@ -25,7 +25,8 @@ struct Child {
     levels: usize,
 }
 
-/// Also returns the parents of each key with `extends`, except keys that depend on a cycle.
+/// Merges each key with `extends` over its parents. Also returns the parents of these keys, except of keys that depend
+/// on a cycle.
 pub(super) fn resolve(
     root: &Map,
     budget: &mut Budget,
@@ -71,7 +72,7 @@ pub(super) fn resolve(
     (merged, parents)
 }
 
-/// Keys are in written order.
+/// Returns the keys with `extends`, in written order.
 fn children(root: &Map, gaps: &mut Gaps, diagnostics: &mut Vec<Diagnostic>) -> Vec<(Arc<str>, Child)> {
     let mut found = Vec::new();
     for (name, entry) in root.iter() {
@@ -203,7 +204,8 @@ fn report_cycles(root: &Map, unresolved: &HashMap<Arc<str>, Child>, diagnostics:
     }
 }
 
-/// `path` contains the `extends` entries along the cycle. The middle of a long cycle is left out.
+/// Creates the error for a cycle. `path` contains the `extends` entries along the cycle. The message leaves out the
+/// middle of a long cycle.
 fn cycle(path: &[&Parent]) -> Diagnostic {
     let closing = path.last().map_or("", |parent| parent.name.as_str());
     let mut names: Vec<&str> = vec![closing];

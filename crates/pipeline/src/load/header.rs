@@ -280,7 +280,7 @@ fn rules(name: &str, kind: Kind, map: &Map, patterns: &mut Patterns, diagnostics
             }
         };
         let options = options(name, kind, map, diagnostics);
-        // Without options, `default: null` means that the input has no default.
+        // In a rule without `options`, `default: null` means that the input has no default.
         let default = map.get("default").filter(|node| options.is_some() || !node.is_null());
         let default = default.map(|node| kind.convert_default(node));
         rules.push(Rule { condition, span: item.span, options, default });

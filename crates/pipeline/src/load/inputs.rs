@@ -49,7 +49,8 @@ struct Resolution<'a> {
     diagnostics: &'a mut Vec<Diagnostic>,
 }
 
-/// Reports given inputs that are not declared.
+/// Returns the values of the declared inputs. Reports given inputs that are not declared, and invalid or missing
+/// values.
 pub(super) fn resolve(
     file: &str,
     declarations: &[Declaration],
@@ -65,7 +66,7 @@ pub(super) fn resolve(
             format!("`{file}`: unknown input arguments: `{}`", unknown.name),
         );
         let names = || declarations.iter().map(|input| &*input.name);
-        // Each suggestion takes time.
+        // Only the first errors have a suggestion, because each suggestion compares all declared names.
         let suggestion = if index < MAX_SUGGESTIONS { did_you_mean(&unknown.name, names()) } else { None };
         problem.help = suggestion.or_else(|| {
             Some(if declarations.is_empty() {
@@ -207,7 +208,7 @@ fn as_expression_value(value: Option<Node>) -> expression::Value {
     }
 }
 
-/// Converts to the declared type if possible.
+/// Converts the given value to the declared type if possible. The caller must check the type of the result.
 fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     let node = match &given.value {
         GivenValue::Node(node) => node.clone(),
@@ -220,7 +221,7 @@ fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     }
 }
 
-/// An array must be in JSON.
+/// Converts a text to the declared type. The text for an array must be a JSON array.
 fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     let value = match kind {
         Kind::String => Some(Value::String(text.into())),
@@ -237,7 +238,7 @@ fn from_text(text: &str, kind: Kind, span: Span) -> Result<Node, String> {
     value.map(|value| Node::new(value, span)).ok_or_else(|| format!("is not a {}: `{text}`", kind.name()))
 }
 
-/// All nodes have the same position.
+/// Converts JSON to a node. The node and all nodes inside it have the position `span`.
 pub(super) fn from_json(json: &Json, span: Span) -> Node {
     let value = match json {
         Json::Null => Value::Null,

@@ -40,7 +40,7 @@ pub(super) struct Interpolator<'a> {
 }
 
 impl Interpolator<'_> {
-    /// Returns `None` if nothing was replaced, or if the budget is spent.
+    /// Returns the node with its blocks replaced. Returns `None` if nothing was replaced, or if the budget is spent.
     pub(super) fn node(&mut self, node: &Node) -> Option<Node> {
         self.budget.spend(1);
         if self.budget.is_spent() {
@@ -72,7 +72,7 @@ impl Interpolator<'_> {
         Some(Node::new(value, node.span))
     }
 
-    /// Returns `None` if nothing was replaced.
+    /// Returns the map with the blocks in its keys and values replaced. Returns `None` if nothing was replaced.
     pub(super) fn map(&mut self, map: &Map) -> Option<Map> {
         let mut changed = false;
         let mut result = Map::default();
@@ -100,7 +100,8 @@ impl Interpolator<'_> {
         }
     }
 
-    /// Returns `None` if nothing is replaced, or if the text is too long.
+    /// Returns the value of a scalar whose blocks are replaced. Returns `None` if nothing is replaced, or if the text
+    /// is too long.
     fn scalar(&mut self, text: &str, span: Span) -> Option<Value> {
         if !text.contains(block::OPEN) || *self.remaining_bytes == 0 {
             return None;
@@ -146,7 +147,8 @@ impl Interpolator<'_> {
         (result != text).then(|| Value::String(result.into()))
     }
 
-    /// Also returns an error if the text uses up `remaining_bytes`, because no further blocks are replaced then.
+    /// Returns an error if a text of this length is too long, or if it uses up `remaining_bytes`. In the second case,
+    /// no further blocks are replaced.
     fn check_length(&mut self, bytes: usize) -> Result<(), BlockError> {
         if bytes >= *self.remaining_bytes {
             *self.remaining_bytes = 0;
@@ -159,7 +161,8 @@ impl Interpolator<'_> {
         Ok(())
     }
 
-    /// `number` is the index of the block in the scalar at `span`. Returns `None` if the block is not replaced.
+    /// Returns the value that replaces a block. Returns `None` if the block is not replaced. `number` is the index of
+    /// the block in the scalar at `span`.
     fn block(&mut self, inner: &str, span: Span, number: usize) -> Option<Value> {
         match block::parse(inner).and_then(|block| self.evaluate(&block)) {
             Ok(value) => value,
@@ -259,7 +262,8 @@ impl Interpolator<'_> {
         })
     }
 
-    /// Returns the position of the scalar if the block cannot be located.
+    /// Returns the position of the block with the index `number` in the scalar at `span`. If the block cannot be
+    /// located, returns `span`.
     fn block_span(&self, span: Span, number: usize) -> Span {
         let written = self.text.get(span.start as usize..span.end as usize).unwrap_or_default();
         if number >= MAX_BLOCKS_WITH_SPAN {
@@ -290,7 +294,7 @@ fn push_text(out: &mut String, value: &Value) {
     }
 }
 
-/// Adds a space after each comma and colon. Omits further values if the text becomes too long.
+/// Appends a value as JSON, with a space after each comma and colon. Once the text is too long, omits further values.
 pub(super) fn push_json(out: &mut String, value: &Value) {
     match value {
         _ if out.len() > MAX_INTERPOLATED_TEXT_BYTES => {}

@@ -110,7 +110,7 @@ impl<'a> Loader<'a> {
         self.finish(merged)
     }
 
-    /// Errors show the entry as JSON.
+    /// Loads the files of an entry of `trigger:include`. Errors show the entry as JSON.
     fn child_entry(&mut self, json: &serde_json::Value) -> Option<Map> {
         let text = serde_json::to_string_pretty(json).unwrap_or_default();
         let source = self.texts.add("trigger:include", text.as_str());
@@ -126,6 +126,7 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// Loads a file whose content the caller has: the root file, or a file from artifacts. `given` contains the inputs.
     fn given_file(&mut self, name: String, bytes: Vec<u8>, blank_message: &str, given: &[GivenInput]) -> Option<Map> {
         let included = IncludedFile { name, bytes, origin: Origin::Root, component: None };
         let limits = self.limits;
@@ -141,7 +142,8 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Also hides masked values in the diagnostics, and removes repetitions.
+    /// Resolves `extends` and `!reference` in the merged tree. Also hides masked values in the diagnostics, and removes
+    /// repeated diagnostics.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
         let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
@@ -205,7 +207,7 @@ impl<'a> Loader<'a> {
         Some(merged)
     }
 
-    /// `depth` is the nesting level of the entries.
+    /// Loads and merges the files of all entries of `include`. `depth` is the nesting level of these entries.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut selected = Vec::new();
         for entry in entry::entries(include, &mut self.diagnostics) {
@@ -312,7 +314,8 @@ impl<'a> Loader<'a> {
         map
     }
 
-    /// Returns `None` if the file cannot be read or does not match `integrity`.
+    /// Returns a file, which is read only once. Returns `None` if the file cannot be read or does not match
+    /// `integrity`.
     pub(super) fn fetch(&mut self, target: &IncludeTarget, target_span: Span, entry: &Entry) -> Option<Arc<File>> {
         let file = match self.files.get(target) {
             Some(known) => known.clone(),

@@ -19,14 +19,15 @@ impl Budget {
         self.remaining = self.remaining.saturating_sub(values);
     }
 
-    /// If true, the caller must stop, and the configuration is reported as too large.
+    /// Returns true if no more values may be copied or visited. The caller must then stop, and the loader reports that
+    /// the configuration is too large.
     pub(super) fn is_spent(&self) -> bool {
         self.remaining == 0
     }
 }
 
-/// Maps are merged by key; any other value of `over`, including null, replaces the previous one. Spends the number of
-/// entries that are copied or visited.
+/// Merges `over` into `base`. Maps are merged by key. Any other value of `over`, including null, replaces the value in
+/// `base`. Spends the number of entries that are copied or visited.
 pub(super) fn merge_into(base: &mut Map, over: &Map, budget: &mut Budget) {
     budget.spend(over.len());
     for (key, entry) in over.iter() {

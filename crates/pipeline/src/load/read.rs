@@ -28,7 +28,8 @@ pub(super) struct File {
     pub(super) digest: String,
 }
 
-/// `blank_message` is the error for an empty file. `at` is the position of the include entry, if any.
+/// Parses the content of a file. `blank_message` is the error for an empty file. `at` is the position of the include
+/// entry, if any.
 ///
 /// # Errors
 /// Returns the errors in the file. Warnings are added to `warnings`.

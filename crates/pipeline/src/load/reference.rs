@@ -38,9 +38,10 @@ struct Resolver<'a> {
     stack: Vec<(Arc<Vec<String>>, Span)>,
 }
 
-/// Returns `None` if there are no references. Reports a reference that cannot be resolved, unless the cause has been
-/// reported. In a list, such a reference is removed, and a list that becomes empty becomes null. Elsewhere, the
-/// reference becomes null.
+/// Returns the map with all references replaced. Returns `None` if there are no references.
+///
+/// Reports a reference that cannot be resolved, unless the cause has been reported. In a list, such a reference is
+/// removed, and a list that becomes empty becomes null. Elsewhere, the reference becomes null.
 pub(super) fn resolve(
     root: &Map,
     limits: &Limits,

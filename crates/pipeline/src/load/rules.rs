@@ -11,7 +11,8 @@ use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
 
-/// Returns false if no rule matches, or after an error.
+/// Returns true if the rules include the file: a rule matches, and the first matching rule does not have `when: never`.
+/// Returns false after an error.
 pub(super) fn is_included(
     node: &Node,
     context: &Context,

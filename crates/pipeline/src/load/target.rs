@@ -135,7 +135,7 @@ pub(super) fn name(target: &IncludeTarget) -> String {
     }
 }
 
-/// For example `local ci/build.yml`.
+/// Returns the kind and the name, such as `local ci/build.yml`.
 pub(super) fn description(target: &IncludeTarget) -> String {
     let kind = match target {
         IncludeTarget::Local { .. } => "local",

@@ -14,7 +14,7 @@ use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
 /// Shorter values are not hidden, because they would match parts of other words.
 const MIN_SECRET_BYTES: usize = 4;
 
-/// YAML variables are missing, because they are read after files are included.
+/// The variables by name. They do not include YAML variables, which are read only after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,
@@ -28,8 +28,8 @@ impl Variables {
         Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
     }
 
-    /// Variables in the inserted values are not replaced. A variable counts as unknown if its value would make the
-    /// inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
+    /// Replaces variables in `text` with their values. Variables in the inserted values are not replaced. A variable
+    /// counts as unknown if its value would make the inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})
     }
@@ -49,7 +49,8 @@ impl Variables {
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
-    /// Values shorter than [`MIN_SECRET_BYTES`] stay visible.
+    /// Replaces the values of masked variables in `text` with `[MASKED]`. Values shorter than [`MIN_SECRET_BYTES`] stay
+    /// visible.
     pub(super) fn hide(&self, text: &str) -> String {
         let secrets =
             self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);

@@ -9,7 +9,8 @@ use crate::conditions::clauses::Clauses;
 use crate::config::cache::{CacheEntry, CacheKey};
 use crate::model::Cache;
 
-const NO_FILES: &str = "default";
+/// Replaces the digest in a key if none of its files exists.
+const DIGEST_WITHOUT_FILES: &str = "default";
 
 #[derive(Debug, Default)]
 pub(crate) struct CacheKeys {
@@ -51,7 +52,7 @@ impl CacheKeys {
         let paths: BTreeSet<String> = files.iter().flat_map(|pattern| clauses.matching_paths(pattern)).collect();
         let paths: Vec<String> = paths.into_iter().collect();
         let ids: BTreeSet<String> = clauses.sources().object_ids(&paths, by_commit).into_iter().collect();
-        let digest = if ids.is_empty() { NO_FILES.to_owned() } else { sha1_of(&ids) };
+        let digest = if ids.is_empty() { DIGEST_WITHOUT_FILES.to_owned() } else { sha1_of(&ids) };
         self.digests.insert(key, digest.clone());
         digest
     }
@@ -65,7 +66,8 @@ fn sha1_of(ids: &BTreeSet<String>) -> String {
     })
 }
 
-/// For example `0_Gemfile_package` for the first cache with `[Gemfile.lock, package.json]`.
+/// Returns the prefix of a key that sets no `prefix`, such as `0_Gemfile_package` for the first cache with
+/// `[Gemfile.lock, package.json]`.
 fn default_prefix(index: usize, files: &[String]) -> String {
     let names = files.iter().map(|file| {
         let base = file.rsplit('/').next().unwrap_or(file);

@@ -38,7 +38,7 @@ pub(crate) fn detail(
     if parts.is_empty() { NO_CLAUSE.to_owned() } else { parts.join(", ") }
 }
 
-/// For example `if $A == "b" (A is "c", B is not set)`.
+/// Describes an `if` with the values of its variables, such as `if $A == $B (A is "c", B is not set)`.
 fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     let values = condition.expression.variables().into_iter().map(|name| match scope.masked_value(name) {
         Some(value) => format!("{name} is {value:?}", value = shortened(&value, MAX_VALUE_CHARS)),
@@ -49,7 +49,8 @@ fn condition(condition: &Condition, scope: &Scope<'_>) -> String {
     if values.is_empty() { format!("if {text}") } else { format!("if {text} ({})", values.join(", ")) }
 }
 
-/// For example `changes src/** (1 file differs from 1a2b3c4d, the merge base with `main`: docs/x.md)`.
+/// Describes `changes` with the files that differ, such as
+/// ``changes src/** (1 file differs from 1a2b3c4d, the merge base with `main`: docs/x.md)``.
 fn changes(clauses: &Clauses<'_>, changes: &Changes, scope: &Scope<'_>, problems: &mut Problems) -> String {
     let tests = patterns(&changes.paths, scope);
     let context = clauses.context();

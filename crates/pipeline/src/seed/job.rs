@@ -81,7 +81,8 @@ impl Seeder<'_> {
         Some(Seeded::Included { job: Box::new(job), rule: matched })
     }
 
-    /// The variables before the job's rules: global, `workflow:rules`, job, matrix.
+    /// Returns the YAML variables that the job's rules can use: global variables, then those of `workflow:rules`, of
+    /// the job and of the matrix. Adds a decision if `inherit` excludes global variables.
     fn variables(&self, entry: &JobEntry, instance: &ExpandedJob, decisions: &mut Vec<Decision>) -> Vec<Variable> {
         let inherits = &entry.inherit_variables;
         let global: Vec<Variable> =

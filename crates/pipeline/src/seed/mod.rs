@@ -28,7 +28,7 @@ use crate::seed::decision_trace::DecisionTrace;
 use crate::seed::job::{Seeded, Seeder};
 use crate::seed::rule_evaluator::RuleEvaluator;
 
-/// Valid only if no errors were reported to [`Problems`].
+/// Result of [`seed`]. Valid only if no errors were reported to [`Problems`].
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Created(Box<Pipeline>),
@@ -91,13 +91,14 @@ fn unset(variables: &mut Vec<Variable>, context: &Context) {
     variables.retain(|variable| !context.unset_variables.contains(&variable.key));
 }
 
-/// `rule` is `None` if `workflow` has no rules.
+/// The rule of `workflow` that allows the pipeline, and the decision about this rule. Both are `None` if `workflow` has
+/// no rules.
 struct WorkflowMatch<'a> {
     rule: Option<&'a Rule>,
     decision: Option<Decision>,
 }
 
-/// Returns the decisions as an error if the rules allow no pipeline.
+/// Evaluates `workflow:rules`. Returns the decisions as an error if the rules allow no pipeline.
 fn workflow<'a>(
     config: &'a Config,
     globals: &[Variable],
@@ -120,7 +121,7 @@ fn workflow<'a>(
     Ok(WorkflowMatch { rule: Some(rule), decision })
 }
 
-/// `jobs` are all in `.pre` or `.post` and therefore create no pipeline.
+/// Returns a decision for each job. All of `jobs` are in `.pre` or `.post` and therefore create no pipeline.
 fn edge_stage_decisions(jobs: &[crate::model::Job]) -> Vec<Decision> {
     let decision = |job: &crate::model::Job| Decision {
         kind: DecisionKind::Workflow,

@@ -54,7 +54,8 @@ impl Resolver<'_> {
         self.graph.instances.get(index).map_or("", |instance| &instance.name)
     }
 
-    /// These are the needs of the matched rule, or of the job.
+    /// Returns the needs of the matched rule or, if it has none, of the job: the entries as written, and the links that
+    /// they resolve to.
     fn effective_needs<'s>(
         &'s self,
         instance: &'s ExpandedJob,

@@ -5,12 +5,12 @@ use crate::conditions::scope::Scope;
 use crate::config::only::RefPolicy;
 use crate::config::parsing::Problems;
 
-/// All keys of `only` must match.
+/// Returns true if `only` includes the job, which requires that all its keys match.
 pub(crate) fn includes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().all(|matches| matches)
 }
 
-/// One matching key of `except` is enough.
+/// Returns true if `except` excludes the job, for which one matching key is enough.
 pub(crate) fn excludes(policy: &RefPolicy, clauses: &Clauses<'_>, scope: &Scope<'_>, problems: &mut Problems) -> bool {
     key_results(policy, clauses, scope, problems).into_iter().flatten().any(|matches| matches)
 }

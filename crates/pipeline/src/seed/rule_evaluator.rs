@@ -25,7 +25,8 @@ pub(crate) struct RuleEvaluator<'a> {
 }
 
 impl RuleEvaluator<'_> {
-    /// Adds decisions for the evaluated rules. `keyword` is `workflow:rules` or `rules`.
+    /// Returns the index of the first matching rule. Adds a decision for each evaluated rule. `keyword` is
+    /// `workflow:rules` or `rules`.
     pub(crate) fn first_match(
         &self,
         keyword: &str,
@@ -58,7 +59,8 @@ impl RuleEvaluator<'_> {
         None
     }
 
-    /// `has_workflow_rules` disables the implicit `only: [branches, tags]`.
+    /// Decides whether the job is in the pipeline. The implicit `only: [branches, tags]` does not apply if
+    /// `has_workflow_rules` is true.
     pub(crate) fn job(
         &self,
         job: &JobEntry,
@@ -112,8 +114,9 @@ pub(crate) fn when(job: &JobEntry, rule: Option<&Rule>) -> When {
     }
 }
 
-/// The rule's value takes precedence over the job's. If neither is set, a job that is manual by its own `when` may
-/// fail. A job that only a rule makes manual may not fail, and therefore blocks the pipeline.
+/// Returns whether the job may fail. The rule's value takes precedence over the job's. If neither is set, a job that is
+/// manual by its own `when` may fail. A job that only a rule makes manual may not fail, and therefore blocks the
+/// pipeline.
 pub(crate) fn allow_failure(job: &JobEntry, rule: Option<&Rule>) -> AllowFailure {
     let from_flag = |flag| if flag { AllowFailure::Yes } else { AllowFailure::No };
     let rule_value = rule.and_then(|rule| rule.allow_failure).map(from_flag);

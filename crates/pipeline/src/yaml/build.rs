@@ -1,4 +1,5 @@
-//! Builds nodes from parser events: tags, anchors, merge keys, and the number of values that aliases expand to.
+//! Builds nodes from the events of the parser. Resolves tags, anchors and merge keys, and limits the number of values
+//! that aliases expand to.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -80,7 +81,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// An error ends parsing.
+    /// Handles an event of the parser. After an error, parsing must end.
     pub(super) fn event(&mut self, event: Event<'_>, parser_span: granit_parser::Span) -> Result<(), Diagnostic> {
         let span = self.positions.span(&parser_span);
         match event {
@@ -233,7 +234,8 @@ impl<'a> Builder<'a> {
         Value::String(text.into())
     }
 
-    /// Reports a tag that is neither `!reference` nor `default_tag`, which the value has anyway.
+    /// Returns true if the tag is `!reference`. Reports any other tag except `default_tag`, the tag that the value
+    /// would have if none were written.
     fn is_reference(&mut self, tag: Option<&Tag>, default_tag: &str, span: Span) -> bool {
         let Some(tag) = tag else { return false };
         if tag.handle() == "!" && tag.suffix() == "reference" {
@@ -269,7 +271,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// The end is that of the closing bracket, or of the last value if there are no brackets.
+/// Returns the end of a list or map: that of the closing bracket, or of the last value if there are no brackets.
 fn end_of(last: Option<u32>, start: Span, end: Span) -> u32 {
     if end.end > end.start { end.end } else { last.unwrap_or(start.end).max(start.end) }
 }
@@ -297,7 +299,8 @@ fn parse_key(built: &Built, text: &str, problems: &mut Vec<Diagnostic>) -> Key {
     }
 }
 
-/// Of a list of maps, the first map that contains a key wins.
+/// Adds the keys of `from`, the value of `<<`, to `map`. If `from` is a list of maps, the first map that contains a key
+/// wins.
 ///
 /// As in Psych, which GitLab uses, merged keys replace the keys before `<<`, and the keys after `<<` replace merged
 /// keys.

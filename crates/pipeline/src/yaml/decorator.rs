@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::node::Map;
 
-/// A description is in the comment lines directly above a key.
+/// Returns the descriptions of the keys of `root`, by key. A description is in the comment lines directly above its
+/// key.
 pub(crate) fn descriptions(text: &str, root: &Map) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     if !text.contains("@Description") {

@@ -26,17 +26,18 @@ impl Positions {
         }
     }
 
-    /// The result begins with the tag, if there is one.
+    /// Converts a span of the parser. The result begins with the tag, if there is one.
     pub(super) fn span(&self, span: &granit_parser::Span) -> Span {
         self.between(&span.tag_start().unwrap_or(span.start), &span.end)
     }
 
-    /// Takes linear time, so use it for errors only.
+    /// Returns the span of the `length` bytes at `offset`. Takes linear time, so use it for errors only.
     pub(super) fn at_byte(&self, text: &str, offset: usize, length: usize) -> Span {
         span_at(self.source, text, offset, length)
     }
 
-    /// Positions in a text in memory always have an offset.
+    /// Returns the byte offset of a marker. In a text in memory, each marker has an offset, so that the default is not
+    /// used.
     fn offset(&self, marker: &Marker) -> u32 {
         marker.byte_offset().map_or(self.length, |offset| saturated(offset).min(self.length))
     }

@@ -45,7 +45,7 @@ fn special_float(text: &str) -> Option<f64> {
     text.eq_ignore_ascii_case(".nan").then_some(f64::NAN)
 }
 
-/// Psych multiplies the first part by 3600 in `12:30` and in `1:2:3`.
+/// Parses a number in base 60. As in Psych, the first part is multiplied by 3600 both in `12:30` and in `1:2:3`.
 fn base_sixty(text: &str) -> Option<Value> {
     let parts: Vec<&str> = text.split(':').collect();
     if !(2..=3).contains(&parts.len()) {
@@ -86,7 +86,7 @@ fn sexagesimal_digit(part: &str) -> Option<i64> {
     (value < 60).then_some(value)
 }
 
-/// An exponent needs a sign: `1.5e+3`.
+/// Parses a number with a decimal point. An exponent needs a sign: `1.5e+3`.
 fn float(text: &str) -> Option<f64> {
     let (_, unsigned) = split_sign(text);
     let (whole, rest) = unsigned.split_once('.')?;

@@ -221,7 +221,7 @@ fn description_comment_belongs_to_the_key_below() {
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [("a".to_owned(), "Builds it".to_owned())]);
 }
 
-/// The JSON text of a tree is also YAML.
+/// Generates JSON values. Their JSON text is also YAML.
 fn trees() -> impl Strategy<Value = serde_json::Value> {
     let leaf = prop_oneof![
         any::<i64>().prop_map(serde_json::Value::from),

@@ -1,4 +1,5 @@
-//! Helpers to compile a configuration in flow style, and to query its jobs, errors and reasons.
+//! Helpers to compile a configuration in flow style, and to query its jobs, its errors, and the reason why it creates
+//! no pipeline.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// In the braces of a job, the word `S` stands for `script: [x]`.
+    /// Creates a case with this configuration. In the braces of a job, the word `S` stands for `script: [x]`.
     pub(crate) fn new(yaml: &str) -> Self {
         Self { yaml: with_script(yaml), project: project() }
     }
@@ -26,7 +27,7 @@ impl Case {
         self
     }
 
-    /// The event has no commit to compare with.
+    /// Sets the event to one that has no commit to compare with.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.project = self.project.source(source);
         self.project.context.changed_paths = None;
@@ -46,7 +47,7 @@ impl Case {
         self.changed_paths(None)
     }
 
-    /// `None` means that there is no commit to compare with.
+    /// Sets the paths that the event changed. `None` means that there is no commit to compare with.
     pub(crate) fn changed_paths(mut self, paths: Option<&[&str]>) -> Self {
         let owned = paths.map(|paths| paths.iter().map(|path| (*path).to_owned()).collect());
         self.project.context.changed_paths = owned;
@@ -86,7 +87,8 @@ impl Case {
         jobs.into_iter().find(|job| job.name == name).unwrap_or_else(|| panic!("no job `{name}` among {names:?}"))
     }
 
-    /// Also asserts that each error and warning has a position.
+    /// Asserts that an error contains `part`, that there is no pipeline, and that each error and warning has a
+    /// position.
     #[track_caller]
     pub(crate) fn assert_fails(&self, part: &str) {
         let compiled = self.compile();

@@ -172,12 +172,12 @@ fn c025_never_is_allowed_only_in_rules() {
 }
 
 #[test]
-fn c026_delayed_needs_start_in() {
+fn c026_delayed_requires_start_in() {
     assert_fails("a: {S, when: delayed}", "start in should be a duration");
 }
 
 #[test]
-fn c027_start_in_needs_delayed() {
+fn c027_start_in_requires_delayed() {
     assert_fails("a: {S, start_in: 5 minutes}", "start in must be blank");
 }
 

@@ -3,7 +3,8 @@
 use muster_pipeline::expression::{self, ExpressionErrorKind, MAX_TOKENS};
 use proptest::prelude::*;
 
-/// `V` is a project variable, and `CI_COMMIT_BRANCH` is `main`. `None` means an error.
+/// Evaluates the expression `text`. The variable `V` has the value `value`, and `CI_COMMIT_BRANCH` is `main`. Returns
+/// `None` after an error.
 fn outcome(value: Option<&str>, text: &str) -> Option<bool> {
     let lookup = |name: &str| match name {
         "V" => value.map(str::to_owned),

@@ -125,7 +125,7 @@ fn c081_rules_see_project_variables() {
     assert!(matches!(with.includes[0].outcome, IncludeOutcome::Merged(_)));
     assert_eq!(compiled_jobs(&project, &text), ["a"]);
     assert_eq!(compiled_jobs(&project.clone().variable("EXTRA", "1"), &text), ["b", "a"]);
-    assert_eq!(jobs(&merged(&project.run_variable("EXTRA", "1").load(&text))), ["b", "a"]);
+    assert_eq!(jobs(&merged(&project.pipeline_variable("EXTRA", "1").load(&text))), ["b", "a"]);
 }
 
 #[test]

@@ -10,9 +10,11 @@ use muster_pipeline::model::{AllowFailure, When};
 
 use crate::case::{Case, assert_fails, job, jobs, needs, script, value};
 
+/// Returns whether job `a` is created if it has these rules. First, `prepare` changes the case.
+///
 /// `S` stands for `script: [x]` (see `Case::new`). Job `z` keeps the pipeline from being empty.
-fn is_created(case: impl FnOnce(Case) -> Case, rules: &str) -> bool {
-    case(Case::new(&format!("{{a: {{S, rules: [{rules}]}}, z: {{S}}}}"))).jobs().iter().any(|name| name == "a")
+fn is_created(prepare: impl FnOnce(Case) -> Case, rules: &str) -> bool {
+    prepare(Case::new(&format!("{{a: {{S, rules: [{rules}]}}, z: {{S}}}}"))).jobs().iter().any(|name| name == "a")
 }
 
 #[test]

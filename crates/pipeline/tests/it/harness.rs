@@ -60,13 +60,14 @@ impl TestProject {
         self
     }
 
-    /// The location is `project:path`, `project@ref:path`, a URL, or `template:name`.
+    /// Adds a file outside of the project. The location is `project:path`, `project@ref:path`, a URL, or
+    /// `template:name`.
     pub(crate) fn external_file(mut self, location: &str, text: &str) -> Self {
         self.files.insert(location.to_owned(), text.as_bytes().to_vec());
         self
     }
 
-    /// The location is `address@version`.
+    /// Adds a component. The location is `address@version`.
     pub(crate) fn component(mut self, location: &str, fields: ComponentFields, text: &str) -> Self {
         self.components.insert(location.to_owned(), fields);
         self.external_file(location, text)
@@ -85,12 +86,12 @@ impl TestProject {
         self
     }
 
-    pub(crate) fn run_variable(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn pipeline_variable(mut self, key: &str, value: &str) -> Self {
         self.context.pipeline_variables.push(Variable::public(key, value));
         self
     }
 
-    /// An empty value removes the variable.
+    /// Sets a predefined variable. An empty value removes the variable.
     pub(crate) fn predefined(mut self, key: &str, value: &str) -> Self {
         self.context.predefined.retain(|variable| variable.key != key);
         if !value.is_empty() {
@@ -109,6 +110,7 @@ impl TestProject {
         self
     }
 
+    /// Adds a git ref that `compare_to` can name. `changed` lists the paths that changed after it.
     pub(crate) fn git_ref(mut self, name: &str, changed: &[&str]) -> Self {
         self.refs.insert(name.to_owned(), changed.iter().map(|path| (*path).to_owned()).collect());
         self

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use crate::harness::{assert_rejected, errors, project};
 
-/// Returns 5,000 jobs in ten stages, each with rules, variables, a default, an environment, and needs for jobs of the previous
-/// stage.
+/// Returns a configuration with `default`, global variables, and 5,000 jobs in ten stages. Each job has rules, an
+/// environment, a cache, and (except in the first stage) ten needs for jobs of the previous stage.
 fn many_jobs() -> String {
     let mut text = String::from("default: {image: i, before_script: [p]}\nvariables: {A: a, B: $A-b}\nstages:\n");
     for stage in 0..10 {

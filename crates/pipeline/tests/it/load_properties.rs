@@ -105,9 +105,10 @@ fn oversized_configurations_fail_fast() {
     }
 }
 
-/// If texts use up the budget exactly, later blocks are not replaced, and there must be an error.
+/// Interpolation may produce 64 MiB in total. If a text uses up this budget exactly, later `$[[ ... ]]` blocks are not
+/// replaced, so there must be an error.
 #[test]
-fn unreplaced_blocks_after_the_budget_are_an_error() {
+fn text_that_uses_up_the_interpolation_budget_is_an_error() {
     // 1024 such texts have 64 MiB, which is the budget.
     let value = "x".repeat((1 << 16) - 1);
     for count in [1023, 1024, 1025] {
@@ -137,14 +138,14 @@ fn growing_inputs_are_rejected() {
     );
 }
 
-/// Such a reference must not make the compiler overflow its stack.
+/// A `!reference` in the inputs of an include must not make the compiler overflow its stack.
 #[test]
 fn reference_in_include_inputs_is_a_list_of_keys() {
     let project = project().file("c.yml", "spec: {inputs: {i: {default: x}, l: {type: array, default: []}}}\n---\na: {script: ['$[[ inputs.i ]]', 'l $[[ inputs.l ]]']}");
     let loaded = project.load("include: {local: c.yml, inputs: {l: [!reference [b, c]]}}\nb: {script: [x]}");
     assert_eq!(merged(&loaded)["a"]["script"], json!(["x", "l [[\"b\", \"c\"]]"]));
-    let text = project.load("include: {local: c.yml, inputs: {i: !reference [b, c]}}\nb: {script: [x]}");
-    assert_rejected(&text.diagnostics, "`i` input: provided value is not a string: it is a !reference");
+    let rejected = project.load("include: {local: c.yml, inputs: {i: !reference [b, c]}}\nb: {script: [x]}");
+    assert_rejected(&rejected.diagnostics, "`i` input: provided value is not a string: it is a !reference");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Tests files that are not configurations, several errors at once, and the files of child pipelines.
+//! Tests of loading: files that are not configurations, several errors at once, and the files of child pipelines.
 
 use muster_pipeline::context::ChildSource;
 use serde_json::json;

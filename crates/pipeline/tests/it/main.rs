@@ -1,4 +1,5 @@
-//! Tests of the pipeline compiler: the conformance cases of the format by number, and property tests.
+//! Tests of the pipeline compiler: the numbered conformance cases (docs/spec/pipeline-yaml.md, section 8), keywords,
+//! error messages, large configurations, property tests and fuzz tests.
 
 #![expect(clippy::indexing_slicing, reason = "a wrong index fails the test, and shows where")]
 

@@ -19,7 +19,7 @@ const TERMINATED_STATUS: u32 = 1;
 pub struct ProcessGroup(Option<OwnedHandle>);
 
 impl ProcessGroup {
-    /// Does nothing on Windows.
+    /// Does nothing on Windows, where [`ProcessGroup::of`] creates the group.
     pub fn lead(command: &mut Command) -> &mut Command {
         command
     }

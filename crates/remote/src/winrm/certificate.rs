@@ -1,6 +1,7 @@
 //! Verifies certificates of HTTPS connections in the handshake, before a password is sent.
 //!
-//! Machines have self-signed certificates, so only a pinned or first certificate is accepted.
+//! Machines have self-signed certificates, so only a pinned certificate is accepted, or the first one if none is
+//! pinned.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

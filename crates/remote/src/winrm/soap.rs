@@ -140,7 +140,7 @@ pub(super) enum Fault {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Received {
-    /// In the server's order. True means stderr.
+    /// Pieces of the output in the server's order. True means stderr, false stdout.
     pub(super) pieces: Vec<(bool, Vec<u8>)>,
     pub(super) is_done: bool,
     pub(super) exit: Option<i64>,

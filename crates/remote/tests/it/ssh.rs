@@ -135,7 +135,7 @@ async fn c05_refused_port_is_unreachable() {
 }
 
 #[tokio::test]
-async fn c05_expired_credentials_are_not_tried() {
+async fn c05_expired_credentials_end_the_retries() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut target = target(listener.local_addr().unwrap());
     drop(listener);

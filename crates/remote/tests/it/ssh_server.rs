@@ -22,7 +22,7 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) fingerprint: String,
     pub(crate) tries: watch::Sender<u32>,
-    /// Changes apply to later logins.
+    /// Credentials that the server accepts. Changes apply to later logins.
     pub(crate) accepted: Arc<Mutex<AcceptedCredentials>>,
     /// Received signals, requested connections and closed channels.
     pub(crate) events: Arc<Mutex<Vec<String>>>,

@@ -1,5 +1,5 @@
-//! WinRM sessions with a server that implements the necessary part of WinRM. They were not tested with a Windows
-//! machine.
+//! WinRM sessions with a server that implements the necessary part of WinRM. WinRM was not tested with a
+//! Windows machine.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

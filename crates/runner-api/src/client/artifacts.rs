@@ -100,8 +100,8 @@ impl Client {
         }
     }
 
-    /// Returns the coordinator's URL from a redirect that may receive the token. Only the caller can follow it, with a
-    /// new body.
+    /// Returns the URL of the coordinator to which the response redirects, if that URL may receive the token. Only the
+    /// caller can follow the redirect, because that requires a new body.
     fn redirect_base(&self, response: &Response) -> Option<Url> {
         let to = target(response).filter(|to| may_follow(response.status(), &self.base, to))?;
         Some(coordinator_url(to))

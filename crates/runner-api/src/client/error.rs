@@ -99,7 +99,7 @@ impl ClientError {
         }
     }
 
-    /// Returns `None` if a retry does not help. The inner value is the minimum time before the retry, if the server
+    /// Returns `Some` if a retry may succeed. The inner value is the minimum time before the retry, if the server
     /// requires one.
     #[must_use]
     pub fn transient(&self) -> Option<Option<Duration>> {

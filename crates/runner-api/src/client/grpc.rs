@@ -1,7 +1,7 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! Certificates, proxies and ages of connections are those of HTTP ([`super::transport`]). After any failure, the
-//! caller can use HTTP, because even a gRPC error may be from a proxy.
+//! Certificates, proxies and ages of connections are those of HTTP ([`super::transport`]). After any
+//! failure, the caller can repeat the request over HTTP, even after a gRPC error: a proxy may have sent it.
 
 use std::error::Error;
 use std::task::{Context, Poll};

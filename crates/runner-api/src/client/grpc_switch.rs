@@ -1,6 +1,6 @@
 //! Decides whether job requests use gRPC, which a coordinator announces in HTTP responses to job requests.
 //!
-//! A failure pauses gRPC, with a doubled pause each time, because a proxy may forward only HTTP/1.1.
+//! A failure pauses gRPC, because a proxy may forward only HTTP/1.1. Each further failure doubles the pause.
 
 use std::time::Duration;
 
@@ -46,7 +46,8 @@ impl GrpcSwitch {
 
     /// Records a failure and returns the pause.
     ///
-    /// `None` means that gRPC was already paused, because calls on one connection fail together.
+    /// If gRPC is already paused, returns `None` and does not count the failure, because calls on one connection fail
+    /// together.
     pub(super) fn record_failure(&self, now: Instant) -> Option<Duration> {
         let mut state = self.0.lock();
         if state.is_paused(now) {

@@ -66,7 +66,8 @@ async fn endless_response_head_is_not_read() {
     assert!(server.await.unwrap() < 32 * 1024 * 1024);
 }
 
-/// Requests a job from a server that sends only `text`, until the timeout.
+/// Requests a job from a server that sends `text`, and then nothing until the timeout. `has_response_head` tells
+/// whether `text` has the complete head of the response.
 async fn request_with_stalled_response(text: &'static str, has_response_head: bool) -> Result<JobOffer, ClientError> {
     let (send, sent) = oneshot::channel();
     let (client, server) = server(move |mut call| async move {

@@ -85,7 +85,7 @@ impl Client {
         Ok(Self { transport, base, observer: None, grpc: Arc::default() })
     }
 
-    /// Returns this client for another base URL, for [`ClientError::Redirected`].
+    /// Returns this client with another base URL, to follow [`ClientError::Redirected`].
     ///
     /// # Errors
     /// [`ClientError::Setup`] if the URL is invalid.
@@ -161,7 +161,7 @@ impl Client {
     }
 }
 
-/// A missing response is a transient error.
+/// Sends a request. A missing response is a transient error.
 async fn send(call: &'static str, request: RequestBuilder) -> Result<Response, ClientError> {
     request.send().await.map_err(|error| ClientError::unreachable(call, connect_error::describe(&error)))
 }

@@ -15,13 +15,14 @@ pub struct EndedCall {
     pub endpoint: &'static str,
     /// HTTP method.
     pub method: &'static str,
-    /// HTTP status, also for the equivalent gRPC response. `None` means no response, or a gRPC error.
+    /// HTTP status. Over gRPC, the status that the same response has over HTTP. `None` means no response, or a gRPC
+    /// error.
     pub status: Option<u16>,
     /// Time to the response headers or the failure. Over gRPC, to the end of the response.
     pub took: Duration,
 }
 
-/// Receives ended calls of the endpoints in [`EndedCall::endpoint`]. Must not block.
+/// Receives the ended calls of the endpoints that [`EndedCall::endpoint`] lists. Must not block.
 pub trait CallObserver: Debug + Send + Sync {
     /// Called when a call has ended.
     fn ended(&self, call: &EndedCall);

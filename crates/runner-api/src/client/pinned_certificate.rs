@@ -1,5 +1,5 @@
-//! Accepts a coordinator's self-signed certificate that is configured as trusted, and that `openssl req -x509` marks as
-//! a CA certificate.
+//! Accepts a coordinator's self-signed certificate that is configured as trusted, even if it is marked as a CA
+//! certificate. `openssl req -x509` creates such certificates.
 //!
 //! The default verification rejects CA certificates of servers, but Go, and thus gitlab-runner, accepts configured CA
 //! certificates. Everything else is still verified, such as the host name.

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn token_is_sent_only_to_its_host_and_never_downgraded() {
+    fn token_is_sent_only_to_its_host_and_never_from_https_to_http() {
         for (status, from, to, allowed) in [
             (307, "https://g.example/api", "https://g.example/sub/api", true),
             (308, "http://g.example/api", "https://g.example/api", true),

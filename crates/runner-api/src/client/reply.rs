@@ -67,7 +67,8 @@ pub(super) async fn decode<T: DeserializeOwned>(
     serde_json::from_slice(&body).map_err(|error| ClientError::Protocol { call, message: error.to_string() })
 }
 
-/// Returns the job and the text of a 201. The job is assigned, so a partial payload with an ID and a token is enough.
+/// Returns the job and the text of a 201. An incomplete payload with an ID and a token also becomes a job, because the
+/// job is already assigned and must be reported as failed.
 pub(super) async fn job(call: &'static str, mut response: Response) -> Result<(JobPayload, String), ClientError> {
     if response.status() != StatusCode::CREATED {
         return Err(refusal(call, response).await);
@@ -138,7 +139,8 @@ pub(super) async fn update(response: Response) -> Result<UpdateReply, ClientErro
     })
 }
 
-/// Parses the response to `PATCH trace`. `end` is the length after acceptance, unless the response has a length.
+/// Parses the response to `PATCH trace`. `end` is the length of the trace if the server accepts the piece and its
+/// response has no length.
 pub(super) async fn trace(response: Response, end: u64) -> Result<TraceReply, ClientError> {
     let headers = response.headers();
     let (status, interval) = (job_status(headers), interval(headers));

@@ -61,7 +61,7 @@ impl Client {
     /// [`ClientError`].
     pub async fn reset_token_with_pat(&self, runner: i64, pat: &str) -> Result<RunnerCredentials, ClientError> {
         let path = format!("runners/{runner}/reset_authentication_token");
-        // As in gitlab-runner, the body is JSON null, and there is no other token.
+        // As in gitlab-runner, the body is JSON null, and no runner token is sent.
         let call = self.json(Method::POST, &path, &serde_json::Value::Null).header("PRIVATE-TOKEN", pat);
         reply::decode(RESET, self.send(observe::RESET_TOKEN, RESET, call).await?, &[StatusCode::CREATED]).await
     }

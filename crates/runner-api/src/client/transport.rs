@@ -1,7 +1,7 @@
 //! Connections of a client, replaced at their maximum age and when a certificate file changes. Calls in progress keep
 //! theirs.
 //!
-//! Invalid new files only cause a warning, because an update may be in progress.
+//! Invalid new files only cause a warning, because an update of the files may be in progress.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -148,7 +148,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
     let mut http = reqwest::Client::builder()
         .user_agent(user_agent())
         .connect_timeout(CONNECT_TIMEOUT)
-        // `read_timeout` would include the time to send a body. Each call has its own timeout.
+        // `read_timeout` is not set, because it would include the time to send a body. Each call has its own timeout.
         .pool_idle_timeout(POOL_IDLE_TIMEOUT)
         .tcp_nodelay(true)
         .tcp_keepalive(CONNECT_TIMEOUT)

@@ -14,7 +14,7 @@ pub(super) fn null_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'
     Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
 }
 
-/// More than all of GitLab's limits together.
+/// Maximum number of entries of a list: more than all of GitLab's limits together.
 pub(super) const MAX_ITEMS: usize = 100_000;
 pub(super) const TOO_MANY: &str = "more than 100000 entries";
 
@@ -274,10 +274,10 @@ pub struct Features {
     /// Whether the trace has section markers.
     #[serde(deserialize_with = "null_default")]
     pub trace_sections: bool,
-    /// Additional masked token prefixes.
+    /// Prefixes of further tokens to mask.
     #[serde(deserialize_with = "null_items", skip_serializing_if = "Vec::is_empty")]
     pub token_mask_prefixes: Vec<String>,
-    /// Known failure reasons.
+    /// Failure reasons that the server knows.
     #[serde(deserialize_with = "null_items")]
     pub failure_reasons: Vec<String>,
     /// OpenTelemetry trace of the job, and the collectors.

@@ -24,6 +24,8 @@ impl From<ServiceError> for Refusal {
 }
 
 impl Refusal {
+    /// Returns the status for the error.
+    ///
     /// A full disk is 507: gitlab-runner retries 500, 502 to 504 and 512 or higher within the call, but not 505 to 511
     /// (docs/spec/runner-api.md, section 6.1). So the call fails immediately, and its caller retries later.
     fn code(&self) -> StatusCode {
@@ -85,7 +87,7 @@ pub(super) fn set_size(headers: &mut HeaderMap, size: u64) {
     }
 }
 
-/// Ignores a version that is an invalid header value.
+/// Sets the version of the queue, unless it is empty or not a valid header value.
 pub(super) fn set_last_update(headers: &mut HeaderMap, last_update: &str) {
     if last_update.is_empty() {
         return;

@@ -59,7 +59,7 @@ pub(super) async fn download(
     Ok(response)
 }
 
-/// Returns the last segment of a file name. Paths must not be used.
+/// Returns the last segment of a file name, so that an upload cannot select its directory.
 fn base_name(name: &str) -> &str {
     name.rsplit(['/', '\\']).next().unwrap_or_default()
 }

@@ -1,7 +1,8 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
 //! A header of HTTP responses announces gRPC to Muster's client, and `GET /runners/router/discovery` to gitlab-runner.
-//! Both require a service with idempotency keys, because a lost response leads to a repeated request.
+//! gRPC is announced only if the service honors idempotency keys, because a client repeats a request whose response was
+//! lost.
 
 use axum::Json;
 use axum::Router;
@@ -68,8 +69,8 @@ pub(super) fn announce(headers: &mut HeaderMap) {
     headers.insert(TRANSPORT_HEADER, HeaderValue::from_static(GRPC));
 }
 
-/// `GET /runners/router/discovery`: URL of the gRPC service, at the caller's address. Without gRPC, 501, so that
-/// runners poll over HTTP (docs/spec/runner-api.md, section 9.1).
+/// `GET /runners/router/discovery`: URL of the gRPC service, with the host and port that the caller used. Without gRPC,
+/// 501, so that runners poll over HTTP (docs/spec/runner-api.md, section 9.1).
 pub(super) async fn discovery(State(service): State<Service>, uri: Uri, headers: HeaderMap) -> Response {
     let host = uri.authority().map(|authority| authority.as_str()).or_else(|| header_text(&headers, "host"));
     let Some(host) = host.filter(|host| !host.is_empty() && service.repeats_assignments()) else {

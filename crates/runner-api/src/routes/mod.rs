@@ -74,7 +74,7 @@ async fn echo_request_id(request: Request, next: Next) -> Response {
     response
 }
 
-/// Decodes a JSON body of any content type, which `DELETE` calls and old runners may omit.
+/// Decodes a JSON body. Ignores the content type, because `DELETE` calls and old runners may not send it.
 fn decode<T: DeserializeOwned>(body: &Bytes) -> Result<T, Refusal> {
     serde_json::from_slice(body)
         .map_err(|error| Refusal(ServiceError::BadRequest(format!("invalid request body: {error}"))))

@@ -39,7 +39,7 @@ fn join_tags(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Accepts a field by its deprecated name. Both names are an error, as on GitLab.
+/// Accepts a field by its deprecated name. A request with both names is an error, as on GitLab.
 fn rename(
     fields: &mut Map<String, Value>,
     old: &str,

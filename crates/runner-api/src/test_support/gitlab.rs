@@ -26,7 +26,7 @@ pub(super) struct Front {
 }
 
 impl Front {
-    /// Returns false if forwarding is disabled.
+    /// Counts a request as forwarded and returns true. If forwarding is disabled, only returns false.
     fn forward(&mut self) -> bool {
         self.pending += usize::from(!self.forwarding_disabled);
         !self.forwarding_disabled
@@ -40,7 +40,7 @@ impl State {
 }
 
 impl MemoryCoordinator {
-    /// Makes the coordinator behave like GitLab: it selects a job within `time`, and assigns it even after a
+    /// Makes the coordinator behave like GitLab: it takes `time` to select a job, and assigns it even after a
     /// disconnect.
     #[must_use]
     pub fn as_gitlab(self, time: Duration) -> Self {

@@ -56,7 +56,7 @@ pub enum Fault {
     Missing,
     /// Never responds. Only for traces and token resets.
     Hung,
-    /// Rejects the call with a trace length of 0. Only for traces.
+    /// Responds with 416 and a length of 0, as if the trace was lost. Only for traces.
     TraceReset,
 }
 

@@ -50,7 +50,7 @@ impl Drop for Relay {
 }
 
 impl Relay {
-    /// Starts a relay before the coordinator at `target`.
+    /// Starts a relay in front of the coordinator at `target`.
     ///
     /// # Errors
     /// No port can be opened, or the URL has no host and port.

@@ -18,7 +18,7 @@ pub struct Runner {
     pub id: i64,
     /// System IDs of managers that were verified and not deleted.
     pub managers: BTreeSet<String>,
-    /// Registration request. `None` means created at the coordinator.
+    /// Registration request. `None` means that the runner was created at the coordinator.
     pub registered: Option<RegisterRequest>,
     /// Expiry of its tokens in RFC 3339.
     pub expires: Option<String>,

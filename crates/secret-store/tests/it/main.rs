@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_job::Secret;
 use muster_secret_store::{Engine, VaultError, VaultOptions, VaultSecret, VaultServer, VaultSession};
 
-/// Without retries, and with a short delay for tests that enable them.
+/// Returns options without retries. The retry delay is short, for tests that enable retries.
 pub(crate) fn options() -> VaultOptions {
     VaultOptions { max_retries: 0, retry_delay: Duration::from_millis(1), ..VaultOptions::default() }
 }

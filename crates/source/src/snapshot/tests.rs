@@ -171,11 +171,11 @@ fn links_modes_and_unusual_names_are_preserved() {
 }
 
 #[test]
-fn change_in_the_same_second_as_the_index_is_detected() {
+fn change_of_a_file_that_is_as_old_as_the_index_is_detected() {
     let repository = Repository::new();
     repository.write("a.txt", "one");
     repository.commit("First");
-    // The file has the same size and time as before, so git must read its content.
+    // The file keeps its size, and gets the modification time of the index, so git must read its content.
     let time = fs::metadata(repository.path().join(".git/index")).unwrap().modified().unwrap();
     repository.write("a.txt", "two");
     fs::File::options().write(true).open(repository.path().join("a.txt")).unwrap().set_modified(time).unwrap();

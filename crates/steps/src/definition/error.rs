@@ -9,7 +9,7 @@ pub enum StepFileError {
     /// The file is not valid YAML.
     #[error(transparent)]
     Yaml(#[from] YamlError),
-    /// The file does not have two documents. Contains a key of the first document other than `spec`, if there is one.
+    /// The file does not have two documents. The value is a key of the first document other than `spec`, if it has one.
     #[error(
         "a step file must have two documents, separated by `---`: the specification and the definition{}",
         .0.as_ref().map(|key| format!("; field `{key}` not found in the specification")).unwrap_or_default()
@@ -64,7 +64,7 @@ pub enum StepFileError {
     /// The definition has both `exec` and `run`, or neither.
     #[error("a definition needs exactly one of `exec` and `run`")]
     NotOneBody,
-    /// A step has none of `script`, `step` and `func`, or several of them.
+    /// A step has none of `script`, `step`, `func` and `action`, or several of them.
     #[error("{0:?} needs exactly one of `script`, `step`, `func`")]
     NotOneCall(String),
     /// A script step has inputs.

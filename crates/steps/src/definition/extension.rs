@@ -26,8 +26,8 @@ pub struct Extension {
     pub retry_delay: Option<Duration>,
     /// Maximum number of steps that run at the same time, including this step. `None` means that the step runs alone.
     pub parallel: Option<usize>,
-    /// Lists of values by name, or texts with expressions that return lists. The step runs for all combinations of each
-    /// mapping's values. Empty means that the step runs once.
+    /// Mappings from names to lists of values, or to texts with expressions that return lists. The step runs once for
+    /// each combination of the values in a mapping. An empty list means that the step runs once.
     pub matrix: Vec<Map<String, Value>>,
 }
 
@@ -101,7 +101,7 @@ fn count(node: &Node) -> Option<u64> {
     if let Node::Scalar { value: Value::Number(number), .. } = node { number.as_u64() } else { None }
 }
 
-/// A number without a unit is not a duration.
+/// Returns the duration in a text. `None` means that the text is invalid, such as a number without a unit.
 fn duration(node: &Node) -> Option<Duration> {
     match GoDuration::parse(node.as_str()?) {
         Some(GoDuration::NonNegative(duration)) => Some(duration),
@@ -121,7 +121,7 @@ fn condition(node: &Node) -> Result<Value, ExtensionError> {
         .ok_or_else(|| invalid_value("if", "one expression, such as `${{ vars.CI_COMMIT_BRANCH == \"main\" }}`"))
 }
 
-/// Returns whether a text is one expression. Two expressions would become a text, which is true as a condition.
+/// Returns whether a text is one expression. The result of two expressions would be a text, which counts as true.
 fn is_expression(text: &str) -> bool {
     let inner = text.strip_prefix("${{").and_then(|rest| rest.strip_suffix("}}"));
     inner.is_some_and(|inner| !inner.contains("${{") && !inner.contains("}}"))
@@ -185,7 +185,8 @@ fn matrix(node: &Node) -> Result<Vec<Map<String, Value>>, ExtensionError> {
     }
 }
 
-/// Returns a list of scalars, or a text with an expression.
+/// Returns the values for a name: a list that is not empty, or a text that is one expression. `None` means that the
+/// name or its values are invalid.
 fn matrix_values(name: &str, node: &Node) -> Option<Value> {
     let is_expression = node.as_str().map(str::trim).is_some_and(is_expression);
     let is_list = matches!(node, Node::List(values) if !values.is_empty());
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_become_a_policy_like_that_of_a_plan() {
+    fn valid_keys_set_the_policy_and_the_other_fields() {
         let extension = parse(
             "{if: '${{ vars.X }}', when: always, retry: {max: 2, delay: 100ms}, timeout: 1m30s, allow_failure: true, \
              section: Build it, parallel: 4, matrix: {os: [linux, mac], level: '${{ inputs.levels }}'}}",

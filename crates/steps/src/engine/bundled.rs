@@ -76,7 +76,7 @@ async fn run_commands(
     frame: &Frame<'_>,
     shell: &mut Option<ExecResult>,
 ) -> Result<Map<String, Value>, StepError> {
-    // The environment of a process cannot contain other names and values.
+    // The environment of a process cannot contain a name with `=` or NUL, or a value with NUL.
     let is_valid = |(name, value): &(&String, String)| !name.contains(['=', '\0']) && !value.contains('\0');
     let variables = steps.variables.iter().map(|(name, value)| (name, to_text(value))).filter(is_valid);
     let mut env = frame.env.clone();

@@ -31,7 +31,7 @@ pub(super) struct Invocation<'i> {
     pub(super) file: &'i StepFile,
     dir: &'i Path,
     pub(super) inputs: Map<String, Value>,
-    pub(super) caller_inputs: Vec<String>,
+    pub(super) caller_input_names: Vec<String>,
     /// Variables that take precedence over exports, without the `env` of the step file.
     env: IndexMap<String, String>,
     depth: usize,
@@ -43,7 +43,7 @@ pub(super) struct Invocation<'i> {
     pub(super) text: &'i str,
 }
 
-/// Details of a step for the results file. Its environments lack the exports of the step itself.
+/// Details of a step for the results file. `call_env` and `env` lack the exports of the step itself.
 #[derive(Default)]
 pub(super) struct Details {
     /// Environment without the `env` of the file.
@@ -91,7 +91,7 @@ impl UserSteps<'_> {
                 (file, dir, limits)
             }
         };
-        let caller_inputs = inputs.keys().cloned().collect();
+        let caller_input_names = inputs.keys().cloned().collect();
         let inputs = match fake {
             // The specification of a faked step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
@@ -102,7 +102,7 @@ impl UserSteps<'_> {
             file: &file,
             dir: &dir,
             inputs,
-            caller_inputs,
+            caller_input_names,
             env: self.entry_env(entry, frame, &scope)?,
             depth: frame.depth + 1,
             name: &entry.name,
@@ -231,7 +231,7 @@ impl UserSteps<'_> {
             file,
             dir: self.work_dir,
             inputs: with_defaults(file, Map::new())?,
-            caller_inputs: Vec::new(),
+            caller_input_names: Vec::new(),
             env: IndexMap::new(),
             depth: 0,
             name: "",

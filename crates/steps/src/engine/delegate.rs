@@ -164,7 +164,7 @@ impl<J: Job> Engine<J> {
     }
 }
 
-/// Logs the error of a failed call.
+/// Returns whether a call succeeded. Logs the error of a failed call.
 fn is_ok_or_logged(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
     match &result {
         Ok(Ok(())) => {}

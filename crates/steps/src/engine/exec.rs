@@ -117,7 +117,7 @@ impl UserSteps<'_> {
         }
     }
 
-    /// `env` overrides exports.
+    /// Returns the environment of a step's process. `env` overrides the exports of earlier steps.
     pub(super) fn process_env(&self, env: &IndexMap<String, String>) -> Vec<(OsString, OsString)> {
         let exports = self.exports.lock();
         let own = exports.iter().chain(env).map(|(key, value)| (key.into(), value.into()));

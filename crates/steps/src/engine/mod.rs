@@ -5,7 +5,7 @@
 //!          |
 //!          +-- failed:     later `on_success` steps are skipped
 //!          +-- canceled:   during a script: after_script and uploads still run; at other times: only cleanup
-//!          +-- timed out:  the script itself: as after a failure; otherwise: only cleanup
+//!          +-- timed out:  timeout of the script: as after a failure; another step's or the job's: only cleanup
 //! ```
 
 mod beside;
@@ -140,7 +140,7 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
-    /// Returns the part of the timeout for the sources that an earlier step has used.
+    /// Returns how much of the timeout for getting the sources an earlier step has used up.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
     }
@@ -168,7 +168,7 @@ pub trait Job: Send + Sync + 'static {
     /// Adds files to the archives of the job's artifacts: paths or patterns relative to the job's directory.
     fn add_artifact_files(&self, _files: Vec<String>) {}
 
-    /// Adds what steps used at a second agent to the usage of the job.
+    /// Adds the resource usage of steps at a second agent to the usage of the job.
     fn add_delegated_usage(&self, usage: &ResourceUsage);
 
     /// Prepares the job's files for a step.

@@ -36,7 +36,8 @@ impl StartTime {
         self.at.checked_add(duration)
     }
 
-    /// Returns the node of a step that has just ended. `own` excludes the usage of the steps inside it, except traffic.
+    /// Returns the node of a step that has just ended. `own` is the usage of the step without the steps inside it, but
+    /// its traffic includes theirs.
     #[must_use]
     pub fn node(&self, name: &str, end: StepEnd, own: Usage, steps: Vec<StepNode>) -> StepNode {
         let StepEnd { status, exit_code, message, cause } = end;
@@ -57,7 +58,7 @@ impl StartTime {
     }
 }
 
-/// `None` means that neither processes nor the network were used.
+/// Returns the usage of a step with the steps inside it. `None` means that it used neither processes nor the network.
 fn total_usage(own: Usage, steps: &[StepNode]) -> Option<StepUsage> {
     let of_processes = (own.processes > 0).then(|| StepUsage {
         cpu_ms: Some(milliseconds(own.cpu)),

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::log::Stream;
 use crate::style;
 
-/// As in GitLab. A shorter value could be part of any line.
+/// Minimum size of a value that can be masked, as in GitLab. A shorter value could be part of any line.
 const MIN_MASKED_BYTES: usize = 8;
 
 const FILES: &str = "files";
@@ -42,7 +42,8 @@ pub(super) fn mask_sensitive_values(job: &impl Job, steps: &UserSteps<'_>) {
     }
 }
 
-/// Passes the declared exports and outputs of an operator's step to its job.
+/// Passes the declared exports of an operator's step to its job. If the step checks or signs artifacts, also passes its
+/// output `files`.
 ///
 /// # Errors
 /// A declared export is missing or cannot be masked, the job does not support exports, or the output `files` is
@@ -77,7 +78,8 @@ pub(super) fn publish(
     Ok(())
 }
 
-/// `exported` looks up an exported value by name.
+/// Returns the variables in `kinds` with their exported values, which `exported` looks up by name. Fails if a value is
+/// missing or cannot be masked.
 fn declared(
     kinds: &BTreeMap<String, ExportKind>,
     exported: impl Fn(&str) -> Option<String>,

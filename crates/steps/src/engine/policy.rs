@@ -20,7 +20,7 @@ use crate::log::{Log, Stream};
 use crate::stop::{StopToken, wait_until};
 use crate::style;
 
-/// As in gitlab-runner (docs/spec/job-execution.md, section 1.4).
+/// Maximum number of attempts of a step, as in gitlab-runner (docs/spec/job-execution.md, section 1.4).
 pub(super) const MAX_ATTEMPTS: u32 = 10;
 
 /// Returns the end of a sentence that names the setting for the timeout of a step. Empty means no setting.
@@ -159,7 +159,7 @@ impl<J: Job> Engine<J> {
         }
     }
 
-    /// Large futures are boxed, so that a simple step takes less memory.
+    /// Runs one attempt of the step. Large futures are boxed, so that a simple step takes less memory.
     async fn run_once(
         &self,
         step: &Step<J>,

@@ -130,7 +130,7 @@ impl UserSteps<'_> {
         succeeded: bool,
         outputs: Map<String, Value>,
     ) -> StepResult {
-        let Invocation { file, inputs, caller_inputs, name, reference, .. } = invocation;
+        let Invocation { file, inputs, caller_input_names, name, reference, .. } = invocation;
         let values = |env: IndexMap<String, String>| {
             env.into_iter().map(|(key, value)| (key, Value::String(value))).collect::<Map<_, _>>()
         };
@@ -140,7 +140,7 @@ impl UserSteps<'_> {
                 name: name.to_owned(),
                 reference,
                 env: if is_called { values(details.call_env) } else { Map::new() },
-                inputs: inputs.into_iter().filter(|(name, _)| caller_inputs.contains(name)).collect(),
+                inputs: inputs.into_iter().filter(|(name, _)| caller_input_names.contains(name)).collect(),
             },
             spec_definition: spec_definition(file, self.settings.dialect, !is_called),
             status: if succeeded { "success" } else { "failure" },

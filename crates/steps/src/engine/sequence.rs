@@ -51,7 +51,8 @@ type PathEntry<'e> = (&'e StepEntry, String);
 struct EndedStep {
     node: StepNode,
     results: Vec<StepResult>,
-    /// Outputs of the step, or its failure. Empty for a skipped step, and for a failed step with `allow_failure`.
+    /// Outputs of the step, or its failure. A failed step with `allow_failure` has no outputs. A skipped step has no
+    /// outputs either, but if it was skipped because of a stop, its result is [`StepError::Stopped`].
     result: Result<Map<String, Value>, StepError>,
 }
 
@@ -96,7 +97,7 @@ impl<'s> Sequence<'s> {
         let mut runs = Vec::new();
         for (entry, path) in group {
             let when = entry.extension.policy.when;
-            // The steps of a group start together, so a failure of one does not skip the others.
+            // The steps of a group start together, so `when` depends only on failures before the group.
             let ended = if when.allows(has_failed_before) {
                 match runs_of(entry, path, &self.steps.scope(&self.frame), &|text| self.steps.log.mask(text)) {
                     Ok(found) if found.is_empty() => Some(self.skip(&entry.name, path, "its matrix has no values")),
@@ -112,7 +113,7 @@ impl<'s> Sequence<'s> {
             } else if when == When::OnFailure {
                 Some(self.skip(&entry.name, path, "no earlier step has failed"))
             } else {
-                // A step that an earlier failure skips is not listed.
+                // A step that is skipped because of an earlier failure has no node in the result.
                 self.steps.set_state(path, StepState::Skipped);
                 None
             };
@@ -166,7 +167,8 @@ impl<'s> Sequence<'s> {
         EndedStep { node, results: Vec::new(), result: Ok(Map::new()) }
     }
 
-    /// Returns a step that is skipped because the job was stopped. It counts as a failure of the sequence.
+    /// Returns a step that is skipped because the job or a step around it was stopped. It counts as a failure of the
+    /// sequence.
     fn skip_stopped(&self, run: &StepRun<'_>, cause: TerminationCause) -> EndedStep {
         let reason = match cause {
             TerminationCause::CanceledByUser => "the job was canceled before the step started",
@@ -219,7 +221,8 @@ impl<'s> Sequence<'s> {
         all.into_iter().map(|(_, ended, _)| ended).collect()
     }
 
-    /// Boxed, because the compiler cannot prove that a stream of the futures is `Send`.
+    /// Runs a parallel step, whose log waits for its turn. Boxed, because the compiler cannot prove that a stream of
+    /// the futures is `Send`.
     fn run_in_turn<'f>(
         &'f self,
         run: &'f StepRun<'_>,
@@ -243,7 +246,7 @@ impl<'s> Sequence<'s> {
         })
     }
 
-    /// Boxed, because this function is recursive.
+    /// Runs a step under its policy. Boxed, because this function is recursive.
     fn run_step<'f>(&'f self, steps: &'f UserSteps<'_>, run: &'f StepRun<'_>) -> EndedFuture<'f> {
         Box::pin(self.run_under_policy(steps, run))
     }

@@ -2,7 +2,7 @@
 
 use crate::expression::Dialect;
 
-/// Variable with the log level of GitLab's own steps, which every process of a step gets.
+/// Variable that every process of a step gets. It contains the log level for GitLab's own steps.
 pub(super) const LOG_LEVEL: &str = "CI_STEPS_LOG_LEVEL";
 const DEBUG: &str = "CI_STEPS_DEBUG";
 const DIALECT: &str = "CI_STEPS_DIALECT";
@@ -28,7 +28,7 @@ pub enum SettingError {
 }
 
 impl Settings {
-    /// The author of the job must not change the settings of the operator's steps.
+    /// Settings of the operator's steps. They are fixed, because the author of the job must not change them.
     pub(super) const OF_OPERATOR: Self = Self { log_level: "info", is_debug: false, dialect: Dialect::Current };
 
     /// Reads the settings. `lookup` returns the value of a variable.

@@ -295,20 +295,20 @@ mod tests {
         }
         third.write(Stream::Output, b"third\n");
         let others = async {
-            let mut turns_of_others = 0;
+            let mut polls_of_other_task = 0;
             while !memory.0.lock().ends_with("third\n") {
-                match turns_of_others {
-                    ..10 => second.write(Stream::Output, format!("later {turns_of_others}\n").as_bytes()),
+                match polls_of_other_task {
+                    ..10 => second.write(Stream::Output, format!("later {polls_of_other_task}\n").as_bytes()),
                     10 => turns.end(1).await,
                     _ => {}
                 }
-                turns_of_others += 1;
+                polls_of_other_task += 1;
                 tokio::task::yield_now().await;
             }
-            turns_of_others
+            polls_of_other_task
         };
-        let ((), turns_of_others) = tokio::join!(turns.end(0), others);
-        assert!(turns_of_others > 20, "{turns_of_others} turns while several megabytes were written");
+        let ((), polls_of_other_task) = tokio::join!(turns.end(0), others);
+        assert!(polls_of_other_task > 20, "{polls_of_other_task} polls while several megabytes were written");
         let later: String = (0..10).map(|number| format!("later {number}\n")).collect();
         assert!(*memory.0.lock() == format!("{expected}{expected}{later}third\n"), "the order or the content differs");
     }

@@ -290,8 +290,8 @@ impl<'a> UserSteps<'a> {
         self.environment = environment.into();
     }
 
-    /// Runs a job's `run:` list, and adds the nodes of its steps to `nodes`. Steps that an earlier failure skips have
-    /// no node.
+    /// Runs a job's `run:` list, and adds the nodes of its steps to `nodes`. Steps that are skipped because of an
+    /// earlier failure have no node.
     ///
     /// If `returns_outputs` is set, returns the outputs of the last step.
     ///
@@ -338,7 +338,7 @@ impl<'a> UserSteps<'a> {
     /// Returns the state for a step that runs at the same time as others, with a separate log and a copy of the
     /// exports.
     ///
-    /// The kernel cannot count the traffic of such steps separately.
+    /// Its `network` is `None`, because the kernel cannot count the traffic of such steps separately.
     pub(super) fn for_parallel_step(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
         Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }
@@ -356,7 +356,7 @@ impl<'a> UserSteps<'a> {
         }
     }
 
-    /// `own` overrides exports.
+    /// Returns all environment variables that a step sees now. `own` overrides the exports of earlier steps.
     pub(super) fn full_env(&self, own: &IndexMap<String, String>) -> IndexMap<String, String> {
         let inherited = self.environment.iter().filter_map(|(key, value)| Some((key.to_str()?, value.to_str()?)));
         let mut env: IndexMap<String, String> = inherited.map(|(key, value)| (key.into(), value.into())).collect();

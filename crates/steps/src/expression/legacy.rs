@@ -1,4 +1,5 @@
-//! Expressions of step-runner 0.11.0, the predecessor of Moa: lookups of dotted paths (docs/spec/steps.md, section 3.1).
+//! Expressions of step-runner 0.11.0, whose language is the predecessor of Moa: lookups of dotted paths
+//! (docs/spec/steps.md, section 3.1).
 
 use serde_json::Value;
 

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_gets_no_cgroup_without_its_parent() {
+    fn agent_gets_no_cgroup_if_the_parent_directory_is_missing() {
         let parent = tempfile::tempdir().unwrap();
         assert_eq!(AgentCgroup::create(&parent.path().join("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
     }

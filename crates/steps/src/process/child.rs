@@ -57,7 +57,7 @@ impl Drop for Child {
         if !self.is_reaped {
             self.kill();
         }
-        // The process is now an orphan, which is reaped at the end of its job.
+        // A child that was not reaped is now an orphan, which is reaped at the end of its job.
         AWAITED.lock().remove(&self.pid);
     }
 }

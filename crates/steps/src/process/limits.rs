@@ -23,9 +23,10 @@ use super::cgroup::{AgentCgroup, Cgroup};
 use super::spawn::{Namespaces, Restrictions, can_restrict};
 use super::{Processes, procfs};
 
-/// The kernel's default.
+/// Period in which a CPU quota applies, in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
-/// Name prefix of the version 2 cgroups of rules. The names of the cgroups of process sets begin with a number.
+/// Name prefix of the version 2 cgroups of rules, to distinguish them from the cgroups of process sets, whose names
+/// begin with a number.
 const RULE_PREFIX: &str = "rule-";
 static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
 
@@ -73,7 +74,7 @@ pub(super) struct JobLimits {
 struct Limits {
     /// Outer limits, which also apply.
     outer: Option<Arc<Limits>>,
-    /// Combined with the values of `outer`.
+    /// Values of these limits, combined with the values of `outer`.
     values: StepLimits,
     /// Version 2 cgroup in which the processes start, inside the cgroup of `outer`. `None` means that the job has no
     /// such cgroup.
@@ -119,7 +120,7 @@ impl Limits {
             let (unified, version_1) =
                 ([("memory.max", bytes.to_string())], [("memory.limit_in_bytes", bytes.to_string())]);
             let cgroup = prepared.apply("memory", &unified, &version_1)?;
-            // Fails if the system does not count swap.
+            // These writes fail if the system does not count swap. Then swap is not limited.
             let _ = fs::write(cgroup.join("memory.swap.max"), "0");
             let _ = fs::write(cgroup.join("memory.memsw.limit_in_bytes"), bytes.to_string());
             prepared.memory = Some(cgroup);
@@ -177,7 +178,7 @@ impl Limits {
             None => Vec::new(),
         };
         join.extend(self.joined.iter().map(open).collect::<io::Result<Vec<_>>>()?);
-        Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.values.file_bytes })
+        Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.values.file_bytes, open_files: None })
     }
 
     fn oom_kill_count(&self) -> u64 {

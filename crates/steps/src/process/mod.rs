@@ -102,7 +102,7 @@ pub enum Containment {
 }
 
 impl ProcessManager {
-    /// Makes this process, which runs jobs, the subreaper of its descendants.
+    /// Returns the manager for the jobs that this process runs. Makes this process the subreaper of its descendants.
     ///
     /// `open_files` is the maximum number of open files of a job's process. `None` means the limit of this process.
     #[must_use]

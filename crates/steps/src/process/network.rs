@@ -51,7 +51,7 @@ impl JobNetwork {
     /// Returns the traffic since the start of the job.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
-        // The counters were readable at the start of the job, and stay readable.
+        // No error is expected, because the counters were readable at the start of the job.
         procfs::read(COUNTERS).map(|text| self.sum(&text).since(self.at_start)).unwrap_or_default()
     }
 
@@ -64,7 +64,7 @@ impl JobNetwork {
     }
 }
 
-/// Returns the interfaces in the text of [`COUNTERS`], except loopback.
+/// Returns the name and the traffic of each interface except loopback. `text` is the content of the file [`COUNTERS`].
 fn counters(text: &str) -> impl Iterator<Item = (&str, Traffic)> {
     let lines = text.lines().filter_map(|line| line.rsplit_once(':'));
     let lines = lines.map(|(name, numbers)| (name.trim(), numbers)).filter(|(name, _)| *name != LOOPBACK);
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn only_interfaces_of_the_start_except_loopback_are_counted() {
+    fn only_initial_interfaces_except_loopback_are_counted() {
         let text = |received, sent| format!("{HEADER}{}{}", interface("lo", 9, 9), interface("eth0", received, sent));
         let interfaces = counters(&text(5, 7)).map(|(name, _)| name.to_owned()).collect();
         let network = JobNetwork { interfaces: Arc::new(interfaces), at_start: Traffic::default() };

@@ -24,7 +24,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Later output is still written to the log.
 const DRAIN_IDLE_TIMEOUT: Duration = Duration::from_millis(250);
 const READ_BUFFER_BYTES: usize = 256 * 1024;
-/// Minimum length of a large piece of output, after which other tasks run and the pipe is enlarged.
+/// Minimum length of a large piece of output. After each large piece, other tasks run. The first one also enlarges the
+/// pipe.
 const LARGE_PIECE_BYTES: usize = 32 * 1024;
 const LARGE_PIPE_BYTES: usize = 1024 * 1024;
 const MAX_LARGE_PIECES: u32 = 64;
@@ -36,7 +37,7 @@ thread_local! {
     static READ_BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_BUFFER_BYTES]);
 }
 
-/// Notifies of each chunk of output. Closes when the reader ends.
+/// Channel that changes with each chunk of output, and closes when the task that reads the output ends.
 pub(super) struct OutputProgress(pub(super) watch::Receiver<()>);
 
 impl OutputProgress {
@@ -167,8 +168,8 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn large_and_small_pieces_arrive_once_and_in_order() {
-        let pieces_of_a_turn = usize::try_from(MAX_LARGE_PIECES).unwrap() * READ_BUFFER_BYTES;
-        let lengths = [1, pieces_of_a_turn + 1, 10, LARGE_PIECE_BYTES, 2 * LARGE_PIECE_BYTES, 3];
+        let max_turn_bytes = usize::try_from(MAX_LARGE_PIECES).unwrap() * READ_BUFFER_BYTES;
+        let lengths = [1, max_turn_bytes + 1, 10, LARGE_PIECE_BYTES, 2 * LARGE_PIECE_BYTES, 3];
         let bytes: Vec<u8> = (0..=250).cycle().take(lengths.iter().sum()).collect();
         let (read_end, write_end) = pipe().unwrap();
         let written = bytes.clone();

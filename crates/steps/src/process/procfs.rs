@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-/// Enough for one process or a short list of children.
-const READ_BYTES: usize = 512;
+/// Initial size of the buffer for a file: enough for one process or a short list of children.
+const INITIAL_BUFFER_BYTES: usize = 512;
 
 /// Maximum number of bytes of an environment to read. No process starts with more, but a running process can enlarge
 /// its environment.
@@ -116,7 +116,7 @@ fn with_descendants(mut members: HashSet<i32>, table: &[Process]) -> Vec<i32> {
 
 /// Returns the orphans that this process has adopted, and some of its other children.
 ///
-/// These are the children of the main thread, to which the kernel gives all orphans.
+/// Returns all children of the main thread, because the kernel makes this thread the parent of every orphan.
 pub(super) fn adopted_children() -> Vec<i32> {
     let own_pid = std::process::id();
     match read(&format!("/proc/self/task/{own_pid}/children")) {
@@ -132,7 +132,7 @@ pub(super) fn adopted_children() -> Vec<i32> {
 /// Reads a file of `/proc`, without querying its length, which is always 0. Replaces invalid UTF-8, such as in process
 /// names.
 pub(super) fn read(path: &str) -> io::Result<String> {
-    let mut text = Vec::with_capacity(READ_BYTES);
+    let mut text = Vec::with_capacity(INITIAL_BUFFER_BYTES);
     File::open(path)?.take(u64::MAX).read_to_end(&mut text)?;
     Ok(String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

@@ -15,7 +15,6 @@ use indexmap::IndexMap;
 use muster_job::TerminationCause;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, Resource, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
@@ -23,7 +22,7 @@ use tokio::sync::watch;
 use super::cgroup::Cgroup;
 use super::child::Child;
 use super::output::{OutputProgress, copy_to_log};
-use super::spawn::{Program, spawn_in};
+use super::spawn::{Program, Restrictions, limit_open_files, spawn_in};
 use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, procfs};
 use crate::log::Log;
 use crate::stop::StopToken;
@@ -85,8 +84,8 @@ pub enum RunError {
 impl Processes {
     /// Runs a process and waits for its end. Writes its output to `log`, even what its children write later.
     ///
-    /// When `stop` is stopped, terminates all processes of the job, or of the set inside of [`Processes::in_own_set`],
-    /// with `grace` between TERM and KILL.
+    /// When `stop` is stopped, terminates all processes of the job, with `grace` between TERM and KILL. Inside of
+    /// [`Processes::in_own_set`], terminates only the processes of that set.
     ///
     /// # Errors
     /// The process could not be started or watched.
@@ -98,7 +97,7 @@ impl Processes {
         grace: Duration,
     ) -> Result<ProcessEnd, RunError> {
         let set = self.current_set();
-        let StartedProcess { program, mut child, input, drained, report } = self.start(command, log, &set)?;
+        let StartedProcess { program, mut child, input, output, report } = self.start(command, log, &set)?;
         let feed = async {
             if let Some((mut pipe, bytes)) = input {
                 // A process may end without reading its input.
@@ -119,8 +118,8 @@ impl Processes {
         set.remove_leader(child.pid());
         drop(child);
         let ended = ended?;
-        // Also after a stop, because the last output must precede the message about the stop.
-        drained.wait().await;
+        // The output is awaited after a stop too, because it must precede the message about the stop.
+        output.wait().await;
         Ok(ended)
     }
 
@@ -145,20 +144,19 @@ impl Processes {
             set.add_leader(pid);
             (pid, report)
         };
-        self.set_nofile_limit(pid);
-        let (read, drained) = watch::channel(());
+        let (read, progress) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
         Ok(StartedProcess {
             program: command.program,
             child: Child::new(pid),
             input: feed.zip(command.stdin),
-            drained: OutputProgress(drained),
+            output: OutputProgress(progress),
             report,
         })
     }
 
-    /// Starts the process, in a cgroup of its set if the job has one. Returns the process ID, and the pipe of
-    /// [`spawn_in`] for an error.
+    /// Starts the process, in a cgroup if there is one for the job or its limits. Returns the process ID and, if
+    /// [`spawn_in`] was used, its pipe that reports an error.
     fn spawn(&self, command: &Command, stdio: [OwnedFd; 3], set: &ProcessSet) -> io::Result<(i32, Option<OwnedFd>)> {
         let file = command.file()?;
         // `argv[0]` is the file name, as in a shell, because programs print it in messages.
@@ -167,8 +165,9 @@ impl Processes {
         let env = env.map(|(key, value)| (key.as_os_str(), value.as_os_str()));
         let env = env.chain([(OsStr::new(JOB_TAG), OsStr::new(&set.tag))]);
         let (limited_cgroup, restrictions) = self.limits_now()?;
+        let restrictions = Restrictions { open_files: self.manager.open_files, ..restrictions };
         let cgroup = limited_cgroup.as_ref().or(self.cgroup.as_ref());
-        if cgroup.is_some() || !restrictions.is_empty() {
+        if cgroup.is_some() || !restrictions.is_simple() {
             let program = Program {
                 file: &file,
                 args: [name].into_iter().chain(command.args.iter().map(OsString::as_os_str)).collect(),
@@ -188,16 +187,11 @@ impl Processes {
         if let Some(dir) = &command.work_dir {
             process.current_dir(dir);
         }
+        if let Some(limit) = restrictions.open_files {
+            limit_open_files(&mut process, limit);
+        }
         let pid = i32::try_from(process.spawn()?.id()).map_err(io::Error::other)?;
         Ok((pid, None))
-    }
-
-    /// Sets the limit of open files of a running process. Setting the limit before the start would be slower.
-    fn set_nofile_limit(&self, pid: i32) {
-        let Some((limit, pid)) = self.manager.open_files.zip(Pid::from_raw(pid)) else { return };
-        if let Err(error) = prlimit(Some(pid), Resource::Nofile, limit) {
-            tracing::debug!(%error, "failed to limit the open files of a process, using the agent's limit");
-        }
     }
 
     /// Moves a process into the remaining cgroups of the job's slot, and records the process.
@@ -244,19 +238,20 @@ impl Processes {
     }
 }
 
-/// Process that may not have executed its program yet.
+/// Started process. Possibly, it has not executed its program yet.
 struct StartedProcess {
     program: PathBuf,
     child: Child,
     /// Pipe to the standard input, and the bytes to write.
     input: Option<(Sender, Vec<u8>)>,
-    drained: OutputProgress,
+    output: OutputProgress,
+    /// Pipe that reports an error of the execution. `None` if the start already reported it.
     report: Option<OwnedFd>,
 }
 
 /// Waits until the program is executed, or until `stop` is stopped.
 ///
-/// The program may never be executed, because a job can freeze its own cgroup.
+/// Waiting only for the program could take forever, because a job can freeze its own cgroup.
 ///
 /// # Errors
 /// The program cannot be executed.
@@ -266,7 +261,8 @@ async fn wait_for_exec(report: Option<OwnedFd>, stop: &StopToken) -> io::Result<
     let mut number = [0; size_of::<i32>()];
     tokio::select! {
         biased;
-        // The pipe also closes if the process was killed earlier, as its exit status then shows.
+        // The pipe also closes if the process was killed before it executed the program. Then, its exit status shows
+        // that.
         read = pipe.read_exact(&mut number) => match read {
             Ok(_) => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(number))),
             Err(_) => Ok(()),
@@ -286,7 +282,7 @@ fn input(bytes: Option<&[u8]>, must_wait: bool) -> io::Result<(OwnedFd, Option<S
     Ok((read, Some(Sender::from_owned_fd(write)?)))
 }
 
-/// Returns a file in memory with these bytes, because a shell reads a pipe byte by byte.
+/// Returns a file in memory with these bytes. It is faster than a pipe, which a shell reads byte by byte.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create("input", MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;

@@ -17,7 +17,7 @@ use super::cgroup::Cgroup;
 use crate::stop::StopToken;
 
 tokio::task_local! {
-    /// Set to which a process started now belongs. Has no value outside of [`Processes::in_own_set`].
+    /// Set to which newly started processes belong. Has no value outside of [`Processes::in_own_set`].
     static CURRENT: Arc<ProcessSet>;
 }
 
@@ -82,7 +82,7 @@ impl ProcessSet {
 }
 
 impl Processes {
-    /// Runs the work of a step that can be stopped alone. When `stop` is stopped, only terminates the processes that
+    /// Runs the work of a step that can be stopped alone. When `stop` is stopped, terminates only the processes that
     /// the work has started, with `grace` between TERM and KILL.
     pub async fn in_own_set<F: Future>(&self, stop: &StopToken, grace: Duration, work: F) -> F::Output {
         let number = self.sets.fetch_add(1, Ordering::Relaxed) + 1;
@@ -98,7 +98,8 @@ impl Processes {
     }
 
     pub(super) fn current_set(&self) -> Arc<ProcessSet> {
-        // Work may start processes of another job, such as a command of a debugger.
+        // The current set may be that of another job, whose work starts a process of this job, such as a debugger's
+        // command.
         let current = CURRENT.try_with(Arc::clone).ok().filter(|set| set.job == self.all.job);
         current.unwrap_or_else(|| Arc::clone(&self.all))
     }

@@ -1,7 +1,7 @@
 //! Cgroups of slots. A slot is one job's share of a machine that runs several jobs.
 //! ```text
-//! <mount>/<slot>          cgroup of the slot, kept after its jobs: its weight is the slot's share while slots compete
-//! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job: counts the job's usage
+//! <mount>/<slot>          cgroup of the slot, kept after its jobs. Its weight is the slot's share while slots compete
+//! <mount>/<slot>/job-<n>  cgroup of one job, removed after the job. Counts the job's usage
 //! ```
 //!
 //! The directories are created in the hierarchy of version 2, and in the hierarchies of version 1 that control CPU,
@@ -95,7 +95,7 @@ impl PressureStall {
     /// Returns the stall times of the machine since boot.
     #[must_use]
     pub fn of_machine() -> Self {
-        let read = |resource: &str| some_total(&PathBuf::from("/proc/pressure").join(resource));
+        let read = |resource: &str| stall_time(&PathBuf::from("/proc/pressure").join(resource));
         Self { cpu: read("cpu"), memory: read("memory"), io: read("io") }
     }
 
@@ -187,7 +187,7 @@ impl SlotCgroup {
     pub(super) fn usage_counters(&self) -> UsageCounters {
         let paths = |name: &'static str| self.hierarchies.iter().map(move |hierarchy| hierarchy.job.path().join(name));
         let read = |name| paths(name).find_map(|path| number(&path));
-        let stalled = |name| paths(name).find_map(|path| some_total(&path));
+        let stalled = |name| paths(name).find_map(|path| stall_time(&path));
         let stat = || {
             let stat = |hierarchy: &Hierarchy| fs::read_to_string(hierarchy.job.path().join("cpu.stat")).ok();
             let text = self.hierarchies.iter().filter(|hierarchy| hierarchy.is_v2).find_map(stat)?;
@@ -327,7 +327,8 @@ fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-fn some_total(path: &Path) -> Option<Duration> {
+/// Reads the total time from the line `some` of a file with pressure stall information.
+fn stall_time(path: &Path) -> Option<Duration> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with("some "))?;
     let total = line.rsplit_once("total=")?.1.trim();

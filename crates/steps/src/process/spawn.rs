@@ -12,10 +12,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::ptr;
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// `CLONE_CLEAR_SIGHAND` of `linux/sched.h`: the child has no signal handlers.
 const CLEAR_SIGNAL_HANDLERS: u64 = 0x1_0000_0000;
@@ -70,12 +72,26 @@ pub(super) struct Restrictions {
     pub(super) namespaces: Namespaces,
     /// Maximum size in bytes of written files. `None` means no limit.
     pub(super) file_bytes: Option<u64>,
+    /// Limit of open files. `None` means the agent's limit.
+    pub(super) open_files: Option<Rlimit>,
 }
 
 impl Restrictions {
-    pub(super) fn is_empty(&self) -> bool {
+    /// Returns whether [`std::process::Command`] can enforce the restrictions, with [`limit_open_files`].
+    pub(super) fn is_simple(&self) -> bool {
         self.join.is_empty() && self.namespaces == Namespaces::Shared && self.file_bytes.is_none()
     }
+}
+
+/// Makes the child of `command` set its limit of open files before it executes the program.
+pub(super) fn limit_open_files(command: &mut std::process::Command, limit: Rlimit) {
+    let set = move || {
+        // Cannot fail, because the limit is below the agent's.
+        let _ = setrlimit(Resource::Nofile, limit);
+        Ok(())
+    };
+    // SAFETY: the closure only makes one system call.
+    unsafe { command.pre_exec(set) };
 }
 
 /// Starts a process that leads a new process group, in the cgroup directory `cgroup`. `None` means the agent's cgroup.
@@ -111,6 +127,7 @@ pub(super) fn spawn_in(
         join_count: join.len(),
         namespaces: restrictions.namespaces,
         file_bytes: restrictions.file_bytes,
+        open_files: restrictions.open_files,
         maps: maps.each_ref().map(|map| (map.as_ptr(), map.as_bytes().len())),
     };
     // SAFETY: everything that `child` points to lives until the end of this function. The child shares no memory and
@@ -129,7 +146,7 @@ pub(super) fn can_restrict(restrictions: &Restrictions) -> io::Result<()> {
     probe(None, restrictions)
 }
 
-/// Tests a start up to the execution of a program.
+/// Tests whether a process can be started: starts one, up to the execution of a program.
 fn probe(cgroup: Option<&File>, restrictions: &Restrictions) -> io::Result<()> {
     let null = File::options().read(true).write(true).open("/dev/null")?;
     let null = std::os::fd::AsFd::as_fd(&null);
@@ -175,11 +192,12 @@ struct Child {
     join_count: usize,
     namespaces: Namespaces,
     file_bytes: Option<u64>,
+    open_files: Option<Rlimit>,
     /// Content and lengths of `setgroups`, `uid_map` and `gid_map` of a user namespace.
     maps: [(*const c_char, usize); 3],
 }
 
-/// Starts a child in the cgroup and the namespaces, which executes its program. Returns its process ID.
+/// Starts a child in the cgroup and the namespaces, and executes the program in it. Returns the child's process ID.
 ///
 /// # Safety
 /// The pointers of `child` must be valid, and its lists must end with a null pointer.
@@ -197,8 +215,8 @@ unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
         cgroup: cgroup.map_or(Ok(0), |cgroup| number(cgroup.as_raw_fd()))?,
         ..CloneArgs::default()
     };
-    // SAFETY: without a stack and shared memory, this is a fork. The kernel only reads the structure, which has its
-    // layout and the given size.
+    // SAFETY: without a stack and shared memory, this is a fork. The kernel only reads the structure, which has the
+    // layout that the kernel expects, and the given size.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<CloneArgs>()) };
     match pid {
         0 => {
@@ -259,6 +277,10 @@ unsafe fn restrict(child: &Child) -> bool {
             if libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) != 0 {
                 return false;
             }
+        }
+        if let Some(limit) = child.open_files {
+            // Cannot fail, because the limit is below the agent's. Only makes a system call.
+            let _ = setrlimit(Resource::Nofile, limit);
         }
         if child.namespaces == Namespaces::Shared {
             return true;

@@ -28,7 +28,7 @@ impl Processes {
     }
 
     pub(super) async fn terminate_set(&self, set: &ProcessSet, grace: Duration) -> usize {
-        // Their usage must be read now, because most of these processes have no parent that collects it.
+        // The usage of the members must be read now, because most of them have no parent that collects it.
         for usage in self.members_of(set).into_iter().filter_map(Usage::current) {
             self.count(usage);
         }
@@ -47,8 +47,8 @@ impl Processes {
                 tracing::error!(tag = self.tag, remaining, "failed to terminate all processes of a job");
             }
         }
-        // From here on, no process belongs to this job, so that two jobs that end at the same time do not wait for each
-        // other.
+        // The job leaves the list before the following check. Otherwise, two jobs that end at the same time would leave
+        // the orphans to each other.
         let start_times = RUNNING.remove(self.number);
         if self.manager.is_subreaper && !self.orphans().is_empty() {
             // These processes left their own job. A process that started before all running jobs belongs to no running
@@ -71,23 +71,23 @@ impl Processes {
     /// Returns whether the job's cgroup is inside its slot's cgroup. Such a cgroup is removed later, because its
     /// counters are still needed.
     fn is_in_slot_cgroup(&self) -> bool {
-        let slot_cgroup = self.slot.as_ref().and_then(|slot| slot.unified());
-        slot_cgroup.zip(self.cgroup.as_ref()).is_some_and(|(slot, job)| slot.path() == job.path())
+        let job_cgroup_in_slot = self.slot.as_ref().and_then(|slot| slot.unified());
+        job_cgroup_in_slot.zip(self.cgroup.as_ref()).is_some_and(|(in_slot, job)| in_slot.path() == job.path())
     }
 
     /// Returns whether the job may have processes. Fast for most jobs, which have none at their end.
     fn may_have_processes(&self) -> bool {
         // With a subreaper, every remaining process descends from a child of the agent.
-        let is_contained = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
+        let cgroup_has_members = || self.cgroup.as_ref().is_some_and(|cgroup| !cgroup.members().is_empty());
         !self.manager.is_subreaper
             || !self.all.leaders.lock().is_empty()
             || !self.orphans().is_empty()
-            || is_contained()
+            || cgroup_has_members()
     }
 
     /// Returns all processes of a set, found by cgroup, process group, tag or descent.
     ///
-    /// A process that may write to cgroups can leave its cgroup.
+    /// The cgroup alone is not enough, because a process that may write to cgroups can leave its own.
     pub(super) fn members_of(&self, set: &ProcessSet) -> Vec<i32> {
         let mut members: Vec<i32> = self.cgroups_of(set).iter().flat_map(Cgroup::members).collect();
         let leaders = set.leaders.lock().clone();
@@ -124,7 +124,8 @@ impl Processes {
     ///
     /// Otherwise, a long script could fill the process table.
     pub(super) async fn reap_exited_orphans(&self) -> Infallible {
-        // The orphans of a short command are reaped after it, because each exit wakes all watching jobs.
+        // Watching starts late, because each exit wakes all watching jobs. The orphans of a shorter command are reaped
+        // after the command.
         sleep(REAP_INTERVAL).await;
         let mut exits = match signal(SignalKind::child()) {
             Ok(exits) if self.manager.is_subreaper => exits,
@@ -163,8 +164,8 @@ impl Processes {
         if !self.manager.is_subreaper {
             return;
         }
-        // With the lock, no new process looks like an orphan. Other code waits for children in the agent's own process
-        // group.
+        // Without the lock, a process that is being started could look like an orphan. Other code waits for children
+        // in the agent's own process group.
         let own_group = own_group();
         let awaited = AWAITED.lock();
         let orphans = procfs::adopted_children().into_iter().filter(|pid| !awaited.contains(pid));

@@ -24,7 +24,7 @@ pub trait StepSource: Send + Sync {
     async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, PortError>;
 }
 
-/// Returns the value of a variable of the job or of an earlier export, which takes precedence.
+/// Function that returns the value of a variable by its name: of an earlier export, or else of the job's variable.
 pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// Content to fetch.
@@ -32,7 +32,7 @@ pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 pub struct FetchRequest<'a> {
     /// Source of the content.
     pub source: &'a Source,
-    /// Only acceptable digest. `None` accepts any content.
+    /// Digest that the content must have. `None` accepts any content.
     pub pin: Option<&'a str>,
     /// Variables of the job, which can contain credentials.
     pub lookup: Lookup<'a>,

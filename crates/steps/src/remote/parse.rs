@@ -263,8 +263,8 @@ impl RemoteStep {
         let tag = if tag.trim().is_empty() { "latest" } else { tag.trim() };
         let is_host = |c: char| c.is_ascii_alphanumeric() || "-._:[]".contains(c);
         let is_path = |segment: &str| {
-            let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-            !segment.is_empty() && segment.chars().all(is_plain) && !segment.starts_with(['.', '-'])
+            let is_path_char = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+            !segment.is_empty() && segment.chars().all(is_path_char) && !segment.starts_with(['.', '-'])
         };
         if registry.is_empty() || !registry.chars().all(is_host) || !repository.split('/').all(is_path) {
             return Err(ReferenceError::Image(format!("{registry}/{repository}")));

@@ -53,7 +53,8 @@ impl Source {
 }
 
 impl fmt::Display for Source {
-    /// Omits credentials: `https://host/path@revision`, or `registry/repository:tag`.
+    /// Writes the source without credentials: `https://host/path@revision`, `registry/repository:tag` or
+    /// `registry/repository@digest`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let is_digest = matches!(self, Self::Oci { tag, .. } if tag.contains(':'));
         let separator = if is_digest || matches!(self, Self::Git { .. }) { '@' } else { ':' };

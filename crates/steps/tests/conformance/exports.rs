@@ -31,7 +31,7 @@ async fn c064_other_values_are_not_exported() {
 }
 
 #[tokio::test]
-async fn c065_export_overrides_the_environment_of_the_request_only() {
+async fn c065_export_overrides_only_the_environment_of_the_request() {
     let show =
         "{}\n---\nexec: {command: [sh, -c, 'echo $REQUEST $RUN $ITEM $DEFINITION']}\nenv: {DEFINITION: definition}";
     let project = Project::new().env("REQUEST", "request").step("show", show);

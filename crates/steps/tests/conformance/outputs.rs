@@ -13,7 +13,7 @@ async fn assert_rejected(lines: &str, part: &str) {
 }
 
 #[tokio::test]
-async fn c050_output_of_earlier_step_is_read_beside_a_default() {
+async fn c050_later_step_reads_a_written_output_and_a_default() {
     assert_eq!(write(&Project::new(), r#"{"name":"x","value":"1"}"#).await.log(), "1 2\n");
 }
 
@@ -142,7 +142,7 @@ fn delegating_project(text: &str) -> Project {
 }
 
 #[tokio::test]
-async fn c069_output_file_may_be_the_result_of_a_step() {
+async fn c069_output_file_may_contain_the_result_of_a_step() {
     let items = "- {name: a, step: ./d}\n- {name: p, script: 'echo ${{steps.a.outputs.q}}'}";
     let result = r#"{"status":"success","outputs":{"q":"w"},"execResult":{"exitCode":1}}"#;
     for text in [r#"{"outputs":{"q":"w"}}"#, result] {

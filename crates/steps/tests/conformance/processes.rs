@@ -13,7 +13,7 @@ async fn c106_failed_command_is_named_with_its_exit_status() {
 }
 
 #[tokio::test]
-async fn c110_process_that_another_process_kills_is_a_failure() {
+async fn c110_killed_process_is_a_failure() {
     let step = "{}\n---\nexec: {command: [sh, -c, 'kill -9 $$']}";
     let outcome = Project::new().step("kill", step).run("- {name: a, step: ./kill}").await;
     assert_eq!(outcome.nodes[0].status, StepStatus::Failure);

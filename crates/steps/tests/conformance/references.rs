@@ -4,8 +4,8 @@ use super::harness::Project;
 
 const WHERE: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
 
-/// Returns the directory of the step that a reference in `base/step.yml` names, relative to the project.
-async fn directory_of(reference: &str) -> String {
+/// Returns the directory and the file of the step that a reference in `base/step.yml` names, relative to the project.
+async fn directory_and_file_of(reference: &str) -> String {
     let project = Project::new();
     let root = project.path().display().to_string();
     let reference = reference.replace("/abs", &format!("{root}/abs"));
@@ -30,7 +30,7 @@ async fn c086_local_reference_names_a_directory_or_a_file() {
         ("/abs/x.yml", "/abs abs/x.yml"),
         ("../a", "/a a/step.yml"),
     ] {
-        assert_eq!(directory_of(reference).await, expected, "{reference}");
+        assert_eq!(directory_and_file_of(reference).await, expected, "{reference}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Cases 119 and 121: the file with the results of all steps. Cases about the command `step-runner ci` run
-//! a `run:` list.
+//! Cases 119 and 121: the file with the results of all steps. In the cases about the command `step-runner ci`, the
+//! tests run a `run:` list.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

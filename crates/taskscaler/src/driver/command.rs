@@ -1,4 +1,4 @@
-//! Commands from handles and calls to the scaler task.
+//! Commands that handles and plugin calls send to the scaler task.
 
 use std::time::Duration;
 

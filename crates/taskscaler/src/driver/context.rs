@@ -53,7 +53,7 @@ impl DriverContext {
         self.plugins.lock().unwrap_or_else(PoisonError::into_inner).get(group.0).cloned()
     }
 
-    /// Waits for the plugin while it is down.
+    /// Returns the connection details of an instance. Waits for the plugin while it is down.
     pub(super) async fn connect_info(&self, group: GroupId, id: &InstanceId) -> Result<ConnectInfo, ConnectInfoError> {
         let plugin = self.plugin(group).ok_or(ConnectInfoError::ScalerStopped)?;
         let mut status = plugin.status();

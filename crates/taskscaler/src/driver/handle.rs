@@ -55,7 +55,7 @@ pub enum StartError {
     Store(#[from] LedgerError),
 }
 
-/// Logs a panic of the scaler task, which would go unnoticed because no caller awaits the task.
+/// Logs a panic of the scaler task, which would otherwise go unnoticed because no caller awaits the task.
 struct PanicReporter;
 
 impl Drop for PanicReporter {

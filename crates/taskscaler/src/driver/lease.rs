@@ -61,7 +61,7 @@ fn go_duration(duration: &Duration) -> String {
     }
 }
 
-/// `None` means that the engine has no details.
+/// Describes why a request waited. `None` means that the engine has no details.
 fn wait_message(wait: Option<WaitReason>) -> String {
     let Some(wait) = wait else { return "no instance was ready".to_owned() };
     let mut parts = vec![format!(

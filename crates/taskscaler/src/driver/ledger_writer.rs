@@ -78,7 +78,7 @@ impl LedgerWriter {
         Self { store: Some(store), writing: None, next: Batch::default(), ready: Vec::new(), failed: None }
     }
 
-    /// Returns the actions that need not wait for the write.
+    /// Adds changes, history and actions to the next write. Returns the actions that need not wait for it.
     #[must_use]
     pub(super) fn add(
         &mut self,
@@ -209,8 +209,8 @@ impl LedgerWriter {
         (elapsed >= SLOW_WRITE).then(message)
     }
 
-    /// Returns true if a write is in progress or due. False after a failed write, because later writes could fail
-    /// forever.
+    /// Returns true if a write is in progress or due. Returns false after a failed write, because a caller that waits
+    /// for the next successful write could wait forever.
     pub(super) fn has_pending_writes(&self) -> bool {
         self.failed.is_none() && (self.writing.is_some() || !self.next.is_empty())
     }

@@ -68,7 +68,7 @@ impl MetricSet {
         metric
     }
 
-    /// Returns the current values of all metrics, sorted by their labels.
+    /// Returns the current values of all metrics. The series of each metric are sorted by their labels.
     #[must_use]
     pub fn collect(&self) -> Vec<MetricFamily> {
         let mut families: Vec<MetricFamily> = self.0.iter().flat_map(|metric| metric.collect()).collect();

@@ -292,7 +292,7 @@ impl Metrics {
     }
 }
 
-/// Uses `default` if no bounds are configured or they are not in ascending order.
+/// Returns `configured`, or `default` if no bounds are configured or they are not in ascending order.
 fn bounds<'a>(configured: &'a [f64], default: &'a [f64]) -> &'a [f64] {
     let is_valid = !configured.is_empty() && configured.is_sorted_by(|one, next| one < next);
     if is_valid { configured } else { default }

@@ -268,12 +268,12 @@ impl ScalerTask {
         self.waiting.remove(&key);
         self.reservations.remove(&key);
         self.metrics.record_unreserve();
-        // `Unreserve` precedes `Cancel`, because the reservation would count as unused between the events otherwise.
+        // `Unreserve` precedes `Cancel`. Otherwise, the reservation would count as unused between the two events.
         self.engine.handle(now, Event::Unreserve { key: key.clone() });
         self.engine.handle(now, Event::Cancel { key });
     }
 
-    /// Also creates the channel that reports the loss of the instance.
+    /// Returns a handle of the lease, and creates the channel that reports the loss of the instance.
     fn lease_handle(&mut self, assignment: crate::types::SlotAssignment) -> Option<LeaseHandle> {
         let group_name = self.engine.config().groups.get(assignment.group.0)?.name.clone();
         let losses = self.losses.entry(assignment.key.clone()).or_insert_with(|| watch::Sender::new(None));

@@ -22,7 +22,7 @@ const MAX_SIZE_LIMIT: u32 = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Acceptance {
-    /// The provider creates instances, or recently did so and was called too early.
+    /// The provider creates instances, or accepted none only because the request came too soon after an earlier one.
     Creating,
     /// The provider accepted none of the requested instances.
     Failed,
@@ -45,11 +45,12 @@ pub(super) struct CreationControl {
     calls: TokenBucket,
     creation: Backoff,
     readiness: Backoff,
-    /// Halved by failed calls, doubled by completely accepted requests. `None` means no limit.
+    /// Maximum number of instances per request. Halved by failed calls, doubled by completely accepted requests. `None`
+    /// means no limit.
     max_request_size: Option<u32>,
     /// End of the pause after the last partly accepted request.
     partial_until: Time,
-    /// Zero if the last request was completely accepted.
+    /// Length of this pause. Zero if the last request was completely accepted.
     partial_pause: Duration,
 }
 
@@ -125,7 +126,7 @@ impl CreationControl {
         self.partial_until = at + pause;
     }
 
-    /// Limits the next requests to half of this size.
+    /// Limits the next requests to half of `requested`.
     pub(super) fn halve_request_size(&mut self, requested: u32) {
         self.max_request_size = Some((requested / 2).max(1));
     }

@@ -16,7 +16,7 @@ use crate::types::GroupId;
 
 /// Time until a failed health check is repeated, and until an expired timer is checked again while the plugin is down.
 pub(super) const RECHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Each retry doubles the delay, up to the retry interval.
+/// Delay after the first rejected delete call. Each further call doubles the delay, up to the retry interval.
 const DELETE_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A deletion is reported as stuck each time that this many more delete calls had no effect.
 pub(super) const STUCK_AFTER_ATTEMPTS: u32 = 10;
@@ -29,7 +29,7 @@ pub(super) struct Deletions {
 }
 
 impl Deletions {
-    /// `index` is an instance that is being deleted and whose timer has expired.
+    /// Adds an instance to the next delete calls: it is being deleted, and its timer has expired.
     pub(super) fn add_due(&mut self, inventory: &mut Inventory, index: Index) {
         inventory.pool.change(index, |instance| {
             instance.due = None;

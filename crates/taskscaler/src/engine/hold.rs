@@ -65,6 +65,7 @@ impl StarvationHold {
         Some(request.since + STARVATION_TIMEOUT).filter(|at| *at > now.at)
     }
 
+    /// Returns the number of free slots of the held instance.
     pub(super) fn free_slots(&self, pool: &Pool) -> u64 {
         let instance = self.held.as_ref().and_then(|(_, index)| pool.get(*index));
         instance.map_or(0, |instance| u64::from(pool.limits().capacity.saturating_sub(instance.assigned_slots)))
@@ -95,6 +96,7 @@ impl StarvationHold {
     }
 }
 
+/// Returns the oldest request, if it needs several slots.
 fn oldest_if_large(queue: &Queue) -> Option<&QueuedRequest> {
     queue.oldest_fitting(u32::MAX).filter(|request| request.slots > 1)
 }

@@ -72,7 +72,8 @@ impl IdlePlan {
         self.minute = None;
     }
 
-    pub(super) fn forget_policy(&mut self) {
+    /// Makes the next [`Self::look_up`] look up the policy, even within the same minute.
+    pub(super) fn require_lookup(&mut self) {
         self.minute = None;
     }
 

@@ -110,6 +110,7 @@ pub(super) struct Instance {
     pub(super) requested_at: Time,
     pub(super) first_seen: Time,
     first_seen_unix: i64,
+    /// When the current phase began.
     pub(super) since: Time,
     /// When the last job ended, or when the instance became ready.
     pub(super) idle_since: Time,
@@ -200,7 +201,7 @@ impl Instance {
         }
     }
 
-    /// Ignores rows of other kinds, and the sticky contexts.
+    /// Restores the instance from its row, except for the sticky contexts. Ignores rows of other kinds.
     pub(super) fn restore(&mut self, now: Now, row: &Row) {
         let Row::Instance {
             slots, job_count, first_seen_at, idle_since, intent, was_ready, suspended_environment, ..
@@ -307,7 +308,7 @@ impl Instance {
         }
     }
 
-    /// Also removes the resumed environment.
+    /// Frees the slots of a job, and removes the resumed environment.
     pub(super) fn release(&mut self, key: &TaskKey, now: Now) {
         self.add_occupancy(now.at);
         let assigned_before = self.assigned_slots;
@@ -416,7 +417,7 @@ impl Instance {
     }
 }
 
-/// A time in the future counts as now.
+/// Converts a Unix time to the engine's time. A time in the future counts as now.
 pub(super) fn time_at(now: Now, unix_seconds: i64) -> Time {
     let age_s = u64::try_from(now.unix.saturating_sub(unix_seconds)).unwrap_or(0);
     Time::from_millis(now.at.as_millis().saturating_sub(age_s.saturating_mul(1000)))

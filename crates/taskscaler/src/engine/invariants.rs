@@ -44,7 +44,7 @@ pub(super) fn check_instances(pool: &Pool) -> Result<(), Violation> {
                 format!("{id} is suspended with {assigned} assigned slots and the saved environment {environment:?}"),
             ));
         }
-        // The limits may have been higher before a restart.
+        // An instance from before a restart may exceed a limit that was lowered at the restart.
         if assigned > limits.capacity && !instance.created_elsewhere {
             let capacity = limits.capacity;
             return Err(Violation::new("J4", format!("{id} has {assigned} assigned slots, but only {capacity} slots")));

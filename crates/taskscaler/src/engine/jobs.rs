@@ -1,4 +1,4 @@
-//! Jobs of the engine: reservations, queued requests, leases, and suspended environments.
+//! The engine's methods for jobs: reservations, queued requests, leases, and suspended environments.
 
 use muster_fleeting::model::{InstanceId, InstanceState};
 
@@ -68,7 +68,7 @@ impl Engine {
         self.reservations.may_reserve_ahead(&self.queue, self.inventory.pool.totals().free, max_ahead)
     }
 
-    /// Returns the maximum number of reservations ahead of free slots.
+    /// Returns how many slots may be reserved in addition to the free ones, so that jobs arrive while instances boot.
     pub(super) fn max_ahead(&mut self, now: Now) -> u64 {
         let max = self.reservations.max_ahead(now, &self.queue);
         if !self.plan.target().reserve_ahead || max == 0 {
@@ -80,7 +80,7 @@ impl Engine {
         slots_soon.saturating_sub(self.queue.slots(slots_per_instance)).min(max)
     }
 
-    /// Whether more slots are reserved than are free, because job requests immediately return jobs.
+    /// Whether more slots are reserved than are free. This is allowed while job requests immediately return jobs.
     #[must_use]
     pub fn is_ahead(&self) -> bool {
         self.reservations.are_ahead(&self.queue, self.inventory.pool.totals().free)
@@ -242,7 +242,7 @@ impl Engine {
     /// The environment is named after the lease's key. [`Action::EnvironmentSaved`] confirms that it is in the ledger.
     ///
     /// # Errors
-    /// Returns [`SuspendError`] if the lease continues.
+    /// Returns [`SuspendError`] if the instance cannot be suspended. The lease then continues.
     pub fn suspend(&mut self, now: Now, key: &TaskKey, owner: &str) -> Result<(), SuspendError> {
         let index = self.find_suspendable(key)?;
         let until_unix = now.unix.saturating_add_unsigned(self.config.suspended_ttl.as_secs());
@@ -263,7 +263,7 @@ impl Engine {
     }
 
     fn find_suspendable(&self, key: &TaskKey) -> Result<Index, SuspendError> {
-        if !self.is_single_job() {
+        if !self.has_single_use_instances() {
             return Err(SuspendError::Shared);
         }
         let index = self.leases.instance(key).ok_or(SuspendError::InstanceLost)?;
@@ -275,7 +275,8 @@ impl Engine {
         Ok(index)
     }
 
-    pub(super) fn is_single_job(&self) -> bool {
+    /// Whether each instance runs only one job before it is deleted.
+    pub(super) fn has_single_use_instances(&self) -> bool {
         self.config.capacity.get() == 1 && self.config.max_uses.is_some_and(|uses| uses.get() == 1)
     }
 
@@ -310,7 +311,7 @@ impl Engine {
         suspend::has_environment(&self.inventory.pool, name)
     }
 
-    /// A later list shows the effect of accepted calls.
+    /// Handles the answer to a suspend or resume call. A later list shows the effect of an accepted call.
     pub(super) fn handle_suspend_answer(
         &mut self,
         now: Now,

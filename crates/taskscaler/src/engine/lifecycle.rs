@@ -226,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// If the instance is not yet listed, it is drained later.
+    /// Drains an instance. If no list has reported it yet, it is drained as soon as a list reports it.
     pub(super) fn retire_instance(&mut self, now: Now, group: GroupId, id: &InstanceId, reason: String) {
         if let Some(index) = self.inventory.pool.find(group, id) {
             self.drain_or_delete(now, index, RemovalReason::Retired { reason });
@@ -334,7 +334,7 @@ impl Engine {
         self.postpone_deletion_call(now, index);
     }
 
-    /// The delete call is needed only if the provider's own deletion does not complete.
+    /// Postpones the delete call, which is needed only if the provider's own deletion does not complete.
     fn postpone_deletion_call(&mut self, now: Now, index: Index) {
         let later = now.at + self.config.deletion_retry_interval;
         self.inventory.pool.change(index, |instance| instance.due = Some(later));
@@ -433,7 +433,7 @@ impl Engine {
 
     /// Drains the instances of a drained group that are not draining yet. Returns their number.
     pub(super) fn drain_group_instances(&mut self, now: Now, id: GroupId) -> u32 {
-        let Some((by, instances)) = self.inventory.undrained_instances(id) else { return 0 };
+        let Some((by, instances)) = self.inventory.instances_to_drain(id) else { return 0 };
         let count = u32::try_from(instances.len()).unwrap_or(u32::MAX);
         for index in instances {
             self.drain_or_delete(now, index, RemovalReason::GroupDrained { by: by.clone() });

@@ -15,9 +15,10 @@ use crate::time::Time;
 /// Minimum time between the starts of two lists.
 const MIN_LIST_INTERVAL: Duration = Duration::from_millis(50);
 /// While a job waits, the list interval is the typical duration of the awaited change divided by this number. If the
-/// change already takes longer than that, its duration so far is divided instead.
+/// change already takes longer than is typical, its duration so far is divided instead.
 const TYPICAL_DURATION_DIVISOR: u32 = 50;
-/// Minimum list interval, as a multiple of the average duration of a list call. At most [`Config::update_interval`].
+/// Minimum list interval, as a multiple of the average duration of a list call. [`Config::update_interval`] is the
+/// minimum if it is shorter.
 const MIN_INTERVAL_PER_LIST_TIME: u32 = 10;
 /// Time for which a refused reservation counts as a waiting job.
 const RECENT_REFUSAL: Duration = Duration::from_secs(1);
@@ -39,7 +40,8 @@ pub(super) struct ListDemand {
     pub(super) arrivals: Option<ExpectedChanges>,
     pub(super) deletions: Option<ExpectedChanges>,
     pub(super) has_waiting_jobs: bool,
-    /// When a reservation was last refused. `None` if none was refused since a slot that is not free could be reserved.
+    /// Time of the last refused reservation. `None` if none was refused, or if a later reservation was possible even
+    /// though no slot was free.
     pub(super) last_refusal: Option<Time>,
 }
 

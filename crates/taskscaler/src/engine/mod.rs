@@ -162,7 +162,7 @@ impl Engine {
             }
             Event::Policies(policies) => {
                 self.config.policies = policies;
-                self.plan.forget_policy();
+                self.plan.require_lookup();
             }
             Event::Operator { request, group, id, action, by } => {
                 self.apply_operator_action(now, request, (group, id), action, by);

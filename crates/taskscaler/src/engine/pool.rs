@@ -137,7 +137,8 @@ impl Pool {
         self.all.get(index).is_some_and(|instance| instance.contexts.contains(&context))
     }
 
-    /// Forgets the least recently used context of an instance that has more than `max_contexts`.
+    /// Records that the instance has a context. If it then has more than `max_contexts`, the least recently used one is
+    /// forgotten.
     pub(super) fn add_context(&mut self, index: Index, context: StickyContextId, max_contexts: usize) {
         let Some(instance) = self.all.get_mut(index) else { return };
         instance.contexts.retain(|other| *other != context);
@@ -169,12 +170,12 @@ impl Pool {
         self.all.iter()
     }
 
-    /// In the order in which they were first seen.
+    /// Returns the instances of a group, in the order in which they were first seen.
     pub(super) fn of_group(&self, group: GroupId) -> Vec<Index> {
         self.select(group, |_| true)
     }
 
-    /// The first seen first.
+    /// Returns the instances of a group that are not in the list with this number, the first seen first.
     pub(super) fn unlisted(&self, group: GroupId, list: u64) -> Vec<Index> {
         self.select(group, |instance| instance.last_list != list)
     }
@@ -226,7 +227,7 @@ impl Pool {
         &self.states
     }
 
-    /// Returns the instance whose slots a request gets next.
+    /// Returns the instance on which a request should get its slots.
     ///
     /// Instances with the sticky context are preferred. The instance to avoid is used only if no other fits.
     pub(super) fn best(
@@ -263,7 +264,7 @@ impl Pool {
         self.free.range(fitting).find(|key| is_suitable(key.3)).copied()
     }
 
-    /// Maximum number of slots that a request can get now.
+    /// Number of slots that one request can get now, on the instance where it can get the most.
     pub(super) fn max_fit(&self) -> u32 {
         let widest = self.groups.iter().filter_map(|group| {
             let all = (group.rank, 0, 0, 0)..=(group.rank, u32::MAX, u64::MAX, Index::MAX);
@@ -277,9 +278,9 @@ impl Pool {
         widest.max().unwrap_or(0)
     }
 
-    /// Number of slots that one request can get now.
+    /// Number of slots that one request can get now on an instance.
     ///
-    /// One request is one use, so the remaining uses do not matter.
+    /// A request counts as one use for all its slots, so the number of remaining uses does not limit it.
     fn free_slots(&self, instance: &Instance) -> u32 {
         let has_free = instance.slot_totals(self.limits).free > 0;
         if has_free { self.limits.capacity - instance.assigned_slots } else { 0 }
@@ -291,12 +292,13 @@ impl Pool {
         fitting.min_by_key(|(_, instance)| (instance.assigned_slots, instance.sequence)).map(|(index, _)| index)
     }
 
-    /// Also returns since when the instance is idle.
+    /// Returns the instance that has been idle the longest, and since when it is idle.
     pub(super) fn longest_idle(&self, group: GroupId) -> Option<(Time, Index)> {
         self.groups.get(group.0)?.idle.first().copied()
     }
 
-    /// Up to `max` instances, the longest idle first, with the times since when they are idle.
+    /// Returns up to `max` instances that have been idle for `idle_time`, the longest idle first, and since when they
+    /// are idle.
     pub(super) fn idle(&self, group: GroupId, at: Time, idle_time: Duration, max: usize) -> Vec<(Time, Index)> {
         let idle = self.groups.get(group.0).into_iter().flat_map(|group| &group.idle);
         idle.take_while(|(since, _)| at.since(*since) >= idle_time).take(max).copied().collect()
@@ -310,9 +312,9 @@ impl Pool {
         Some(next.0 + idle_time).filter(|wake| *wake > at)
     }
 
-    /// Number of slots that requests for one slot can get now.
+    /// Number of slots of an instance that can be assigned now if each request is for one slot.
     ///
-    /// Each request is one use, so the remaining uses limit the number.
+    /// Each request counts as one use, so the remaining uses limit the number.
     pub(super) fn offered_slots(&self, index: Index) -> u64 {
         let Some(instance) = self.all.get(index) else { return 0 };
         u64::from(instance.slot_totals(self.limits).free)

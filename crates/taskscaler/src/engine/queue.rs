@@ -76,9 +76,9 @@ impl Queue {
         self.positions.is_empty()
     }
 
-    /// Number of slots that the requests occupy on instances with `usable` slots.
+    /// Number of slots that the requests need if each instance has `usable` slots.
     ///
-    /// Large requests can leave slots of their instances unused.
+    /// Includes slots that large requests leave unused on their instances.
     pub(super) fn slots(&self, usable: u32) -> u64 {
         let (mut at_least_as_large, mut instances) = (0, 0);
         for (slots, of_size) in self.by_size.iter().rev().filter(|(slots, _)| **slots > 1) {

@@ -1,9 +1,9 @@
 //! Slots that are reserved for job requests before a job has arrived.
 //!
 //! While job requests immediately return jobs, slots are also reserved *ahead*, on instances that boot or can be
-//! created. Otherwise, two idle slots would start only two jobs at a time. At most as many slots are reserved ahead as
-//! consecutive requests immediately returned a job. After an answer without a job, or after [`HELD_AFTER`] without any
-//! answer, these reservations are revoked.
+//! created. Without that, only two jobs at a time would start while two slots are idle. The number of slots that are
+//! reserved ahead is at most the number of requests that immediately returned a job since the last answer without one.
+//! After an answer without a job, or after [`HELD_AFTER`] without any answer, the reservations ahead are revoked.
 //!
 //! A reservation creates no instance.
 
@@ -23,7 +23,8 @@ pub(super) struct Reservations {
     last_answer: Time,
     /// Whether reservations may exceed the free slots.
     may_exceed_free: bool,
-    /// When a reservation was last refused. `None` if none was refused since a slot that is not free could be reserved.
+    /// Time of the last refused reservation. `None` if none was refused, or if a later reservation was possible even
+    /// though no slot was free.
     last_refusal: Option<Time>,
 }
 
@@ -56,7 +57,7 @@ impl Reservations {
         self.last_answer = now.at;
     }
 
-    /// `None` means that a slot that is not free could be reserved.
+    /// `None` means that a reservation was possible although no slot was free.
     pub(super) fn record_refusal(&mut self, refused_at: Option<Time>) {
         self.last_refusal = refused_at;
     }

@@ -25,8 +25,8 @@ impl Engine {
     /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed
     /// ([`Self::claim`]) until [`crate::event::Event::ClaimsComplete`].
     ///
-    /// If the only configured group has no explicit name, it is named after the runner. Rows of a single other group
-    /// then belong to it, because the runner was renamed.
+    /// If the only configured group has no explicit name, it is named after the runner. If all rows then have the same
+    /// other group name, the runner was renamed, and the rows belong to the configured group.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
@@ -121,8 +121,8 @@ impl Engine {
         self.leases.restore(pool, now.at, index);
         if *intent == Intent::Suspend {
             let removal = self.suspensions.restore(&mut self.inventory, now, index);
-            // If the new configuration lets jobs share instances, the environment can never be resumed.
-            let removal = removal.or_else(|| (!self.is_single_job()).then_some(RemovalReason::Expired));
+            // If the new configuration lets instances run several jobs, the environment can never be resumed.
+            let removal = removal.or_else(|| (!self.has_single_use_instances()).then_some(RemovalReason::Expired));
             self.delete_if(now, index, removal);
         }
     }

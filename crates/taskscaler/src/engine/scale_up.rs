@@ -35,7 +35,7 @@ pub(super) struct ScaleUpRequest {
     call: u64,
     pub(super) requested_at: Time,
     requested_unix: i64,
-    /// Later than `requested_at` if the request was restored from the ledger.
+    /// When the request was added to this engine: later than `requested_at` if it was restored from the ledger.
     added_at: Now,
     pub(super) requested: u32,
     /// Number of instances that may still appear.
@@ -238,8 +238,8 @@ impl ScaleUpRequests {
         if request.timing_is_valid() {
             self.latencies.learn(at.since(request.requested_at));
         }
-        // The instance may belong to another request. An instance of the matched request must then be matched to that
-        // other request, so all requests are kept until that instance should have appeared.
+        // The match may be wrong: if another request has created this instance, the instance of the matched request
+        // appears later, and must then be matched to that other request. So all requests are kept until then.
         let keep_until = match request.state {
             RequestState::Accepted { counts_until, .. } => counts_until,
             _ => at + UNCONFIRMED_WINDOW,

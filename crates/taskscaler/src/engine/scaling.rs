@@ -21,7 +21,7 @@ impl Engine {
             self.blocked_groups.clear();
             self.desired_change = 0;
             if self.plan.is_draining() {
-                // A drained manager also deletes the instances of the last jobs.
+                // A drained manager also deletes the instances that become idle when the last jobs end.
                 self.scale_down(now);
             }
             self.delete_on_shutdown(now);
@@ -153,6 +153,8 @@ impl Engine {
         self.reservations.count_to_revoke(&self.queue, self.inventory.pool.totals().free, max_ahead)
     }
 
+    /// Deletes surplus instances that have been idle for the idle time of the policy.
+    ///
     /// Starts with the last group in selection order, and within a group with the longest idle instance.
     fn scale_down(&mut self, now: Now) {
         let mut surplus = formula::surplus(&self.inputs(now));
@@ -230,7 +232,8 @@ impl Engine {
         }
     }
 
-    /// Cordoned instances are kept unless `deletes_cordoned` is set.
+    /// Deletes all instances without jobs if `delete_on_shutdown` is set, but cordoned ones only if `deletes_cordoned`
+    /// is also set.
     pub(super) fn delete_on_shutdown(&mut self, now: Now) {
         if !self.config.delete_on_shutdown {
             return;

@@ -278,7 +278,9 @@ impl StatusView<'_> {
             .collect()
     }
 
-    /// In milliseconds. `None` if no instance is expected, or if no boot or preparation was observed yet.
+    /// Estimated time until the next instance is ready, in milliseconds.
+    ///
+    /// `None` if no instance is expected, or if no boot or preparation was observed yet.
     pub(super) fn next_ready_in_ms(&self) -> Option<u64> {
         let preparation = |group: &GroupState| group.preparation.fastest.unwrap_or_default();
         let groups = self.inventory.groups.iter();

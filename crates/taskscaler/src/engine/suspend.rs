@@ -39,6 +39,7 @@ const RESUME_RETRY_DELAY: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SuspendConditions {
+    /// Whether the manager is stopping and then deletes all instances.
     pub(super) deletes_all: bool,
     pub(super) max_cost_per_hour: Option<f64>,
 }
@@ -56,6 +57,8 @@ pub(super) enum Resumed {
     },
 }
 
+/// Controls the suspended instances, and knows which jobs wait for them.
+///
 /// If a method returns a [`RemovalReason`], the caller must delete the instance.
 #[derive(Debug)]
 pub(super) struct Suspensions {
@@ -244,7 +247,7 @@ impl Suspensions {
         Resumed::Ready { key: key.clone(), waited: now.at.since(*since) }
     }
 
-    /// Called after a preparation if no job waits anymore.
+    /// Suspends an instance again after its preparation, if no job waits for it anymore.
     #[must_use]
     pub(super) fn suspend_again(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
         let is_prepared = change(inventory, index, |suspension| {
@@ -363,9 +366,9 @@ pub(super) fn check_suspendable(
 /// This is the instance without a waiting job whose environment expires first.
 pub(super) fn find_evictable(inventory: &Inventory, max_cost_per_hour: Option<f64>) -> Option<Index> {
     let suspended = inventory.pool.total_suspended();
-    let is_above_max = inventory.groups.max_instances().is_some_and(|max| suspended >= max);
+    let is_at_max = inventory.groups.max_instances().is_some_and(|max| suspended >= max);
     let is_too_expensive = || max_cost_per_hour.is_some_and(|max| inventory.suspended_cost_per_hour(None) > max + 1e-9);
-    if suspended == 0 || !(is_above_max || is_too_expensive()) {
+    if suspended == 0 || !(is_at_max || is_too_expensive()) {
         return None;
     }
     let evictable = inventory.pool.iter().filter_map(|(index, instance)| match &instance.phase {

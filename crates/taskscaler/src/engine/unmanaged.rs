@@ -22,8 +22,10 @@ struct UnmanagedInstance {
     first_seen_unix: i64,
 }
 
-/// A single list without an instance does not remove the instance. Otherwise, the instance would be matched to a
-/// scale-up request when it reappears.
+/// Unmanaged instances of a group.
+///
+/// An instance that is missing from a single list is kept, because it would be matched to a scale-up request if it
+/// reappeared.
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedInstances(BTreeMap<InstanceId, UnmanagedInstance>);
 
@@ -89,7 +91,8 @@ impl DeletedIds {
     /// Restores an ID that was deleted at `deleted_at`, in seconds since 1970. Returns whether the ID is still
     /// remembered.
     ///
-    /// The ID is then kept for [`DELETED_ID_TTL`] from now, because engine time may have begun after the deletion.
+    /// The ID is then kept for [`DELETED_ID_TTL`] from now, because a deletion before the start of engine time has no
+    /// [`Time`].
     pub(super) fn restore(&mut self, id: InstanceId, deleted_at: i64, now: Now) -> bool {
         let age_s = u64::try_from(now.unix.saturating_sub(deleted_at)).unwrap_or(0);
         let is_remembered = age_s < DELETED_ID_TTL.as_secs();

@@ -121,7 +121,7 @@ fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     })
 }
 
-/// The group of the latest decision, or the name of the file.
+/// Name for a fleet without groups in its ledger: that of the group in the latest decision, or else of the file.
 fn fleet_name(ledger: &Path) -> String {
     let latest = history::read(ledger, 0, 1, |entry| entry.group.is_some());
     let group = latest.ok().and_then(|mut entries| entries.pop()?.group);

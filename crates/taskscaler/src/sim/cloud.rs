@@ -179,7 +179,7 @@ pub struct Machine {
 pub enum Visibility {
     /// Yes.
     Always,
-    /// Only after a list that is later than this one, which wrongly omitted the machine.
+    /// Only once a later list than the given one contains the machine. The given list wrongly omitted it.
     ///
     /// A list is identified by the number of the manager's run and the number of the call.
     Since((u32, u64)),
@@ -458,8 +458,8 @@ impl Cloud {
     #[must_use]
     pub fn billed_s(&self, from: Time, to: Time) -> f64 {
         let billed_time = |machine: &Machine| {
-            let billed_until = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
-            let end = machine.deleted_at.map_or(to, |deleted_at| deleted_at.max(billed_until)).min(to);
+            let min_end = machine.created_at + Duration::from_secs_f64(self.config.min_billing_s.max(0.0));
+            let end = machine.deleted_at.map_or(to, |deleted_at| deleted_at.max(min_end)).min(to);
             end.since(machine.created_at.max(from)).as_secs_f64()
         };
         self.machines.values().map(billed_time).sum()

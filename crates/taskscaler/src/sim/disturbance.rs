@@ -124,6 +124,7 @@ fn random_target(random: &mut ChaCha8Rng) -> IdleTarget {
     }
 }
 
+/// Chooses what happens to instances on shutdown and to unmanaged instances.
 pub(super) fn configure(config: &mut Config, random: &mut ChaCha8Rng) {
     config.delete_on_shutdown = chance(random, 0.5);
     config.unmanaged = match random.random_range(0..4) {

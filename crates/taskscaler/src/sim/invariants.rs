@@ -34,8 +34,9 @@ impl InvariantChecker {
     /// Records that a lease begins.
     ///
     /// # Errors
-    /// Returns a violation of J4 if the instance has too many slots or jobs or a slot is assigned twice, or of
-    /// `environment` if the instance does not have the environment that the job resumes.
+    /// Returns a violation of J4 if a slot is assigned twice, if too many slots of the instance are assigned, or if it
+    /// has had too many jobs. Returns a violation of `environment` if the instance does not have the environment that
+    /// the job resumes.
     pub fn record_lease_start(
         &mut self,
         lease: &SlotAssignment,

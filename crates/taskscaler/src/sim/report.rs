@@ -36,7 +36,8 @@ pub struct Report {
     /// Number of jobs that resumed the environment of another job.
     #[serde(skip)]
     pub resumed: usize,
-    /// Number of jobs that were requested ahead of free slots ([`crate::policy::IdleTarget::reserve_ahead`]).
+    /// Number of jobs that were requested while more slots were reserved than free
+    /// ([`crate::policy::IdleTarget::reserve_ahead`]).
     #[serde(skip)]
     pub requested_ahead: usize,
     /// Number of times that a queued job was canceled.

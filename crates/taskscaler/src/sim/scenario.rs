@@ -38,7 +38,7 @@ pub struct Scenario {
     pub unmanaged_instances: Vec<Time>,
     /// Disturbances with their times, before [`Self::faults_end`].
     pub disturbances: Vec<(Time, Disturbance)>,
-    /// Number of reservations for open job requests, even if there is no job.
+    /// Number of job requests that the manager keeps open even while no job waits, each with a reservation.
     pub reservations: usize,
     /// Whether the coordinator holds a request until it has a job. Otherwise, it answers immediately.
     pub holds_requests: bool,
@@ -47,7 +47,7 @@ pub struct Scenario {
     ///
     /// In each group of three jobs, the second resumes the environment of the first.
     pub suspended_jobs: Option<Duration>,
-    /// Time from which there are no faults. Later than [`Self::end`] means never.
+    /// Time at which the faults end. If it is later than [`Self::end`], they do not end.
     pub faults_end: Time,
     /// Time by which all jobs must be done. The simulation ends at most [`Self::settle_time`] later.
     pub end: Time,
@@ -78,7 +78,7 @@ pub struct Case {
 pub const MONDAY: i64 = 1_772_409_600;
 
 impl Scenario {
-    /// Creates a scenario without kills, disturbances and checks.
+    /// Creates a scenario without kills, disturbances and checks. Faults that `clouds` configure do not end.
     #[must_use]
     pub fn fault_free(config: Config, clouds: Vec<CloudConfig>, seed: u64, end: Time) -> Self {
         Self {

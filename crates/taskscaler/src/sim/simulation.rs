@@ -83,11 +83,13 @@ pub struct Simulation<'a> {
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Since when the coordinator has not answered a job request, because no job waits.
+    /// Time since which the coordinator has had no job for the next request. `None` if it has one, or until it has sent
+    /// the first job to the current run of the manager.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,
     sim_jobs: Vec<SimJob>,
+    /// Indexes of the jobs that have requested slots, by their task keys.
     keys: HashMap<TaskKey, usize>,
     unfinished: usize,
     running_count: usize,
@@ -349,7 +351,7 @@ impl<'a> Simulation<'a> {
                 return Ok(());
             }
             Action::ResumeFailed { key, .. } => {
-                self.run_without_environment(&key);
+                self.requeue_without_environment(&key);
                 return Ok(());
             }
             Action::RevokeReservation { key } => {

@@ -16,7 +16,8 @@ use crate::types::SlotRequest;
 ///
 /// Unix times are converted to seconds since the Monday before the first job.
 const UNIX_TIME_S: u64 = 1_000_000_000;
-const MONDAY_S: u64 = 4 * 86_400;
+/// The first Monday of 1970, 00:00, as a Unix time.
+const FIRST_MONDAY_S: u64 = 4 * 86_400;
 const WEEK_S: u64 = 7 * 86_400;
 const MAX_ARRIVAL_S: f64 = 1e11;
 /// In seconds: three years.
@@ -36,7 +37,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Half of the CPUs that the job requests, or 1.5 CPUs.
+    /// Returns the usage that the simulation assumes: for its whole run time, the job uses half of the CPUs that it
+    /// requests, or 1.5 CPUs if it requests none.
     #[must_use]
     pub fn usage(&self) -> JobUsage {
         let cpu = self.duration * self.request.resources.cpu_milli.unwrap_or(3000) / 2000;
@@ -123,7 +125,7 @@ impl TraceRow {
     }
 }
 
-/// A heading has no number in any column, for any common separator.
+/// Returns whether a line is a heading: no column is a number, whether commas, semicolons or tabs separate the columns.
 fn is_heading(line: &str) -> bool {
     line.split([',', ';', '\t']).all(|column| unquoted(column).parse::<f64>().is_err())
 }
@@ -170,7 +172,7 @@ pub fn read(text: &str) -> Result<Vec<Job>, TraceError> {
     jobs.sort_by_key(|job| job.at);
     let first = jobs.first().map_or(0, |job| job.at.as_millis() / 1000);
     if first >= UNIX_TIME_S {
-        let monday = MONDAY_S + (first - MONDAY_S) / WEEK_S * WEEK_S;
+        let monday = FIRST_MONDAY_S + (first - FIRST_MONDAY_S) / WEEK_S * WEEK_S;
         for job in &mut jobs {
             job.at = Time::from_millis(job.at.as_millis() - monday * 1000);
         }

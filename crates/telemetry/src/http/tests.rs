@@ -10,22 +10,22 @@ use crate::{Build, ProcessState};
 
 const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch: "b", built_at: "c" };
 
-struct Running {
+struct RunningServer {
     address: std::net::SocketAddr,
     telemetry: Arc<Telemetry>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
 }
 
-async fn start() -> Running {
+async fn start() -> RunningServer {
     let telemetry = Telemetry::new(&BUILD, &Arc::default(), SpanSettings::default());
     let server = Server::bind("127.0.0.1", 0, Arc::clone(&telemetry)).await.unwrap();
     let (address, stop) = (server.address().unwrap(), CancellationToken::new());
     let serving = tokio::spawn(server.serve(stop.clone()));
-    Running { address, telemetry, stop, serving }
+    RunningServer { address, telemetry, stop, serving }
 }
 
-impl Running {
+impl RunningServer {
     /// Sends a request and returns the whole response, head and body.
     async fn request(&self, method: &str, path: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();

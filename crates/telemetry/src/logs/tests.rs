@@ -20,7 +20,7 @@ impl Log {
         Self { handle, buffer }
     }
 
-    fn format(format: Format) -> Self {
+    fn with_format(format: Format) -> Self {
         Self::new(LogOptions { format: Some(format), color: Color::Always, ..LogOptions::default() })
     }
 
@@ -52,7 +52,7 @@ fn log_job() {
 
 #[test]
 fn runner_format_equals_gitlab_runner() {
-    let log = Log::format(Format::Runner);
+    let log = Log::with_format(Format::Runner);
     log.handle.state().set_max_builds(4);
     log.handle.state().job_added();
     let expected = "Added job to processing list                      \x1b[0;m  builds\x1b[0;m=1 job\x1b[0;m=7 \
@@ -69,7 +69,7 @@ fn text_format_is_logfmt() {
         repo_url=\"https://[MASKED]@host/a b.git\" runner=abcdefghi\n\
         time=\"TIME\" level=warning msg=\"Submitting job to coordinator... failed\" error=\"a \\\"bad\\\"\\nthing\" job=7 \
         runner=abcdefghi\n";
-    assert_eq!(Log::format(Format::Text).lines(log_job), expected);
+    assert_eq!(Log::with_format(Format::Text).lines(log_job), expected);
 }
 
 #[test]
@@ -78,12 +78,12 @@ fn json_format_is_one_object_per_line() {
         \"repo_url\":\"https://[MASKED]@host/a b.git\",\"runner\":\"abcdefghi\",\"time\":\"TIME\"}\n\
         {\"error\":\"a \\\"bad\\\"\\nthing\",\"job\":7,\"level\":\"warning\",\
         \"msg\":\"Submitting job to coordinator... failed\",\"runner\":\"abcdefghi\",\"time\":\"TIME\"}\n";
-    assert_eq!(Log::format(Format::Json).lines(log_job), expected);
+    assert_eq!(Log::with_format(Format::Json).lines(log_job), expected);
 }
 
 #[test]
 fn field_does_not_replace_level() {
-    let lines = Log::format(Format::Json).lines(|| tracing::info!(level = "x", "hello"));
+    let lines = Log::with_format(Format::Json).lines(|| tracing::info!(level = "x", "hello"));
     assert_eq!(lines, "{\"fields.level\":\"x\",\"level\":\"info\",\"msg\":\"hello\",\"time\":\"TIME\"}\n");
 }
 
@@ -141,7 +141,7 @@ fn libraries_log_only_warnings_and_errors() {
 
 #[test]
 fn warnings_and_errors_are_counted_by_level() {
-    let log = Log::format(Format::Text);
+    let log = Log::with_format(Format::Text);
     let lines = log.lines(|| {
         tracing::warn!("one");
         tracing::warn!("two");

@@ -108,7 +108,7 @@ impl EntryMetrics {
             report_retries: set.counter(&names::REPORT_RETRIES),
             set,
         };
-        // Create the series before the first failure, so that a rate can be computed from it.
+        // Create the series at 0, so that the rate that Prometheus computes includes the first failure.
         for failure in ProcessingFailure::ALL {
             entry.processing_failures.with_label_values(&[failure.label()]);
         }

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_stat_of_name_with_parentheses() {
+    fn process_name_in_stat_can_contain_parentheses() {
         let line = "7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 120 30 0 0 20 0 3 0 9000 4096000 25 1 2";
         let stat = Stat { cpu_ticks: 150.0, start_ticks: 9000.0, virtual_bytes: 4_096_000.0, resident_pages: 25.0 };
         assert_eq!(Stat::parse(line), Some(stat));

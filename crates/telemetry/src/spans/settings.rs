@@ -9,7 +9,7 @@ use super::context::TraceId;
 
 /// Default timeout of a request to a collector.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Path for traces below an endpoint for all signals.
+/// OTLP's path for traces. It is appended to an endpoint that is configured for all signals (traces, metrics and logs).
 const PATH: &str = "v1/traces";
 /// Default service name, which is gitlab-runner's.
 const SERVICE: &str = "runner";

@@ -22,13 +22,14 @@ const BUILD: Build = Build { name: "muster", version: "1", revision: "a", branch
 /// A received request: its path, its header `authorization` and its message.
 type ReceivedRequest = (String, Option<String>, ExportTraceServiceRequest);
 
-/// A collector that responds with these statuses, and then with 200.
+/// A collector that records the requests that it receives.
 struct Collector {
     url: String,
     requests: UnboundedReceiver<ReceivedRequest>,
 }
 
 impl Collector {
+    /// Starts a collector that responds to its first requests with `statuses`, and to further ones with 200.
     async fn start(statuses: &[u16]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());

@@ -208,7 +208,7 @@ async fn machine_whose_marker_cannot_be_removed_gets_no_jobs() {
     group.increase(1).await.unwrap();
     wait_until(|| fake.machines().len() == 1).await;
     let marker = fake.path("muster-creating").join(&fake.machines()[0]);
-    // Not even root can remove a directory with content like a file.
+    // Replace the marker with a directory that is not empty, which not even root can remove as if it were a file.
     std::fs::remove_file(&marker).unwrap();
     std::fs::create_dir_all(marker.join("x")).unwrap();
     fake.disable("create-waits");

@@ -63,7 +63,7 @@ async fn failed_accept_does_not_stop_the_ssh_server() {
     prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
     let before_connection = context_switches();
     let waiting = tokio::net::TcpStream::connect(&target.address).await.unwrap();
-    // The SSH server has woken up and failed to accept the connection.
+    // Wait until the SSH server has woken up and failed to accept the connection.
     while context_switches().is_some() && context_switches() == before_connection {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

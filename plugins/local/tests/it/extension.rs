@@ -73,7 +73,7 @@ async fn reports_resource_usage() {
 }
 
 #[tokio::test]
-async fn host_key_of_the_plugin_is_pinned() {
+async fn host_key_reported_by_the_plugin_can_be_pinned() {
     let (group, target, session) = start_instance(json!({})).await;
     session.close().await;
     let keys = group.host_keys(&id(&target)).await.unwrap();

@@ -98,15 +98,15 @@ async fn next_plugin_removes_interrupted_starts() {
         std::fs::create_dir(directory.join(name)).unwrap();
     }
     std::fs::write(directory.join("local-0000abcd-8.new"), "{").unwrap();
-    for started in 1..=6 {
+    for new_entries in 1..=6 {
         let killed = group(config.clone()).await;
         assert_eq!(entries(directory), ["local-abcd-7", "other"], "entries without an instance name are not removed");
         let plugin = plugin(directory).and_then(|pid| Pid::from_raw(pid.parse().unwrap())).unwrap();
         killed.increase(3).await.unwrap();
-        // Kill the plugin when this many directories and records exist, including unfinished records.
+        // Kill the plugin when `new_entries` directories and records have been created, including unfinished records.
         let start = Instant::now();
-        while entries(directory).len() < 2 + started {
-            assert!(start.elapsed() < TIMEOUT, "expected {started} new entries: {:?}", entries(directory));
+        while entries(directory).len() < 2 + new_entries {
+            assert!(start.elapsed() < TIMEOUT, "expected {new_entries} new entries: {:?}", entries(directory));
         }
         kill_process(plugin, Signal::KILL).unwrap();
         killed.stop().await;
@@ -116,7 +116,7 @@ async fn next_plugin_removes_interrupted_starts() {
         let expected = ids.iter().flat_map(|id| [id.to_string(), format!("{id}.json")]);
         let mut expected: Vec<_> = expected.chain(["local-abcd-7".to_owned(), "other".to_owned()]).collect();
         expected.sort();
-        assert_eq!(entries(directory), expected, "killed after {started} entries");
+        assert_eq!(entries(directory), expected, "killed after {new_entries} entries");
         next.decrease(&ids).await.unwrap();
         while !next.update().await.unwrap().instances.is_empty() {}
         next.stop().await;

@@ -21,7 +21,8 @@ async fn start(config: Value) -> Result<Group, StartError> {
     Group::start(spec).await
 }
 
-/// Creates a shell script for all calls. `$root` is a directory for its state.
+/// Creates a shell script that implements the calls. `cases` are the branches of its `case $call`, which can store
+/// files in the directory `$root`.
 fn script(cases: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("group");
@@ -97,7 +98,7 @@ async fn partial_success_is_reported_but_partial_list_is_an_error() {
 
 /// Command-line tools of clouds print various texts. Such output must not cause a retry that creates more machines.
 #[tokio::test]
-async fn success_with_invalid_number_counts_as_accepted() {
+async fn exit_status_0_with_text_instead_of_number_means_all_were_accepted() {
     let (_directory, group) = group(
         "increase) [ $1 != 4 ] || { echo quota exceeded >&2; echo Operation failed; exit 1; }
                    echo Created; echo 'Operation completed over 1 objects.';;
@@ -108,7 +109,7 @@ async fn success_with_invalid_number_counts_as_accepted() {
     assert_eq!(group.increase(2).await.unwrap(), 2);
     let error = group.increase(4).await.unwrap_err().to_string();
     assert!(error.contains("increase failed (exit status: 1): quota exceeded"), "{error}");
-    // Deletions can be requested again, so invalid output of `decrease` accepts none.
+    // A deletion can be requested again, so the plugin assumes after invalid output that no deletion was accepted.
     assert_eq!(group.decrease(&ids(&["a", "b"])).await.unwrap(), []);
     group.stop().await;
 }

@@ -331,7 +331,7 @@ fn reference_page_is_up_to_date() {
     assert!(page.contains(&reference), "put this into docs/reference/plugin-static.md:\n{reference}");
 }
 
-/// `muster plugin test` with machines that respond.
+/// Runs the cases of `muster plugin test` against the plugin, whose machines all respond.
 #[tokio::test]
 async fn c4_c6_passes_conformance_kit() {
     let directory = TempDir::new().unwrap();

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Case {
-    /// Also the name of the project, so that cases do not share files.
+    /// Without `after`, also the name of the project, so that cases do not share files.
     pub(super) name: String,
-    /// Case that must end before this case starts. Both share a project.
+    /// Case that must end before this case starts. This case uses the project of that case.
     pub(super) after: Option<String>,
     /// Whether to download the artifacts of the case in `after`.
     #[serde(default)]
@@ -65,7 +65,7 @@ impl Case {
         files.iter().flat_map(read).collect()
     }
 
-    /// Returns the name of the first case of a chain.
+    /// Returns the name of the project, which is the name of the first case of the chain.
     pub(super) fn project<'a>(&'a self, all: &'a [Self]) -> &'a str {
         let previous = self.after.as_ref().map(|name| find(all, name));
         previous.map_or(&self.name, |case| case.project(all))

@@ -18,7 +18,7 @@ const IMAGES: [(&str, &[&str]); 7] = [
 ];
 /// Helper image of gitlab-runner.
 const HELPER: &str = "diff/helper:1";
-/// Two empty blocks end a tar archive.
+/// Size of a block in a tar archive. Two empty blocks end the archive.
 const TAR_BLOCK: usize = 512;
 
 pub(super) struct Docker {

@@ -7,9 +7,10 @@
 //! differential/<executor>/recorded/*.txt    the results of gitlab-runner, normalized
 //! differential/<executor>/differences.toml  the known differences with their reasons; an unused entry is an error
 //! ```
-//! Every test run compares Muster with the recorded results. `MUSTER_TEST_GITLAB_RUNNER`, and for containers also the
-//! helper program `MUSTER_TEST_GITLAB_RUNNER_HELPER`, also compares the recorded results with these executables.
-//! `MUSTER_TEST_RECORD=1` records them again.
+//! Every test run compares Muster with the recorded results. If `MUSTER_TEST_GITLAB_RUNNER` is the path of
+//! gitlab-runner, the tests also run it and compare its results with the recorded results. For containers, this also
+//! requires `MUSTER_TEST_GITLAB_RUNNER_HELPER`, the path of its helper program. `MUSTER_TEST_RECORD=1` replaces the
+//! recorded results.
 
 mod case;
 mod docker;

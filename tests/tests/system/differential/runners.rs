@@ -63,7 +63,7 @@ pub(super) struct CaseRunner<'a> {
     sources: Sources,
 }
 
-/// Dropping this value kills the runner, and Muster's agent, which outlives its manager.
+/// Process of a runner. Dropping this value kills the process, and Muster's agent, which outlives its manager.
 struct RunnerProcess {
     process: std::process::Child,
     state_dir: PathBuf,
@@ -143,7 +143,8 @@ impl<'a> CaseRunner<'a> {
     }
 
     async fn observe(self, _served: Served, mut runner: Command) -> Observations {
-        // Dropping the runner reads the agent's process ID from the home directory, so it must exist until then.
+        // `RunnerProcess::drop` reads the agent's process ID from the home directory, so `self`, which owns the
+        // directory, must be dropped later.
         let _runner = RunnerProcess { process: runner.spawn().unwrap(), state_dir: self.state_dir() };
         let chains = self.cases.iter().filter(|case| case.after.is_none()).map(|first| self.run_chain(first));
         let Ok(observations) = tokio::time::timeout(TIMEOUT, join_all(chains)).await else {

@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 const SLEEP: &str = "echo $$; echo ready; exec sleep 600";
 
 impl Agent {
-    async fn sleeping_process(&mut self, id: &str) -> String {
+    async fn pid_of_sleep(&mut self, id: &str) -> String {
         let log = self.log_until(id, "\nready\n").await;
         log.lines().nth(1).unwrap().to_owned()
     }
@@ -59,7 +59,7 @@ async fn c107_close_before_the_first_command_cancels_the_job() {
 async fn c108_close_ends_a_running_job_and_its_followers() {
     let mut agent = Agent::start().await;
     agent.run_script("1", SLEEP, &[]).await;
-    let pid = agent.sleeping_process("1").await;
+    let pid = agent.pid_of_sleep("1").await;
     let result = agent.wait_in_background("1");
     let request = FollowLogsRequest { id: "1".to_owned(), offset: 0 };
     let mut followed = agent.steps.follow_logs(request).await.unwrap().into_inner();
@@ -77,7 +77,7 @@ async fn c108_close_ends_a_running_job_and_its_followers() {
 async fn c109_job_outlives_a_follower_that_gives_up() {
     let mut agent = Agent::start().await;
     agent.run_script("1", SLEEP, &[]).await;
-    let pid = agent.sleeping_process("1").await;
+    let pid = agent.pid_of_sleep("1").await;
     tokio::time::timeout(Duration::from_millis(50), agent.log("1")).await.expect_err("the job runs");
     assert_eq!(agent.status("1").await.status(), State::Running);
     agent.close("1").await;
@@ -96,7 +96,7 @@ async fn c110_process_killed_by_another_program_is_a_failure() {
 async fn c111_cancel_ends_the_log_and_keeps_the_job() {
     let mut agent = Agent::start().await;
     agent.run_script("1", SLEEP, &[]).await;
-    let pid = agent.sleeping_process("1").await;
+    let pid = agent.pid_of_sleep("1").await;
     agent.cancel("1").await;
     let warning = "\u{1b}[0;33mWARNING: script canceled externally (UI, API)\u{1b}[0;m\n";
     assert_eq!(agent.log("1").await, log_of(&format!("{pid}\nready\n{warning}")));

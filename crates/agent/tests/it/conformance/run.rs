@@ -59,7 +59,7 @@ async fn c101_status_without_id_lists_all_jobs() {
 }
 
 #[tokio::test]
-async fn c102_jobs_in_the_same_directory_keep_env_files_and_logs_apart() {
+async fn c102_jobs_in_the_same_directory_have_separate_variables_and_logs() {
     let mut agent = Agent::start().await;
     let fifo = Fifo::new(&agent);
     let script = format!("{}; echo $WHO $(cat ${{{{ vars.FILE }}}})", fifo.wait_command());

@@ -15,22 +15,22 @@ use tokio::sync::Mutex;
 use super::registry::{client, generic, layer, push};
 use super::*;
 
-type Event = Pin<Box<dyn Future<Output = ()> + Send>>;
+type OtherJob = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Proxy of a registry, which waits for an event before it forwards the first upload for the tag `latest`.
+/// Proxy of a registry. Before it forwards the first upload for the tag `latest`, it runs another job to its end.
 #[derive(Clone)]
 struct Proxy {
     registry: String,
-    event: Arc<Mutex<Option<Event>>>,
+    other_job: Arc<Mutex<Option<OtherJob>>>,
     http: reqwest::Client,
 }
 
 impl Proxy {
-    async fn start(registry: &DockerRegistry, event: Event) -> String {
+    async fn start(registry: &DockerRegistry, other_job: OtherJob) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let event = Arc::new(Mutex::new(Some(event)));
-        let proxy = Self { registry: registry.host().to_owned(), event, http: reqwest::Client::new() };
+        let other_job = Arc::new(Mutex::new(Some(other_job)));
+        let proxy = Self { registry: registry.host().to_owned(), other_job, http: reqwest::Client::new() };
         let app = Router::new().fallback(Self::forward).with_state(proxy);
         tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         address
@@ -40,9 +40,9 @@ impl Proxy {
         let (parts, body) = request.into_parts();
         if parts.method == Method::PUT
             && parts.uri.path().ends_with("/manifests/latest")
-            && let Some(event) = proxy.event.lock().await.take()
+            && let Some(other_job) = proxy.other_job.lock().await.take()
         {
-            event.await;
+            other_job.await;
         }
         let url = format!("http://{}{}", proxy.registry, parts.uri);
         // With the proxy's `Host`, the registry returns addresses at the proxy.

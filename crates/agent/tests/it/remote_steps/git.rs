@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn c089_text_names_a_step_of_a_repository() {
+async fn c089_reference_as_text_names_a_step_of_a_repository() {
     let mut fixture = Fixture::new().await;
     let url = fixture.public();
     for (reference, word) in [

@@ -16,8 +16,8 @@ fn write_step(fixture: &Fixture) {
     make_executable(&dir.join("bin/print"));
 }
 
-/// Returns the inputs of a build for all platforms, with a file for Plan 9 only.
-fn files(registry: &DockerRegistry, path: &str, tag: &str) -> Value {
+/// Returns inputs of the step `oci/build`: a generic image, and an image for Plan 9 with one more file.
+fn build_inputs(registry: &DockerRegistry, path: &str, tag: &str) -> Value {
     json!({
         "registry": registry.host(),
         "repository": path,
@@ -52,7 +52,7 @@ async fn c097_step_is_built_fetched_and_run_in_one_job() {
         "tag": "${{ steps.build.outputs.tag }}",
     });
     let list = json!([
-        {"name": "build", "step": "dist://step/oci/build", "inputs": files(&registry, "g/built", "1.0.0")},
+        {"name": "build", "step": "dist://step/oci/build", "inputs": build_inputs(&registry, "g/built", "1.0.0")},
         {"name": "fetch", "step": "dist://step/oci/fetch", "inputs": fetch},
         {"name": "run", "step": "${{ steps.fetch.outputs.fetched_step_path }}", "inputs": {"word": "${{ steps.build.outputs.ref }}"}},
         {"name": "show", "script": "echo '${{ steps.build.outputs.digest.value }} ${{ steps.build.outputs.digest.hash }}' \
@@ -90,7 +90,7 @@ async fn existing_tag_and_invalid_inputs_are_refused() {
             {"name": "build", "step": "dist://step/oci/build", "inputs": inputs},
         ])
     };
-    let valid = files(&registry, "g/once", "1.0.0");
+    let valid = build_inputs(&registry, "g/once", "1.0.0");
     let (log, result) = fixture.run_list(build(valid.clone()), &[login(&registry)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let changed = |key: &str, value: Value| {
@@ -133,7 +133,7 @@ async fn promoted_image_keeps_its_digest_and_moves_the_tags_of_its_series() {
         json!({"name": name, "step": "dist://step/oci/promote", "inputs": inputs})
     };
     let list = json!([
-        {"name": "build", "step": "dist://step/oci/build", "inputs": files(&registry, "g/from", "snapshot")},
+        {"name": "build", "step": "dist://step/oci/build", "inputs": build_inputs(&registry, "g/from", "snapshot")},
         promote("first", "1.2.3"),
         promote("older", "1.1.0"),
         promote("candidate", "2.0.0-rc1"),

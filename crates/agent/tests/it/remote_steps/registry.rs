@@ -27,7 +27,7 @@ fn other() -> Platform {
     Platform { os: "plan9".to_owned(), ..local() }
 }
 
-/// Returns a layer with `ECHO` in each of `dirs`, whose program prints `word`.
+/// Returns a layer with the step `ECHO` in each of `dirs`. The program of the step prints `word` and its argument.
 pub(super) fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for dir in dirs {
@@ -60,7 +60,7 @@ pub(super) fn login(registry: &DockerRegistry) -> Variable {
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }
 
-/// Returns the mapping of a step in the image with this tag. `more` extends the location.
+/// Returns a value of `step` for a step in the image with this tag. `more` has further keys of its location.
 fn oci(registry: &DockerRegistry, tag: &str, more: Value) -> Value {
     let mut location = json!({"registry": registry.host(), "repository": "g/echo", "tag": tag});
     location.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -124,7 +124,7 @@ async fn c095_unreachable_registry_is_named() {
 }
 
 #[tokio::test]
-async fn c096_inputs_of_an_image_read_earlier_steps() {
+async fn c096_inputs_of_a_step_in_an_image_can_use_outputs_of_earlier_steps() {
     let Some(registry) = DockerRegistry::start(false) else { return };
     let mut fixture = Fixture::new().await;
     push(&registry, "1", &[(generic(), layer("image", &["."]))]).await;

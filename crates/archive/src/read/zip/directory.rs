@@ -251,7 +251,7 @@ fn read_end64<R: Read + Seek>(archive: &mut R, end: u64) -> io::Result<Option<En
     Ok(Some(EndRecord { entries: fields.u64()?, size: fields.u64()?, offset: fields.u64()?, at }))
 }
 
-/// Returns the mode of a file, which depends on the archive's system.
+/// Returns the mode of a file. The meaning of the attributes depends on the system of the program that wrote them.
 fn mode(system: u16, attributes: u32) -> Option<u32> {
     match (system, attributes) {
         (_, 0) => None,

@@ -106,7 +106,7 @@ pub(super) fn clean(
     Ok(())
 }
 
-/// Returns the pathspecs for a pattern of `.gitignore`, which also match the content of directories.
+/// Returns pathspecs for a pattern in the syntax of `.gitignore`. They also match the content of directories.
 fn pathspecs(pattern: &str) -> Vec<String> {
     let name = pattern.trim_end_matches('/');
     let at_every_level = !name.contains('/');

@@ -104,7 +104,8 @@ pub(super) async fn clean_up(
             check_out_head(&repository, &stop_work)?;
             match submodules.as_str() {
                 mode @ ("normal" | "recursive") => {
-                    submodules::clean(&repository, mode == "recursive", &stop_work, &|line| shared.print(line))
+                    let print = |line: &str| shared.print(line);
+                    submodules::clean(&repository, mode == "recursive", &flags, &stop_work, &print)
                 }
                 _ => Ok(()),
             }
@@ -146,7 +147,7 @@ impl CheckoutRun<'_> {
                 Err(error) if mirror::is_borrowing(project) && !self.is_stopped() => {
                     mirror::report_broken(self.context, error.message());
                     drop(repository);
-                    mirror::remove_borrowing(project);
+                    mirror::remove_borrowing_repository(project);
                     repository = self.open_from_server(project, sha)?;
                     check_out_commit(&repository, sha, &|| self.is_stopped())?;
                 }
@@ -188,7 +189,7 @@ impl CheckoutRun<'_> {
             Ok(None) => {}
             Err(error) => {
                 mirror::report_broken(self.context, error.message());
-                mirror::remove_borrowing(project);
+                mirror::remove_borrowing_repository(project);
             }
         }
         None
@@ -306,7 +307,8 @@ fn check_out_commit(repository: &Repository, sha: Oid, is_stopped: &dyn Fn() -> 
     repository.checkout_tree(commit.as_object(), Some(&mut checkout_options(is_stopped)))?;
     fail_if(is_stopped)?;
     repository.set_head_detached(sha)?;
-    // HEAD now has the files, so this call recreates directories that an earlier job removed. `checkout_tree` does not.
+    // HEAD now names the commit, so this call also recreates directories that an earlier job removed. `checkout_tree`
+    // does not recreate them.
     repository.checkout_head(Some(&mut checkout_options(is_stopped)))
 }
 

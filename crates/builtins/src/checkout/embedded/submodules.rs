@@ -84,6 +84,7 @@ fn clean_flags(work: &CheckoutRun<'_>) -> Vec<String> {
 pub(super) fn clean(
     repository: &Repository,
     recursive: bool,
+    flags: &[String],
     stop: &StopToken,
     print: &dyn Fn(&str),
 ) -> Result<(), git2::Error> {
@@ -93,10 +94,10 @@ pub(super) fn clean(
             print(&style::info(&format!("Skipping the submodule `{name}`: it is not checked out")));
             continue;
         };
-        clean::clean(&inner, &["-ffdx".to_owned()], stop, print)?;
+        clean::clean(&inner, flags, stop, print)?;
         check_out_head(&inner, stop)?;
         if recursive {
-            clean(&inner, true, stop, print)?;
+            clean(&inner, true, flags, stop, print)?;
         }
     }
     Ok(())

@@ -119,7 +119,8 @@ impl AgentVolume {
 
     /// Fills the volume unless it is complete.
     ///
-    /// `container` must mount the volume, so that it is not removed. `image` is any image of the engine.
+    /// `container` must mount the volume, so that other agents cannot remove the volume. `image` is any image of the
+    /// engine.
     pub(super) async fn fill(&self, engine: &Docker, container: &str, image: &str) -> Result<(), Failure> {
         if COMPLETE.lock().contains(&self.identity) {
             return Ok(());

@@ -78,10 +78,10 @@ impl AsyncRead for CommandStream {
 
 impl CommandStream {
     /// Hides a broken pipe if the command ended without a connection, because the next read returns a better error.
-    fn written<T>(&self, result: Poll<io::Result<T>>, ignored: T) -> Poll<io::Result<T>> {
+    fn written<T>(&self, result: Poll<io::Result<T>>, if_hidden: T) -> Poll<io::Result<T>> {
         match result {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe && !self.has_received => {
-                Poll::Ready(Ok(ignored))
+                Poll::Ready(Ok(if_hidden))
             }
             result => result,
         }

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_are_used_only_if_no_host_is_configured() {
+    fn docker_host_is_used_only_if_no_host_is_configured() {
         let variables = Variables { host: "tcp://from-variable:1".to_owned(), ..Variables::default() };
         let host = |host: &str| {
             let settings = DockerEngine { host: host.to_owned(), ..DockerEngine::default() };

@@ -44,14 +44,14 @@ impl FakeEngine {
         let socket = dir.path().join("engine.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let (answer, calls) = (Arc::new(answer), Arc::<Mutex<Vec<String>>>::default());
-        let known = Arc::clone(&calls);
+        let recorded = Arc::clone(&calls);
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (answer, known) = (Arc::clone(&answer), Arc::clone(&known));
+                let (answer, recorded) = (Arc::clone(&answer), Arc::clone(&recorded));
                 tokio::spawn(async move {
                     let mut stream = stream;
                     let call = read_call(&mut stream).await;
-                    known.lock().push(call.clone());
+                    recorded.lock().push(call.clone());
                     match answer(&call) {
                         Some(answer) => write(&mut stream, &call, &answer).await,
                         None => std::future::pending().await,
@@ -70,7 +70,7 @@ impl FakeEngine {
 
     /// Returns the number of calls that begin with this text.
     pub(crate) fn count(&self, call: &str) -> usize {
-        self.calls.lock().iter().filter(|known| known.starts_with(call)).count()
+        self.calls.lock().iter().filter(|recorded| recorded.starts_with(call)).count()
     }
 }
 

@@ -15,8 +15,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Returns the engine's description of a container.
 ///
-/// Until its cleanup, Podman reports an ended container as `stopped`, which the client cannot parse. If the cleanup
-/// takes too long, only the exit code is returned.
+/// Podman reports an ended container as `stopped` until it has cleaned up the container. The client cannot parse this
+/// state, so this function waits for the cleanup. If that takes too long, only the exit code is returned.
 pub(crate) async fn inspect_container(engine: &Docker, id: &str) -> Result<ContainerInspectResponse, ApiError> {
     let start = Instant::now();
     loop {

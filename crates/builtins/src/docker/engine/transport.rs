@@ -63,7 +63,7 @@ impl Drop for CreationGuard {
     }
 }
 
-/// Returns a client, and the record of its unanswered creation.
+/// Returns a client, and the record of whether the engine left one of its creating calls unanswered.
 pub(super) fn client(connector: Connector, timeout_s: u64) -> Result<(Docker, UnansweredCreation), ApiError> {
     let http = Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

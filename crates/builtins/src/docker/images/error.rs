@@ -33,7 +33,7 @@ pub(super) enum ImageError {
 enum Class {
     /// A registry is unavailable or unreachable.
     ExternalDependency,
-    /// The image does not exist or may not be pulled, or the error is Muster's own.
+    /// The image does not exist, the registry denies access to it, or Muster itself found the error.
     Configuration,
     Other,
 }
@@ -64,7 +64,7 @@ const DENIED: [&str; 6] = [
 const UNREACHABLE: &str = "Check the name of the registry, and that the machine of the container engine can reach it.";
 
 impl ImageError {
-    /// Returns the message of the engine or registry. `None` means that the error is Muster's own.
+    /// Returns the message of the engine or registry. `None` means that the error comes from neither.
     fn message(&self) -> Option<String> {
         match self {
             Self::Answer(message) | Self::Pull(message) => Some(message.to_lowercase()),

@@ -184,7 +184,7 @@ impl Images {
         };
         match (found, policy) {
             (Ok(image), PullPolicy::Never) => return Ok(image),
-            // An ID cannot be pulled.
+            // The job has already used this image, or names it by its ID, which cannot be pulled.
             (Ok(image), _) if self.was_used(wanted, &image) || image.id == name => return Ok(image),
             (Ok(image), PullPolicy::IfNotPresent) => {
                 self.print_plain("Using locally found image version due to \"if-not-present\" pull policy");

@@ -124,10 +124,10 @@ fn is_host(text: &str) -> bool {
 
 /// Returns whether a path component is valid: letters and digits, separated by `.`, `_`, `__` or any number of `-`.
 fn is_path_component(part: &str) -> bool {
-    let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+    let is_letter_or_digit = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
     let is_separator = |text: &str| matches!(text, "." | "_" | "__") || text.chars().all(|c| c == '-');
-    let ends_are_letters = part.starts_with(is_letter) && part.ends_with(is_letter);
-    ends_are_letters && part.split(is_letter).filter(|between| !between.is_empty()).all(is_separator)
+    let ends_are_valid = part.starts_with(is_letter_or_digit) && part.ends_with(is_letter_or_digit);
+    ends_are_valid && part.split(is_letter_or_digit).filter(|between| !between.is_empty()).all(is_separator)
 }
 
 fn is_tag(tag: &str) -> bool {

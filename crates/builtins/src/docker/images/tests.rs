@@ -11,7 +11,7 @@ use muster_test_prerequisites::{DockerEngine, DockerRegistry, REGISTRY_PASSWORD,
 use super::*;
 use crate::docker::engine::connect;
 
-/// Name of the image in the registry, without the registry.
+/// Path of the image in the registry, without the registry's host.
 const APP: &str = "group/app";
 
 struct Fixture {

@@ -182,8 +182,8 @@ mod tests {
     use super::*;
     use crate::docker::engine::fake::{Answer, FakeEngine};
 
-    /// Returns an engine at noon with these containers: name, creation time in seconds after noon, and maximum idle
-    /// time.
+    /// Returns an engine whose clock shows noon, with these containers: name, creation time in seconds after noon, and
+    /// maximum idle time.
     fn engine_with(containers: &'static [(&str, i64, i64)]) -> FakeEngine {
         FakeEngine::start(move |call| {
             let body = match call {

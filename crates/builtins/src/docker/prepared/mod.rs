@@ -5,8 +5,8 @@
 //!   --> Pool: creates and starts them while no job creates containers --> a job takes one, which gets the job's name
 //! ```
 //!
-//! A waiting container runs only the agent. A job takes a container that equals its own, apart from names and the job's
-//! variables, which steps get from the agent.
+//! A waiting container runs only the agent. A job takes a container that equals the one that it would create, except
+//! for names and the job's variables, which steps get from the agent.
 
 mod leftovers;
 mod pool;

@@ -86,7 +86,7 @@ enum Action {
     End,
 }
 
-/// A container that a job takes. Its old name is protected until this value is dropped.
+/// A container that a job takes. Until this value is dropped, the pool does not remove a container with the old name.
 pub(super) struct Taken<'a> {
     pool: &'a PreparedContainers,
     name: String,

@@ -1,7 +1,7 @@
 //! Commands that restore and save caches with `gitlab-runner` in the environment (docs/spec/job-execution.md, section
 //! 10).
 //!
-//! Only flags of old versions of `gitlab-runner` are used.
+//! The commands use only flags that old versions of `gitlab-runner` have, too.
 
 use muster_agent_api::builtin::{CacheEntry, CacheObject, CacheRestore, CacheSave};
 

@@ -57,7 +57,7 @@ impl Body {
         print(&mut self.text, &warning(text));
     }
 
-    /// Adds a command that writes a file for the user only.
+    /// Adds a command that writes a file that only the current user can read.
     pub(super) fn write_file(&mut self, file: &str, content: &str) {
         let (file, content) = (quote(file), quote(content));
         let _ = writeln!(self.text, "rm -f {file}; (umask 077; printf %s {content} >{file})");

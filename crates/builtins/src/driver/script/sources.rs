@@ -164,8 +164,10 @@ fn check_out_files(body: &mut Body, checkout: &Checkout) {
     body.notice(&format!("Checking out {} as detached HEAD (ref is {})...", short_sha(sha), checkout.ref_name));
     let mut words = git(checkout);
     words.extend(["-c", "submodule.recurse=false", "checkout", "-f", "-q", sha].map(str::to_owned));
-    let skip = if checkout.skip_lfs { "" } else { "GIT_LFS_SKIP_SMUDGE=1 " };
-    body.line(&format!("{skip}{}", command(&words)));
+    // The checkout does not download LFS files, because `git lfs pull` follows. If `skip_lfs` is set, the job itself
+    // has set this variable.
+    let without_lfs = if checkout.skip_lfs { "" } else { "GIT_LFS_SKIP_SMUDGE=1 " };
+    body.line(&format!("{without_lfs}{}", command(&words)));
     if let Some(flags) = &checkout.clean_flags {
         body.line(&format!("git clean {}", command(flags)));
     }

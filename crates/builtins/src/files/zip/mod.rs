@@ -178,7 +178,8 @@ fn plan(root: &Path, file: &Path) -> io::Result<Option<PlannedFile>> {
 /// Returns the name for an entry.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidFilename`] if it is not UTF-8. A converted name could equal another one.
+/// [`io::ErrorKind::InvalidFilename`] if it is not UTF-8. It is not converted, because the result could equal the name
+/// of another entry.
 fn zip_name(name: &Path) -> io::Result<&str> {
     name.to_str().ok_or_else(|| {
         let message = format!(

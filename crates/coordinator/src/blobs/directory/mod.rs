@@ -56,6 +56,7 @@ impl DirectoryBlobs {
         Ok(Self::open_read_only(dir))
     }
 
+    /// Opens a state directory. Unlike [`Self::open`], creates no directories and deletes no uploads.
     pub(crate) fn open_read_only(dir: &Path) -> Self {
         Self { traces: Traces::new(dir.join(TRACES)), artifacts: dir.join(ARTIFACTS) }
     }

@@ -1,8 +1,8 @@
 //! Traces in files: one append-only file per job (invariant J3 of ARCHITECTURE.md).
 //!
-//! The length of the file is the acknowledged length: bytes that start elsewhere are rejected with this length
-//! (docs/spec/runner-api.md, section 11, trap 11). After a failed write, the file is truncated to its previous length,
-//! so that the same bytes can be sent again.
+//! The length of the file is the acknowledged length. Bytes that do not start at this offset are rejected, and the
+//! answer holds the length (docs/spec/runner-api.md, section 11, trap 11). After a failed write, the file is truncated
+//! to its previous length, so that the same bytes can be sent again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};

@@ -61,7 +61,7 @@ impl JobRow {
     }
 }
 
-/// Columns that no query selects by, stored as JSON.
+/// Data of a job that no query filters or sorts by. Stored as JSON in one column.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct JobDetail {
     /// State of the job in the engine, including its status.

@@ -17,7 +17,8 @@ pub(crate) struct PipelineRow {
     /// Pipeline at the top of the hierarchy. The pipeline itself if it has no parent.
     pub(crate) root: PipelineId,
     pub(crate) parent: Option<Parent>,
-    /// Whether the pipeline's hierarchy can change without a command. Open hierarchies are loaded at startup.
+    /// Whether the pipeline's hierarchy is unfinished: its jobs can still change without a request from a user.
+    /// Unfinished hierarchies are loaded at startup.
     pub(crate) open: bool,
     pub(crate) status: JobStatus,
     pub(crate) created_at: Timestamp,
@@ -36,7 +37,8 @@ pub(crate) struct PipelineDetail {
 
 /// The part of the request for a pipeline that its jobs and child pipelines need later.
 ///
-/// The list of tracked paths is not stored, but read from the sources again.
+/// The list of tracked paths is not stored. It is read from the sources again when a child
+/// pipeline is compiled.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct PipelineSpec {
     pub(crate) project: ProjectFacts,
@@ -114,7 +116,8 @@ impl PipelineSpec {
 
     /// Returns the stored part of the context that the pipeline was compiled for.
     ///
-    /// The context has no inputs, no tracked paths, no [`Context::changed_since`], and the default options of the compiler.
+    /// The options of the compiler have their default values. Inputs, tracked paths and [`Context::changed_since`] are
+    /// empty.
     pub(crate) fn context(&self) -> Context {
         let scoped = |stored: &StoredVariable| ScopedVariable {
             variable: stored.variable.clone(),

@@ -7,7 +7,7 @@ use sqlx::{Arguments, AssertSqlSafe, Encode, Type};
 
 use crate::error::StoreError;
 
-/// Maximum number of statements in a batch whose prepared query is cached.
+/// Maximum number of statements of a batch whose SQL is cached as a prepared query.
 const MAX_CACHED: usize = 8;
 
 #[derive(Default)]

@@ -55,7 +55,9 @@ impl SqliteStore {
         Ok(Self { path: open::path_in(dir), writer: Mutex::new(None), reader })
     }
 
-    /// Uses the writing connection if it is open, so that the reads at startup need no reading connection.
+    /// Calls `work` with the writing connection if it is open, otherwise with the reading connection.
+    ///
+    /// With the writing connection, the reads at startup need no second connection.
     async fn with_writer<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -66,7 +68,8 @@ impl SqliteStore {
         }
     }
 
-    /// All queries of `work` see the same rows, because they run in one transaction.
+    /// Calls `work` with the reading connection. All queries of `work` see the same rows, because they run in one
+    /// transaction.
     async fn with_reader<T: Send>(
         &self,
         work: impl for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>> + Send,
@@ -85,8 +88,9 @@ impl SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    // The batch contains BEGIN and COMMIT as SQL. If a commit fails on a full disk, SQLite leaves the transaction open. sqlx's transaction
-    // guard would then start the next transaction as a nested one, which would never be committed.
+    // The batch contains BEGIN and COMMIT as SQL, and does not use sqlx's transaction guard, for this reason: if a
+    // commit fails on a full disk, SQLite leaves the transaction open. The guard would then start the next transaction
+    // as a nested one, which would never be committed.
     async fn write(&self, changes: &Changes<'_>) -> Result<(), StoreError> {
         let mut writer = self.writer.lock().await;
         let connection = writer.as_mut().ok_or(StoreError::Closed)?;
@@ -94,7 +98,8 @@ impl Store for SqliteStore {
         if result.is_err()
             && let Err(error) = sqlx::query("ROLLBACK").execute(&mut *connection).await
         {
-            // After some errors SQLite has already rolled back. If it has not, the next BEGIN fails.
+            // The error is only logged: after some errors, SQLite has already rolled back. If it has not, the next
+            // BEGIN reports an error.
             tracing::debug!(%error, "failed to roll back, probably because SQLite has already done so");
         }
         result
@@ -221,18 +226,20 @@ pub(crate) fn unreadable(dir: &Path, source: StoreError) -> OpenError {
     OpenError::Database { path: open::path_in(dir), source }
 }
 
-fn to_json<T: serde::Serialize>(column: &str, value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| damaged(column, &error))
+/// Returns `value` as JSON. `description` is the value's description in the error, such as `a job's detail`.
+fn to_json<T: serde::Serialize>(description: &str, value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| damaged(description, &error))
 }
 
-fn from_json<T: serde::de::DeserializeOwned>(column: &str, text: &str) -> Result<T, StoreError> {
-    serde_json::from_str(text).map_err(|error| damaged(column, &error))
+fn from_json<T: serde::de::DeserializeOwned>(description: &str, text: &str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|error| damaged(description, &error))
 }
 
-fn from_name<T: serde::de::DeserializeOwned>(column: &str, name: &str) -> Result<T, StoreError> {
-    from_json(column, &to_json(column, &name)?)
+/// Returns the enum variant with this name.
+fn from_name<T: serde::de::DeserializeOwned>(description: &str, name: &str) -> Result<T, StoreError> {
+    from_json(description, &to_json(description, &name)?)
 }
 
-fn damaged(value: &str, error: &dyn std::fmt::Display) -> StoreError {
-    StoreError::Damaged { value: value.to_owned(), reason: error.to_string() }
+fn damaged(description: &str, error: &dyn std::fmt::Display) -> StoreError {
+    StoreError::Damaged { value: description.to_owned(), reason: error.to_string() }
 }

@@ -42,11 +42,13 @@ pub(super) async fn for_writing(dir: &Path) -> Result<SqliteConnection, OpenErro
     Ok(connection)
 }
 
+/// Opens a database file for reading, without checking the version of its schema.
 pub(super) async fn for_reading(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     let options = SqliteConnectOptions::new().filename(path).read_only(true).busy_timeout(BUSY_TIMEOUT);
     SqliteConnection::connect_with(&options).await
 }
 
+/// Opens the database of `dir` for reading. Fails if it does not exist, or if its schema is newer than this program's.
 pub(super) async fn open_read_only(dir: &Path) -> Result<SqliteConnection, OpenError> {
     let path = path_in(dir);
     if !path.is_file() {

@@ -27,7 +27,8 @@ pub(crate) fn bridge_work(strategy: Strategy) -> Work {
     Work::Bridge(Box::new(bridge))
 }
 
-/// The notation `b: b1 b2; t: t1` has the stages b and t.
+/// Returns the pipeline that `notation` describes: `b: b1 b2; t: t1` is a stage `b` with the jobs `b1` and `b2`, and a
+/// stage `t` with the job `t1`.
 pub(crate) fn pipeline(notation: &str) -> Pipeline {
     let mut model = Pipeline {
         name: None,

@@ -14,7 +14,9 @@ fn visible_status(job: &JobState) -> &'static str {
     }
 }
 
-/// Applies the first rule that matches. `of_needs` selects the rules for the needs of a job.
+/// Returns the composite status, which is the result of the first rule that matches.
+///
+/// `of_needs` selects the rules for the needs of a job.
 fn composite(statuses: &[&str], of_needs: bool) -> &'static str {
     let only = |allowed: &[&str]| statuses.iter().all(|status| allowed.contains(status));
     let any = |wanted: &str| statuses.contains(&wanted);
@@ -42,7 +44,7 @@ fn composite(statuses: &[&str], of_needs: bool) -> &'static str {
     only_match.or_else(any_match).unwrap_or("failed")
 }
 
-/// `None` means stage order.
+/// Returns the indexes of the jobs that `job` needs. `None` means that the job waits for all jobs of earlier stages.
 fn needs(model: &Pipeline, job: &Job) -> Option<Vec<usize>> {
     let job_index = |name: &str| model.jobs.iter().position(|other| other.name == name).expect("the graph is invalid");
     job.needs.as_ref().map(|needs| {

@@ -41,6 +41,8 @@ impl Run {
         self.references.keys().map(|&pipeline| (pipeline, self.jobs(pipeline).to_vec())).collect()
     }
 
+    /// Returns the job that `selector` chooses among the jobs for which `predicate` is true.
+    ///
     /// The second argument of `predicate` is whether the job is a bridge.
     fn pick(&self, selector: u16, predicate: impl Fn(&JobState, bool) -> bool) -> Option<JobRef> {
         let jobs_of = |&pipeline: &PipelineId| {

@@ -66,6 +66,7 @@ pub(super) struct Isolation {
 }
 
 impl Isolation {
+    /// Records that the machine of a lease from an earlier manager process belongs to a job.
     pub(super) fn track_lease(&self, record: &LeaseRecord) {
         if let Some(machine) = record.vm() {
             self.owned_before.lock().insert((record.environment.clone(), machine.id.clone()));

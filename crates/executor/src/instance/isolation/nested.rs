@@ -25,9 +25,9 @@ use crate::{NestedVm, VmImage};
 
 /// Maximum timeout for connecting, except for the first attempt after the creation.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
-/// `docs/spec/fleeting.md`, section 8.4.
+/// Maximum time for deleting a machine, with repeated attempts (`docs/spec/fleeting.md`, section 8.4).
 const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Initial and maximum pause.
+/// Initial and maximum pause between attempts to delete a machine.
 const DELETE_BACKOFF: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(10));
 
 pub(in crate::instance) struct NestedMachine {

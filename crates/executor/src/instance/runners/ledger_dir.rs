@@ -111,7 +111,7 @@ impl LedgerDir<'_> {
         Ok(RunnerLedger { ledger, prefix })
     }
 
-    /// Renames the ledger that `runner` used with its previous token to `to`. Returns the previous owner.
+    /// Finds the ledger that `runner` used with its previous token, and renames it to `to`. Returns the previous owner.
     ///
     /// Only a runner with a name and without an ID adopts a ledger, because the key of a runner with an ID does not
     /// depend on its token.
@@ -198,7 +198,7 @@ impl LedgerDir<'_> {
 }
 
 impl RunnerLedger {
-    /// Adds the name prefix of the existing machines.
+    /// Returns `settings` with the name prefix of the existing machines, even if the runner's token has changed.
     pub(super) fn settings(&self, settings: &Arc<AutoscalerSettings>) -> Arc<AutoscalerSettings> {
         let mut settings = Arc::clone(settings);
         if settings.has_token_prefix
@@ -289,11 +289,11 @@ mod tests {
             ledgers.open_for(&other, &keys(&[&old, &other])).unwrap();
             write_ledger(&own.ledger, "i-1");
             let runners = keys(&[&other, &new]);
-            let (own, others) =
+            let (own, of_other) =
                 (ledgers.open_for(&new, &runners).unwrap(), ledgers.open_for(&other, &runners).unwrap());
             assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
-            assert!(!others.ledger.exists());
-            assert_eq!((prefix(&own, &new), prefix(&others, &other)), ("runner-one-".into(), "runner-thr-".into()));
+            assert!(!of_other.ledger.exists());
+            assert_eq!((prefix(&own, &new), prefix(&of_other, &other)), ("runner-one-".into(), "runner-thr-".into()));
             assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start must use the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }

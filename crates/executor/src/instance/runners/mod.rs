@@ -69,7 +69,7 @@ struct State {
     ledger_locks: BTreeMap<RunnerKey, Arc<tokio::sync::Mutex<()>>>,
     phase: ManagerPhase,
     /// `None` before the first fleet is created, and if the socket could not be opened.
-    operators: Option<OperatorSocket>,
+    operator_socket: Option<OperatorSocket>,
 }
 
 /// Phase of the manager. It only moves forward.
@@ -140,7 +140,7 @@ impl ExecutorKind for InstanceExecutors {
         let removed = async move {
             let remaining = fleet.executor.remove_all_and_stop(REMOVE_TIMEOUT).await;
             log_stopped(&name, remaining, "delete them at the provider, because no manager will");
-            // The owner file is kept if the runner is configured again.
+            // The owner file is kept if the runner has been configured again in the meantime.
             let state = shared.state.lock();
             if !state.fleets.contains_key(&key) {
                 shared.ledger_dir().forget(&key);
@@ -184,7 +184,8 @@ impl Inner {
         settings: &Arc<AutoscalerSettings>,
         runners: &[Arc<RunnerSettings>],
     ) -> Result<RunnerFleet, LedgerDirError> {
-        // Runners that still have jobs, or whose instances are still being deleted, keep their ledgers.
+        // The new runner must not adopt the ledger of a runner that still has jobs, or whose instances are still being
+        // deleted.
         let busy = state.ledger_locks.iter().filter(|(_, lock)| lock.try_lock().is_err()).map(|(key, _)| key);
         let known: BTreeSet<RunnerKey> =
             runners.iter().map(|runner| &runner.key).chain(state.fleets.keys()).chain(busy).cloned().collect();
@@ -216,10 +217,10 @@ impl Inner {
         let fleets: Fleets = fleets.map(|known| known.fleet.clone()).collect();
         let has_fleets = !fleets.is_empty();
         self.listed.replace(fleets);
-        if has_fleets && state.operators.is_none() {
+        if has_fleets && state.operator_socket.is_none() {
             let ledgers = &self.options.ledgers;
             match OperatorSocket::open(ledgers, Arc::clone(&self.listed)) {
-                Ok(socket) => state.operators = Some(socket),
+                Ok(socket) => state.operator_socket = Some(socket),
                 Err(error) => {
                     let ledgers = ledgers.display();
                     tracing::warn!(

@@ -62,7 +62,8 @@ impl GrpcStdio for GoPluginServices {
         let piece = || StdioData { channel: stdio_data::Channel::Stdout as i32, data: vec![b'x'; 1024] };
         let pieces = stream::iter(0..OUTPUT_BYTES / 1024).map(move |_| Ok(piece()));
         let output_read = self.output_read.clone();
-        // A plugin whose output is not read blocks. This plugin responds to `Update` only after all of its output was read.
+        // A plugin blocks if its output is not read. This plugin responds to `Update` only after all of its output was
+        // read.
         let mark_read = stream::once(async move { output_read.cancel() }).filter_map(|()| std::future::ready(None));
         Ok(Response::new(Box::pin(pieces.chain(mark_read).chain(stream::pending()))))
     }

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A runner may starve for this time per configured runner, because each of them may have one turn first.
+/// A runner may starve for this time multiplied by the number of configured runners, because each of them may have one
+/// turn first.
 const MAX_STARVATION_PER_RUNNER: Duration = Duration::from_secs(12);
 
 pub(super) struct Simulation {

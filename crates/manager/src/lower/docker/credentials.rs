@@ -18,7 +18,7 @@ const DOCKER_HUB_HOSTS: [&str; 4] = ["docker.io", "index.docker.io", "registry-1
 
 /// Returns the credentials of the job. Uses the answers of helpers in `files`, if any, for the registries of `images`.
 ///
-/// Fails if the name of a helper could lead to another program.
+/// Fails if a helper's name could select a program other than `docker-credential-<name>`, such as a name with a slash.
 pub(super) fn credentials(
     payload: &JobPayload,
     variables: &Variables,
@@ -41,7 +41,7 @@ pub(super) fn credentials(
     Ok(all)
 }
 
-/// Returns what credential helpers must answer for `images`.
+/// Returns the questions that credential helpers must answer for `images`.
 pub(super) fn questions(
     variables: &Variables,
     files: &DockerFiles,
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn helper_names_cannot_leave_the_search_path() {
+    fn helper_name_cannot_be_a_path() {
         assert!(is_helper_name("") && is_helper_name("ecr-login") && is_helper_name("a.b_c"));
         assert!(!is_helper_name("../evil") && !is_helper_name("a b") && !is_helper_name("a\\b"));
     }

@@ -139,7 +139,7 @@ fn security_option(option: &str, files: &DockerFiles) -> Result<String, LowerErr
     Ok(format!("seccomp={profile}"))
 }
 
-/// `None` means another option, or a profile without a file.
+/// Returns the path of a seccomp profile. `None` means that the option does not name a file with a profile.
 pub(super) fn seccomp_path(option: &str) -> Option<&str> {
     let profile = option.strip_prefix("seccomp=").or_else(|| option.strip_prefix("seccomp:"))?;
     let is_inline = matches!(profile, "unconfined" | "builtin" | "") || profile.trim_start().starts_with('{');

@@ -83,7 +83,7 @@ pub(super) fn image_spec(
     Ok(ImageSpec { name, pull_policies, platform })
 }
 
-/// Returns the expanded option. `None` means that it is not set or empty.
+/// Returns the expanded option. `None` means that it is empty or not set.
 pub(super) fn docker_option(image: &Image, name: &str, variables: &Variables) -> Option<String> {
     let value = image.executor_opts.get("docker")?.get(name)?;
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -137,7 +137,7 @@ pub(super) fn container_context(context: &JobContext) -> JobContext {
     let directories = Directories { builds: BUILDS_DIR.into(), cache: CACHE_DIR.into(), shared: false };
     let directories = directories.with(runner.builds_dir.as_deref(), runner.cache_dir.as_deref());
     let builds = directories.builds.display().to_string();
-    // Other jobs' containers see checkouts on the engine's machine, so each slot needs a separate one.
+    // A checkout on the engine's machine is visible in other jobs' containers, so each slot needs its own checkout.
     let shared = runner.docker.as_ref().is_some_and(|docker| volumes::is_shared(docker, &builds));
     JobContext { directories: Directories { shared, ..directories }, ..context.clone() }
 }

@@ -29,7 +29,9 @@ impl Names {
         let (runner, slot) = (&context.runner, context.slot.project_slot);
         let (token, project_id) = (short_token(runner.token.expose()), payload.job_info.project_id);
         let project = host_name(&format!("runner-{token}-project-{project_id}-concurrent-{slot}"));
-        // Environments that share an engine may have equal slot numbers, so volumes are named by the project's slot.
+        // If an instance has its own engine, the names of its volumes contain its slot. Instances that share an engine
+        // may have equal slot numbers, so the names contain `project_slot`, in which concurrent jobs of a project
+        // differ.
         let unshared = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
         let volumes = unshared.map_or(slot, |share| share.slot);
         let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);

@@ -51,9 +51,9 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
         steps.extend(services::steps(parts));
     }
     steps.extend(operator::before(parts));
-    // A resumed environment has the sources of the previous job.
     let mut mirror_step = None;
     let mut mirror_volume = None;
+    // A resumed environment already has the sources of the previous job.
     if !suspension::is_resumed(payload, &context.runner) {
         let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
         // Only the built-in checkout uses the mirror.

@@ -23,7 +23,9 @@ pub(super) fn after(parts: &JobParts<'_>) -> impl Iterator<Item = Step> {
     })
 }
 
-/// Returns a step that lists the files of the artifacts, and then the operator's steps, if there are any.
+/// Returns a step that lists the files of the artifacts, and then the operator's steps.
+///
+/// Returns no step if there are no artifacts, or if the operator has configured no steps before the upload.
 pub(super) fn before_upload(parts: &JobParts<'_>, when: When, artifacts: &[ArtifactsUpload]) -> Vec<Step> {
     let configured = &parts.context.runner.steps.before_upload;
     if configured.is_empty() || artifacts.is_empty() {

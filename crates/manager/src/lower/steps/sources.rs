@@ -92,7 +92,7 @@ fn clone_url(context: &JobContext) -> Result<Option<Url>, LowerError> {
     Ok(Some(url))
 }
 
-/// An SSH URL gets only a user, because the key identifies the job.
+/// Returns the URL with the job's token. An SSH URL gets only a user, because SSH uses a key instead of the token.
 fn with_token(url: &Url, payload: &JobPayload) -> Url {
     let mut url = url.clone();
     // Some URLs cannot have a user.

@@ -68,7 +68,7 @@ fn object_names_are_those_of_gitlab_runner() {
 }
 
 #[test]
-fn objects_of_hashed_keys_are_divided_by_their_first_digits() {
+fn object_names_of_hashed_keys_have_a_segment_with_the_first_digits() {
     let mut more = caches(json!([{ "key": "k", "paths": ["a"], "fallback_keys": ["f"] }]));
     // The SHA-256 of `k`.
     let hash = "8254c329a92850f6d539dd376f4816ee2764517da5e0235514af433164480d7a";

@@ -65,7 +65,7 @@ fn directories_are_placeholders_if_the_driver_has_a_configuration_stage() {
 }
 
 #[test]
-fn job_without_a_driver_or_with_steps_is_refused_with_a_remedy() {
+fn job_without_a_driver_or_with_the_run_keyword_is_refused_with_a_remedy() {
     let message = |settings, extra| lower(&payload(extra), &custom(settings)).unwrap_err().to_string();
     let text = message(None, json!({}));
     assert_eq!(text, "custom executor not configured; add [runners.custom] with run_exec");

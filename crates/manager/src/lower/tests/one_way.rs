@@ -77,9 +77,9 @@ fn every_executor_runs_the_same_steps() {
 
 #[test]
 fn stages_of_a_driver_are_the_steps_of_other_executors() {
-    let [script_environment, stages, cleanup] = &steps_with("custom")[..] else { panic!("{:?}", steps_with("custom")) };
+    let [prepare_script, stages, cleanup] = &steps_with("custom")[..] else { panic!("{:?}", steps_with("custom")) };
     let Call::Steps(stages) = &stages.call else { panic!("{stages:?}") };
-    let stages = std::iter::once(script_environment).chain(stages);
+    let stages = std::iter::once(prepare_script).chain(stages);
     let stages = stages.map(|step| (step.name.clone(), step.call.inputs::<DriverStage>().map(|stage| stage.builtin)));
     let steps = steps_with("shell").into_iter().map(|step| match step.call {
         Call::Builtin { name, .. } => (step.name, Some(name)),

@@ -46,7 +46,7 @@ impl RunView {
         !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.will_proceed(job))
     }
 
-    /// Returns whether a job will proceed without the user, and without the end of another job.
+    /// Returns whether a job will proceed by itself: it waits neither for the user nor for another job to end.
     fn will_proceed(&self, job: &JobView) -> bool {
         match job.status {
             JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
@@ -64,7 +64,8 @@ impl RunView {
         !self.is_finished() && self.is_idle()
     }
 
-    /// Returns whether the root pipeline has failed, or a child pipeline whose bridge does not report the failure.
+    /// Returns whether the run has failed: either its root pipeline has failed, or a child pipeline has failed and its
+    /// bridge does not report that failure.
     ///
     /// An unfinished pipeline has failed if one of its jobs has failed without `allow_failure`.
     pub(super) fn has_failed(&self) -> bool {

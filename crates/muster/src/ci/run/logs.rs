@@ -81,7 +81,7 @@ impl Logs {
             .or_insert_with(|| LogPosition { offset: 0, lines: TraceLines::with_times(timestamps) })
     }
 
-    /// Returns `None` if the trace has no further bytes yet.
+    /// Reads the next part of a trace, and returns its lines. Returns `None` if the trace has no further bytes yet.
     async fn next_lines(&mut self, job: JobId) -> Result<Option<Vec<String>>, CoordinatorError> {
         let offset = self.entry(job).offset;
         let bytes = self.coordinator.read_trace(job, offset).await?;

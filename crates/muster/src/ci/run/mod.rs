@@ -58,10 +58,10 @@ const PIPELINES_PER_RUN: i64 = 1000;
 /// Distance between the first job IDs of two runs: run 7 begins with job 700000.
 const JOBS_PER_RUN: i64 = 100_000;
 const TRACE_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum size of a trace. It is far above the size to which the manager truncates a log, so that no long log fails a
-/// job.
+/// Maximum size of a trace. It is far above the size to which the manager truncates a log, so a job never fails because
+/// its log is long.
 const MAX_TRACE_BYTES: u64 = 4 << 30;
-/// Time after which the remaining descendants, such as the agent, are killed.
+/// Time between SIGTERM and SIGKILL for the descendants that remain at the end of the run, such as the agent.
 const AGENT_EXIT_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
@@ -110,7 +110,9 @@ pub(super) async fn run(args: RunArgs) -> Result<ExitStatus, CiError> {
     status
 }
 
-/// Replaces an error if the disk is full. Databases and git often report only "input/output error".
+/// If the disk is full, returns an error that says so. Otherwise, returns `error`.
+///
+/// Databases and git often report only "input/output error" when the disk is full.
 fn or_full_disk(error: CiError, directory: &Path) -> CiError {
     let may_hide_full_disk = matches!(
         error,
@@ -179,13 +181,13 @@ async fn prepare_run(
         separate_workspaces(&mut prepared);
     }
     let (mut pipeline, play) = select(pipeline, args)?;
-    skip_other_projects(&mut pipeline);
+    skip_artifacts_of_other_projects(&mut pipeline);
     let containers = containers::choose_engine(args, &pipeline).await?;
     Ok(Some(ReadyPipeline { prepared, pipeline, play, server, containers }))
 }
 
 /// Removes artifacts of other projects' jobs from the needs, because their pipelines did not run here.
-fn skip_other_projects(pipeline: &mut Pipeline) {
+fn skip_artifacts_of_other_projects(pipeline: &mut Pipeline) {
     let mut skipped = Vec::new();
     for job in &mut pipeline.jobs {
         for need in job.needs.iter_mut().flatten() {
@@ -219,13 +221,13 @@ async fn run_pipeline(
 ) -> Result<ExitStatus, CiError> {
     adopt_orphans();
     let mut tasks = Tasks::default();
-    let result = with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
+    let result = run_with_coordinator(args, run, ready, interrupts, started, &mut tasks).await;
     tasks.stop().await;
     end_descendants(AGENT_EXIT_TIMEOUT).await;
     result
 }
 
-async fn with_coordinator(
+async fn run_with_coordinator(
     args: &RunArgs,
     run: &Run,
     ready: ReadyPipeline,
@@ -247,7 +249,8 @@ async fn with_coordinator(
     if !external {
         options.limits.trace_interval = TRACE_INTERVAL;
     }
-    // The follower watches the traces of all jobs, so no trace may arrive more slowly.
+    // The follower shows the traces of all jobs, so a trace that no user reads must arrive as often as one that a user
+    // reads.
     options.limits.unwatched_trace_interval = options.limits.trace_interval;
     let registration = options.registration_token.clone();
     let root = options.first_pipeline_id;

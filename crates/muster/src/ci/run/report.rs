@@ -30,7 +30,7 @@ pub(super) struct RunResult<'a> {
     pub(super) critical_path: Vec<String>,
 }
 
-/// The methods are called in the order of the events.
+/// Shows the progress of a run. The methods are called in the order of the events.
 pub(super) trait Reporter: Send {
     /// Called before the pipeline is created.
     fn started(&mut self, run: &RunInfo<'_>);

@@ -2,7 +2,9 @@
 
 use super::super::error::CiError;
 
-/// On Unix, also receives signals that arrive between its creation and the first call of [`Self::next`].
+/// Receiver of the signals that ask this process to exit.
+///
+/// On Unix, it also receives signals that arrive between its creation and the first call of [`Self::next`].
 pub(crate) struct Interrupts {
     #[cfg(unix)]
     signals: [tokio::signal::unix::Signal; 3],

@@ -18,7 +18,7 @@ use super::ReadyPipeline;
 use super::supervisor::ManagerOptions;
 use crate::unpack::UnpackArgs;
 
-/// Minimum of the default number of simultaneous jobs. Jobs wait more than they compute.
+/// Minimum of the default number of simultaneous jobs, even with fewer CPUs, because jobs wait more than they compute.
 const MIN_DEFAULT_CONCURRENCY: usize = 8;
 
 /// Number of commits that a job fetches. GitLab's default.

@@ -179,7 +179,7 @@ fn start(options: &ManagerOptions) -> Result<Child, CiError> {
     command.args(options.containers.iter().flat_map(ContainerOptions::flags));
     command.arg("--exit-with-pid").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(log).stderr(error_log).kill_on_drop(true);
-    // This process handles Ctrl-C, and cancels the jobs.
+    // Ctrl-C must not reach the manager: `muster ci run` handles it, and cancels the jobs.
     #[cfg(unix)]
     command.process_group(0);
     command.spawn().map_err(CiError::system("start the manager (`muster manager`)"))
@@ -197,7 +197,7 @@ async fn stop_child(mut child: Child) -> Result<(), CiError> {
 
 /// Terminates all descendants of this process, kills them after `grace`, and waits until they exit.
 ///
-/// Gives up with a warning [`KILL_GRACE`] after `grace`.
+/// If a descendant is still running [`KILL_GRACE`] after the first SIGKILL, logs a warning and returns.
 pub(crate) async fn end_descendants(grace: Duration) {
     let deadline = Instant::now() + grace;
     let mut signaled: Vec<u32> = Vec::new();
@@ -274,8 +274,8 @@ mod tests {
         (directory, options)
     }
 
-    // A paused clock would skip through the disk checks while the real process runs, until the manager counts as
-    // healthy.
+    // This test needs the real clock. While the process runs, Tokio would advance a paused clock from one disk check to
+    // the next, until the manager counts as healthy.
     #[tokio::test]
     async fn manager_without_progress_fails_the_run_with_its_log() {
         let (_directory, options) = script("echo \"final log line\"; exit 3");

@@ -94,13 +94,13 @@ impl Line {
     fn parse(line: &[u8]) -> Self {
         let unstamped = || Self { text: line.to_vec(), ..Self::default() };
         let Some((stamp, text)) = line.split_at_checked(STAMP_LENGTH) else { return unstamped() };
-        let digits =
+        let is_hex =
             |range: std::ops::Range<usize>| stamp.get(range).is_some_and(|part| part.iter().all(u8::is_ascii_hexdigit));
         let byte = |index: usize| stamp.get(index).copied().unwrap_or_default();
-        let is_stamp = digits(0..4)
+        let is_stamp = is_hex(0..4)
             && (byte(4), byte(10), byte(19), byte(26), byte(27)) == (b'-', b'T', b'.', b'Z', b' ')
-            && digits(20..26)
-            && digits(28..30)
+            && is_hex(20..26)
+            && is_hex(28..30)
             && matches!((byte(30), byte(31)), (b'O' | b'E', b' ' | b'+'));
         if !is_stamp {
             return unstamped();

@@ -34,7 +34,7 @@ pub(super) fn all() -> &'static [Flag] {
     &FLAGS
 }
 
-/// Tables without flags, which a template or an editor sets.
+/// Tables without flags. Users set them in a template, or edit the file.
 const NO_FLAGS: [&str; 14] = [
     "autoscaler",
     "instance",
@@ -98,7 +98,7 @@ const UNDASHED_KEYS: [&str; 14] = [
 
 /// Exceptions to [`long_by_rule`] and [`env_by_rule`]: key, flag, environment variable.
 ///
-/// `=` means that the rule applies. An empty variable means that the flag has none.
+/// `=` means that the rule applies. An empty third field means that the flag has no environment variable.
 const EXCEPTIONS: [(&str, &str, &str); 50] = [
     ("name", "name", "RUNNER_NAME"),
     ("url", "url", "CI_SERVER_URL"),
@@ -170,7 +170,7 @@ fn flags_of_table(table: &'static TableSchema) -> Vec<Flag> {
     keys.map(|key| flag(&tables, key)).collect()
 }
 
-/// One flag sets the whole array of tables.
+/// Key of the one flag that sets all tables of the array `[[runners.kubernetes.host_aliases]]`.
 static HOST_ALIASES: Key = Key {
     name: "host_aliases",
     kind: Kind::Any,

@@ -18,7 +18,7 @@ pub(crate) enum TemplateError {
     Entries { path: PathBuf, count: usize },
 }
 
-/// Returns the only entry of a template without its token. Ignores global keys.
+/// Reads a template, and returns its only entry, but without the token. Ignores global keys.
 pub(crate) fn read_template(path: &Path) -> Result<Table, TemplateError> {
     let mut entries = read_entries(path)?;
     let count = entries.len();

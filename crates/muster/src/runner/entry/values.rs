@@ -22,7 +22,7 @@ pub(super) enum ValueError {
     JsonShape,
 }
 
-/// Returns `None` if all values are empty.
+/// Converts the values of a flag according to the kind of its key. Returns `None` if all values are empty.
 pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Result<Option<Item>, ValueError> {
     let Some(last) = values.last() else { return Ok(None) };
     if values.iter().all(String::is_empty) {
@@ -59,7 +59,7 @@ pub(super) fn item(kind: Kind, parsing: ValueParsing, values: &[String]) -> Resu
     Ok(Some(Item::Value(value)))
 }
 
-/// Creates missing tables below the entry.
+/// Sets a key in a table below the entry. Creates missing tables.
 pub(super) fn insert(entry: &mut Table, tables: &[&str], key: &str, item: Item) {
     let mut table = entry;
     for name in tables {
@@ -97,7 +97,7 @@ fn map(
     Ok(Some(Item::Table(table)))
 }
 
-/// The objects of the array may contain strings and lists of strings.
+/// Converts a JSON array of objects to an array of tables. The objects may contain only strings and lists of strings.
 fn json(word: &str) -> Result<Item, ValueError> {
     let objects: Vec<serde_json::Map<String, serde_json::Value>> =
         serde_json::from_str(word).map_err(ValueError::Json)?;

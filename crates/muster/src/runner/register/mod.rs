@@ -78,7 +78,7 @@ struct Registration {
     concurrent: i64,
     tokens: Vec<Secret>,
     entry: Table,
-    /// Deleted on the server if the registration fails later.
+    /// Runner that is deleted on the server if the registration fails later.
     registered_runner: Option<RegisteredRunner>,
 }
 
@@ -261,7 +261,7 @@ impl Registration {
         self.entry.get(key).and_then(Item::as_str).unwrap_or_default().to_owned()
     }
 
-    /// Offers the current value as the default, or else `fallback`.
+    /// Prompts for the value of a key of the entry. Offers the current value as the default, or else `fallback`.
     async fn prompt_into(
         &mut self,
         key: &'static str,

@@ -178,7 +178,7 @@ struct HostSettings {
     state_dir: PathBuf,
     /// `None` means the user of this process.
     user: Option<String>,
-    /// The agent exits with this process. `None` means that the agent does not depend on another process.
+    /// ID of a process whose exit ends the agent too. `None` means that the agent does not depend on another process.
     exit_with_pid: Option<i32>,
     /// Limit of open files with which this process was started. `None` means no limit.
     open_files: Option<u64>,
@@ -236,6 +236,8 @@ pub(crate) fn executors(host: HostExecutors, instances: InstanceExecutors, agent
     }
 }
 
+/// Creates the executors for jobs on this machine.
+///
 /// If a separate user runs the commands of jobs, this user must not control the container engine. So jobs in containers
 /// then have another agent, which runs as the manager's user.
 fn host_executors(host: &HostSettings, hidden_variables: &[String]) -> Result<HostExecutors, RunError> {
@@ -267,7 +269,7 @@ fn host_executor(
     })?)
 }
 
-/// `executable` is the agent of the instances.
+/// Returns the executors for jobs on instances. `executable` is the program that runs as the agent on the instances.
 pub(crate) fn instances(state_dir: &Path, executable: Arc<Executable>) -> InstanceExecutors {
     InstanceExecutors::new(InstancesOptions { ledgers: state_dir.join(INSTANCES), executable, find_plugin })
 }

@@ -8,7 +8,8 @@ use crate::paths;
 
 const HASH_DIGITS: usize = 12;
 
-/// Returns `runner` for the default file, or else `runner-<hash of the path>`.
+/// Returns the state directory for a configuration file. Its name is `runner` for the default file, or else
+/// `runner-<hash of the path>`.
 ///
 /// Returns `None` if the user is not root, has no home directory, and has not set XDG_STATE_HOME.
 pub(super) fn for_config(config: &Path) -> Option<PathBuf> {

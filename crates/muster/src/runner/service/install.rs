@@ -189,7 +189,7 @@ fn path_in_root(root: Option<&Path>, path: &Path) -> PathBuf {
     }
 }
 
-/// Returns false if the file exists.
+/// Creates the configuration file, and returns true. Returns false if it already exists.
 fn create_config(path: &Path) -> io::Result<bool> {
     if let Some(directory) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
@@ -200,7 +200,7 @@ fn create_config(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Creates a file, or no file after an error such as a full disk.
+/// Creates a file with this content. After an error, such as a full disk, no incomplete file remains.
 ///
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`] if the file exists, or the error of the system.

@@ -105,7 +105,7 @@ fn unit_name(service: &str) -> String {
 #[error("invalid service name; use at most 200 letters, digits and the characters :_.@-")]
 struct ServiceNameError;
 
-/// Accepts the names that systemd accepts, up to 200 characters.
+/// Accepts a name of at most 200 letters, digits and `:_.@-` that does not begin with `-` or `.`.
 fn service_name(text: &str) -> Result<String, ServiceNameError> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b":_.@-".contains(&byte);
     if !text.is_empty() && !text.starts_with(['-', '.']) && text.len() <= 200 && text.bytes().all(is_allowed) {

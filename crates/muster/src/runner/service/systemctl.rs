@@ -14,7 +14,7 @@ impl Scope {
         if user_service { Self::User } else { Self::System }
     }
 
-    /// Returns the directory for units of the administrator or of the user.
+    /// Returns the directory of the unit files: the administrator's directory for a system service, or the user's own.
     pub(super) fn units(self) -> Result<PathBuf, ServiceError> {
         if self == Self::System {
             return Ok(PathBuf::from("/etc/systemd/system"));
@@ -32,12 +32,12 @@ pub(super) struct Systemctl {
 }
 
 impl Systemctl {
-    /// `root` is the directory of another system. `None` means the running system.
+    /// `root` is the root directory of another system, which need not run. `None` means the running system.
     pub(super) fn new(scope: Scope, root: Option<&Path>) -> Self {
         Self { scope, root: root.map(Path::to_owned) }
     }
 
-    /// The error contains the error output.
+    /// Runs `systemctl` with these arguments. If `systemctl` fails, the error has its error output.
     pub(super) fn run(&self, arguments: &[&str]) -> Result<(), ServiceError> {
         let (text, output) = self.output(arguments)?;
         if output.status.success() {

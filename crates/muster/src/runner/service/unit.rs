@@ -121,10 +121,10 @@ PrivateTmp=yes
     )
 }
 
-/// Quotes a word for a systemd command line. Escapes variables and specifiers.
-fn quoted(word: &str, value: &'static str) -> Result<String, ServiceError> {
+/// Quotes a word for a systemd command line. Escapes variables and specifiers. `description` names the word in errors.
+fn quoted(word: &str, description: &'static str) -> Result<String, ServiceError> {
     if word.contains(['\n', '\r']) {
-        return Err(ServiceError::LineEnd { value });
+        return Err(ServiceError::LineEnd { value: description });
     }
     let escaped = escaped_percent(&word.replace('\\', "\\\\").replace('"', "\\\"")).replace('$', "$$");
     let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.=:@,+".contains(c);

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::unpack::UnpackArgs;
 
-/// Attempts of an upload, as in gitlab-runner.
-const UPLOADS: RetryPolicy = RetryPolicy::FixedAttempts {
+/// Number and delays of the attempts to upload, as in gitlab-runner.
+const UPLOAD_RETRIES: RetryPolicy = RetryPolicy::FixedAttempts {
     attempts: 3,
     unavailable_attempts: 6,
     backoff: Policy { first: Duration::from_secs(1), cap: Duration::from_secs(5), attempts: None },
@@ -139,7 +139,7 @@ impl MetadataArgs {
     }
 }
 
-/// Also succeeds if no files match.
+/// Creates the archive of the artifacts, and uploads it. Also succeeds if no files match.
 pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.job.url.is_empty() || args.job.token.is_empty() {
@@ -165,7 +165,7 @@ pub(crate) fn upload(args: &ArtifactsUploadArgs) -> ExitCode {
             artifact: &artifact,
             level: compression_level(&args.compression_level),
             timeouts: UploadTimeouts { total: args.timeout, response: args.response_header_timeout },
-            retry_policy: UPLOADS,
+            retry_policy: UPLOAD_RETRIES,
             provenance: provenance.as_ref(),
         };
         let endpoint = args.job.artifact_endpoint()?;

@@ -124,7 +124,7 @@ pub(crate) struct CacheArchiveArgs {
     meter: MeterArgs,
 }
 
-/// Logs a warning and succeeds if no files match.
+/// Creates the archive of the cache, and uploads it if `--url` is set. If no files match, logs a warning and succeeds.
 pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
@@ -169,8 +169,8 @@ pub(crate) fn archive(args: &CacheArchiveArgs) -> ExitCode {
     })
 }
 
-/// Returns whether an unchanged archive must be uploaded anyway: the form of the cache's key has changed, and the store
-/// has no cache under the new key.
+/// Returns whether an unchanged archive must be uploaded anyway: the form of the cache's key (hashed or plain) has
+/// changed, and the store has no cache under the new form.
 async fn is_missing_at_store(
     args: &CacheArchiveArgs,
     context: &CommandContext,
@@ -184,7 +184,7 @@ async fn is_missing_at_store(
     Ok(!args.store.remote(&args.retry)?.has(context, &head, stop).await?)
 }
 
-/// Does nothing without a URL. Skips archives that are too large.
+/// Uploads the archive to `--url`, unless the flag is not set or the archive is too large.
 async fn send(args: &CacheArchiveArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     if args.store.url.is_empty() {
         tracing::info!("{NO_UPLOAD}");
@@ -223,7 +223,8 @@ pub(crate) struct CacheExtractArgs {
     limits: UnpackArgs,
 }
 
-/// Without a cache, logs a warning and returns 1. The job continues without the cache.
+/// Downloads the cache if `--url` is set, and extracts it. If there is no cache, logs a warning and returns 1. The job
+/// continues without the cache.
 pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
     run(async |stop: &StopToken| {
         if args.file.as_os_str().is_empty() {
@@ -253,7 +254,7 @@ pub(crate) fn extract(args: &CacheExtractArgs) -> ExitCode {
 
 /// Downloads the newer of the caches at `--url` and `--alternate-url`, unless `--file` is at least as new.
 ///
-/// If an age is unknown, downloads `--alternate-url` only if `--url` has no cache.
+/// If `--head-url` or `--alternate-head-url` is missing, downloads `--alternate-url` only if `--url` has no cache.
 async fn fetch(args: &CacheExtractArgs, context: &CommandContext, stop: &StopToken) -> Result<(), TransferError> {
     let object = |url: (&str, &str), head: (&str, &str)| {
         let head = (!head.1.is_empty()).then(|| parse_url(head.0, head.1)).transpose()?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::TransferError;
 
-/// Returns an empty map without a path.
+/// Reads the variables of a file. Returns an empty map if `path` is `None` or empty.
 pub(super) fn read(path: Option<&Path>) -> Result<HashMap<String, String>, TransferError> {
     let Some(path) = path.filter(|path| !path.as_os_str().is_empty()) else { return Ok(HashMap::new()) };
     let text =

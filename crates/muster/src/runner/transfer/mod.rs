@@ -1,4 +1,5 @@
-//! Commands that transfer files for jobs. Scripts and gitlab-runner call them; Muster's own jobs do not.
+//! Commands that transfer files for jobs. gitlab-runner and scripts call them. Muster does not: its agent transfers the
+//! files of a job itself.
 //!
 //! The working directory is the project directory.
 
@@ -114,7 +115,7 @@ impl JobArgs {
     }
 }
 
-/// The empty text, as from an empty environment variable, is 0.
+/// Parses a duration. An empty text, which is the value of an empty environment variable, means 0.
 fn duration_or_zero(text: &str) -> Result<Duration, crate::flags::FlagError> {
     if text.is_empty() { Ok(Duration::ZERO) } else { go_duration(text) }
 }
@@ -127,7 +128,7 @@ fn compression_level(name: &str) -> Level {
     })
 }
 
-/// SIGTERM and SIGINT cancel the command cleanly, so that no partial archive remains.
+/// Runs a command to its end. SIGTERM and SIGINT cancel the command cleanly, so that no partial archive remains.
 fn run(work: impl AsyncFnOnce(&StopToken) -> Result<ExitCode, TransferError>) -> ExitCode {
     crate::runtime::block_on_one_thread(async {
         match run_until_signal(work).await {

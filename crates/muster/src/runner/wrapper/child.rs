@@ -24,7 +24,7 @@ pub(super) enum RunnerProcessState {
     },
 }
 
-/// Clones refer to the same process. A background task reaps it.
+/// The wrapped runner process. Clones refer to the same process, which a background task reaps.
 #[derive(Debug, Clone)]
 pub(super) struct Child {
     pid: Pid,
@@ -110,7 +110,7 @@ impl Child {
     }
 }
 
-/// As a shell does, returns 128 plus the number of a signal that ended the process.
+/// Returns the exit code of a process. If a signal ended the process, returns 128 plus its number, as a shell does.
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)

@@ -52,7 +52,8 @@ pub(super) fn default_address() -> Result<Address, NoRuntimeDirectory> {
     Ok(Address::Unix(runtime_directory(SOCKET.len())?.join(SOCKET)))
 }
 
-/// Replaces the socket of a process that has exited, but not a socket on which a process listens.
+/// Listens on the address. Replaces the socket of a process that has exited, but fails if a process listens on the
+/// socket.
 pub(super) async fn bind(address: &Address) -> io::Result<Incoming> {
     match address {
         Address::Tcp(address) => Ok(Incoming::Tcp(TcpListener::bind(address).await?)),
@@ -90,7 +91,8 @@ impl Incoming {
 
 /// Returns whether the connected process belongs to root or to this user.
 ///
-/// Any client can stop the runner, and the mode of the socket may have been changed.
+/// Other users are refused, because any client can stop the runner. The mode of the socket is not enough: it may have
+/// been changed.
 fn is_from_this_user(stream: &UnixStream) -> bool {
     let user = stream.peer_cred().map(|peer| peer.uid());
     match user {

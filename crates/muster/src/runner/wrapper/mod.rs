@@ -54,7 +54,7 @@ pub(super) fn run(args: &WrapperArgs) -> ExitCode {
 
 /// Runs until the runner exits without a client's request, a signal arrives, or the gRPC server fails.
 ///
-/// After a client's request, the wrapper keeps answering `stopped`.
+/// If the runner exits because a client requested it, the wrapper continues, and answers clients with `stopped`.
 async fn wrap(args: &WrapperArgs) -> Result<ExitCode, WrapperError> {
     let address = match &args.grpc_listen {
         Some(address) => address.clone(),

@@ -86,7 +86,7 @@ fn status_response(state: &RunnerProcessState) -> StatusResponse {
     StatusResponse { status: status.into(), failure_reason }
 }
 
-/// Sent when the process has exited.
+/// HTTP request that the wrapper sends when the runner has exited.
 struct Callback {
     client: reqwest::Client,
     request: reqwest::Request,
@@ -102,7 +102,8 @@ enum CallbackError {
     Request(#[source] reqwest::Error),
 }
 
-/// Creates the request immediately, so that the client gets its errors.
+/// Creates the HTTP request before the shutdown begins, so that the gRPC client gets an error if the request is
+/// invalid.
 fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackError> {
     let method = if callback.method.is_empty() { "POST" } else { &callback.method };
     let method = method.parse::<reqwest::Method>().map_err(|_| CallbackError::Method(method.to_owned()))?;
@@ -116,7 +117,7 @@ fn prepare_callback(callback: ShutdownCallback) -> Result<Callback, CallbackErro
     Ok(Callback { client, request })
 }
 
-/// Retries with exponential backoff.
+/// Sends the callback. Retries with exponential backoff.
 async fn call_back(callback: &Callback) {
     let mut wait = Duration::from_secs(1);
     for attempt in 1..=MAX_CALLBACK_ATTEMPTS {

@@ -23,8 +23,8 @@ pub(super) struct Verdict {
     pub(super) duration: Duration,
 }
 
-/// Runs the tests, at most `jobs` at once, and calls `report` with each result. The results have the order of the
-/// tests.
+/// Runs the tests, at most `jobs` at once, and calls `report` when a test has ended. The returned verdicts are in the
+/// order of `cases`.
 pub(super) async fn run(
     cases: Vec<Case>,
     jobs: usize,
@@ -110,7 +110,7 @@ fn plan(case: &Case, work_dir: &Path) -> Result<JobPlan, super::super::request::
     Ok(plan)
 }
 
-/// The error names the path that cannot be created.
+/// Creates the files of a test in its working directory. The error has the path that cannot be created.
 fn create_files(work_dir: &Path, test: &Test) -> Result<(), (PathBuf, io::Error)> {
     std::fs::create_dir_all(work_dir).map_err(|error| (work_dir.to_owned(), error))?;
     for (name, content) in &test.files {

@@ -172,7 +172,7 @@ fn missing_engine_is_an_error_only_if_containers_were_requested() {
 }
 
 #[test]
-fn job_without_an_image_needs_a_default_image_in_containers() {
+fn docker_executor_requires_a_default_image_for_a_job_without_an_image() {
     let project = Project::new("job: {script: ['true']}\n");
     project.ci(&["run", "--executor", "docker"]).code(2).warns("job `job` has no `image:`").warns("--image");
     project.ci(&["run", "--image", "busybox"]).code(2).warns("`--image` has no effect");

@@ -30,7 +30,7 @@ fn c229_newer_upstream_is_used_for_comparison() {
 }
 
 #[test]
-fn c229_local_branch_with_all_upstream_commits_is_compared() {
+fn c229_local_branch_with_all_upstream_commits_is_used_for_comparison() {
     let project = Project::new("docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n");
     project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     project.write("docs/a.md", "not pushed yet");

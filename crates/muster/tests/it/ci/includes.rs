@@ -99,7 +99,7 @@ impl Forge {
         let url = serve(SERVED_FILES);
         let project = Project::new(&ALL_INCLUDE_KINDS.replace("HTTP", &url));
         project.git(&["remote", "add", "origin", "https://git.example.org/group/app.git"]);
-        let (lib, kit) = (project.checkout("lib"), project.checkout("kit"));
+        let (lib, kit) = (project.other_repository("lib"), project.other_repository("kit"));
         lib.write("ci/a.yml", "include: [{local: 'ci/parts/*.yml'}]\nof-project: {script: ['true']}\n");
         lib.write("ci/parts/p.yml", "of-part: {script: ['true']}\n");
         lib.write("ci/child.yml", "of-child: {script: ['true']}\n");
@@ -120,7 +120,7 @@ impl Forge {
         let project = if reachable { self.project.path() } else { Path::new("/nowhere/app").to_owned() };
         let directory = project.parent().unwrap().display().to_string();
         std::fs::create_dir_all(self.project.home()).unwrap();
-        // The projects are next to each other, and their directories have no `.git` suffix.
+        // Each project needs its own entry, because its directory has no `.git` suffix, unlike its URL.
         let config = format!(
             "[url \"file://{directory}/lib\"]\n\tinsteadOf = https://git.example.org/group/lib.git\n\
              [url \"file://{directory}/kit\"]\n\tinsteadOf = https://git.example.org/group/kit.git\n"

@@ -44,7 +44,7 @@ impl Project {
     }
 
     /// Creates another repository of the same user, without commits.
-    pub(crate) fn checkout(&self, name: &str) -> Self {
+    pub(crate) fn other_repository(&self, name: &str) -> Self {
         Self { directory: Arc::clone(&self.directory), name: name.to_owned() }.initialized()
     }
 

@@ -8,7 +8,7 @@ fn project_with_component() -> Project {
          vars: {script: ['echo \"[$CI_SERVER_HOST $CI_SERVER_PORT $CI_SERVER_FQDN $CI_SERVER_URL $CI_API_V4_URL]\"']}\n",
     );
     project.git(&["remote", "add", "origin", "https://git.example.org:8443/group/app.git"]);
-    let kit = project.checkout("kit");
+    let kit = project.other_repository("kit");
     kit.write(
         "templates/greet.yml",
         "spec: {inputs: {name: }}\n---\ngreet: {script: ['echo \"hello $[[ inputs.name ]]\"']}\n",

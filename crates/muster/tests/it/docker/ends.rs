@@ -1,4 +1,4 @@
-//! Early ends: cancel, timeout, a container or an agent that is killed.
+//! Jobs that end early, because of a cancel, a timeout, or a container or an agent that is killed.
 
 use std::time::Duration;
 

@@ -108,7 +108,7 @@ async fn containers_are_created_again_if_a_service_cannot_start() {
 }
 
 #[tokio::test]
-async fn service_starts_only_while_containers_are_created() {
+async fn service_cannot_start_as_a_step_in_the_container() {
     let Some(host) = Host::start().await else { return };
     let (job, service) = job_and_service(&host, "late", SERVER);
     let (log, result) = host.run(&job, vec![step(&service)]).await;

@@ -215,7 +215,7 @@ async fn log_has_job_fields_at_start_and_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn manager_does_not_start_without_its_metrics_address() {
+async fn manager_does_not_start_if_its_metrics_address_is_taken() {
     let harness = Harness::start().await;
     let taken = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -156,7 +156,7 @@ impl ManagerProcess {
     }
 }
 
-/// Checks invariant J3 of ARCHITECTURE.md.
+/// Checks that the last update reports the size and the checksum of the received trace (J3 of ARCHITECTURE.md).
 pub(crate) fn check_report(job: &Job) {
     let output = &job.updates.last().unwrap().output;
     assert_eq!(output.bytesize, Some(job.trace.len() as u64), "{}", job.text());

@@ -6,13 +6,13 @@ use std::process::Command;
 use super::support::{Home, sibling};
 use crate::process::CommandResult;
 
-/// Creates a project, and runs the conformance tests in its directory. `directory` is on `PATH`.
-fn create_and_test(home: &Home, arguments: &[&str], build: impl FnOnce(&Path), directory: &Path) -> CommandResult {
+/// Creates a project, builds it, and runs the conformance tests in its directory, with `programs` first on `PATH`.
+fn create_and_test(home: &Home, arguments: &[&str], build: impl FnOnce(&Path), programs: &Path) -> CommandResult {
     home.run(&[&["muster", "plugin", "new", "box-office"], arguments].concat()).check(0, &["muster plugin test"]);
     let project = home.path("fleeting-plugin-box-office");
     build(&project);
     let mut test = home.command(&["muster", "plugin", "test", "--config", "plugin.toml"]);
-    let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     CommandResult::of_report(test.current_dir(project).env("PATH", path).output().unwrap())
 }
 

@@ -25,7 +25,7 @@ fn built_in_plugins_run_as_muster_and_gitlab_runner() {
 }
 
 #[test]
-fn built_in_plugin_is_found_without_an_executable() {
+fn built_in_plugin_is_found_without_its_own_executable() {
     let home = Home::new();
     let mut command = home.command(&["muster", "plugin", "look-path", "local"]);
     let output = command.env("PATH", "/nowhere").output().unwrap();

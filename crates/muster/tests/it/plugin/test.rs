@@ -151,8 +151,8 @@ fn instances_of_other_programs_are_not_touched() {
     assert!(home.path("group/theirs").exists());
 }
 
-/// Case P9 checks that a plugin ignores SIGINT. Processes inherit ignored signals, so in a shell's background job or
-/// under `nohup`, P9 would otherwise pass for every plugin.
+/// Case P9 checks that a plugin ignores SIGINT. A process that ignores SIGINT, such as a background job of a shell
+/// script, passes this on to its child processes. If `muster plugin test` did so, P9 would pass for every plugin.
 #[test]
 fn p9_plugins_do_not_inherit_ignored_sigint() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };

@@ -34,7 +34,7 @@ impl Harness {
         std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
     }
 
-    /// `URL` in the arguments is replaced by the coordinator's URL.
+    /// Runs a command of `gitlab-runner`. `URL` in the arguments is replaced by the coordinator's URL.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> CommandResult {
         self.home.run(&self.arguments(command, arguments))
     }

@@ -20,7 +20,7 @@ impl Home {
         self.directory.path().join(name)
     }
 
-    /// The environment has only `HOME` and `PATH`.
+    /// Returns a command that runs `gitlab-runner`. Its environment has only `HOME` and `PATH`.
     pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
         // If the tests run in the background of a shell, SIGINT and SIGQUIT are ignored in all children. Reset these signals.
         let mut command = Command::new("/usr/bin/env");

@@ -1,6 +1,7 @@
 //! `wrapper`: control of a wrapped process over gRPC.
 //!
-//! The wrapped process is `gitlab-runner read-logs` and not `run`. `read-logs` follows a file until the file is deleted, or until a signal.
+//! The wrapped process is `gitlab-runner read-logs` and not `run`, because a test can easily end `read-logs`: by
+//! deleting the file that it follows, or with a signal.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +58,7 @@ impl Drop for Wrapped {
     }
 }
 
-/// Waits until the wrapped process has started. Standard error goes to the file `stderr`.
+/// Starts the wrapper, and waits until the wrapped process has started. Standard error goes to the file `stderr`.
 fn start(home: &Home, runtime: &Path, arguments: &[&str]) -> Child {
     let log = home.path("log");
     std::fs::write(&log, "ready\n").unwrap();
@@ -170,7 +171,7 @@ async fn wrapper_and_runner_exit_together() {
     assert_eq!(wrapped.process.wait().unwrap().code(), Some(128 + 15));
 }
 
-/// The path is short enough for sockets.
+/// Creates a directory with a short path, because the path of a Unix socket has a limited length.
 fn directory(mode: u32) -> tempfile::TempDir {
     let directory = tempfile::Builder::new().prefix("m").tempdir_in("/tmp").unwrap();
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(mode)).unwrap();

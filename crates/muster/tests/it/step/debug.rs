@@ -90,7 +90,7 @@ fn commands_can_skip_a_step_or_ignore_its_failure_or_fail_it() {
 }
 
 #[test]
-fn job_without_breakpoints_pauses_at_its_start_and_follows_next() {
+fn job_without_breakpoints_pauses_at_its_start_and_obeys_the_command_next() {
     let project = project();
     let result = project.step_with_input(&["debug", "bad", "--results", "r.json"], &["next", "next", "skip", "detach"]);
     result.check(

@@ -94,7 +94,7 @@ impl Project {
         command
     }
 
-    /// Standard error is redirected to standard output.
+    /// Returns a command that runs a line in a shell. Standard error is redirected to standard output.
     fn shell(&self, line: &str) -> Command {
         let mut command = self.program("sh");
         command.args(["-c", &format!("exec 2>&1\n{line}")]);

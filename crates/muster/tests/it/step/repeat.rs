@@ -52,7 +52,7 @@ fn changed_outputs_and_files_are_reported() {
     for (arguments, message) in [
         (&["repeat", "none.json"][..], "failed to read none.json"),
         (&["repeat", "r.json", "--step", "release/none"], "has no step \"release/none\"; its steps are pack, note"),
-        (&["repeat", "r.json", "--compare", "none=kept/out"], "none exists only after the first run"),
+        (&["repeat", "r.json", "--compare", "new=kept/out"], "new exists only after the first run"),
     ] {
         project.step(arguments).check(1, &[message]);
     }

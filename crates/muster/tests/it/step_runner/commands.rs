@@ -107,7 +107,7 @@ fn c120_run_hides_variables_of_a_job_from_the_step() {
 }
 
 #[test]
-fn c120_definition_and_results_can_have_the_text_format() {
+fn c120_definition_and_results_can_have_the_text_format_of_protobuf() {
     let project = Project::new();
     let definition = r#"
 type: steps

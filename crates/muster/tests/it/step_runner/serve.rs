@@ -25,7 +25,7 @@ impl Server {
         Self::start_with_lines(command).0
     }
 
-    /// Also returns the lines that the server prints to standard error before it announces the socket.
+    /// Starts a server. Also returns the lines that the server prints to standard error before it announces the socket.
     pub(super) fn start_with_lines(command: &mut Command) -> (Self, Vec<String>) {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -83,7 +83,7 @@ pub(super) async fn run(
 }
 
 #[tokio::test]
-async fn c115_proxy_carries_a_job_of_the_server() {
+async fn c115_job_runs_at_the_server_through_the_proxy() {
     let project = Project::new();
     let mut server = Server::start(&mut project.command(&["serve"]));
     assert_eq!(server.socket, project.tmp().join("step-runner.sock"));

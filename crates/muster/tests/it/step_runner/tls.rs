@@ -20,7 +20,8 @@ use super::*;
 use crate::process::until;
 
 pub(super) const MARKER: &str = "step-runner is listening on TCP address ";
-const VALID_UNTIL: i32 = 4000;
+/// Year in which the valid certificates expire.
+const EXPIRY_YEAR: i32 = 4000;
 
 pub(super) struct Authority<'a> {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -54,11 +55,11 @@ impl<'a> Authority<'a> {
     }
 
     pub(super) fn server(&self) -> TlsFiles {
-        self.sign("server", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL)
+        self.sign("server", ExtendedKeyUsagePurpose::ServerAuth, EXPIRY_YEAR)
     }
 
     pub(super) fn client(&self) -> TlsFiles {
-        self.sign("client", ExtendedKeyUsagePurpose::ClientAuth, VALID_UNTIL)
+        self.sign("client", ExtendedKeyUsagePurpose::ClientAuth, EXPIRY_YEAR)
     }
 }
 
@@ -178,9 +179,9 @@ async fn clients_without_a_valid_certificate_are_refused_and_logged() {
     let mut agent = TcpAgent::start(&project, &authority.server(), &[]);
     let client = ExtendedKeyUsagePurpose::ClientAuth;
     let unknown =
-        TlsFiles { authority: authority.file.clone(), ..stranger.sign("stranger_client", client.clone(), VALID_UNTIL) };
+        TlsFiles { authority: authority.file.clone(), ..stranger.sign("stranger_client", client.clone(), EXPIRY_YEAR) };
     let expired = authority.sign("expired", client, 2020);
-    let other_usage = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL);
+    let other_usage = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, EXPIRY_YEAR);
     for (files, reason) in [(unknown, "UnknownIssuer"), (expired, "certificate expired"), (other_usage, "key usage")] {
         let error = agent.connect(&files).await.unwrap_err();
         agent.wait_for_refusal(reason);
@@ -234,7 +235,7 @@ fn proxy_reports_why_it_cannot_connect() {
     fails(&address.replace("127.0.0.1", "localhost"), &files, &["not valid for name", "; connect to a name"]);
     let other_client = TlsFiles {
         authority: authority.file.clone(),
-        ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, VALID_UNTIL)
+        ..stranger.sign("stranger_client", ExtendedKeyUsagePurpose::ClientAuth, EXPIRY_YEAR)
     };
     fails(&address, &other_client, &["the server ended the connection", "--tls-client-ca"]);
     fails("127.0.0.1", &files, &["the address has no port; name the address as HOST:PORT"]);
@@ -319,7 +320,7 @@ fn agent_does_not_start_with_invalid_tls_options() {
     let empty = TlsFiles { certificate: project.tmp().join("empty.crt"), ..files.clone() };
     std::fs::write(&empty.certificate, "").unwrap();
     start("127.0.0.1:0", &empty).check(1, &["empty.crt for TLS: it contains no certificate"]);
-    let other = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, VALID_UNTIL);
+    let other = authority.sign("other", ExtendedKeyUsagePurpose::ServerAuth, EXPIRY_YEAR);
     start("127.0.0.1:0", &TlsFiles { key: other.key, ..files.clone() }).check(1, &["server.crt for TLS"]);
     let missing = TlsFiles { authority: project.tmp().join("missing.crt"), ..files.clone() };
     start("127.0.0.1:0", &missing).check(1, &["missing.crt for TLS"]);

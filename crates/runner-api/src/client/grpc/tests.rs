@@ -158,7 +158,7 @@ async fn job_of_a_lost_response_is_fetched_over_http() {
 }
 
 #[tokio::test]
-async fn failure_of_the_coordinator_is_reported_as_over_http() {
+async fn failure_over_both_transports_is_the_error_of_http() {
     let setup = Setup::over_grpc(Duration::from_millis(50)).await;
     setup.coordinator.fail(Call::RequestJob, [Fault::FailAfter, Fault::FailAfter]);
     setup.coordinator.enqueue(payload(7));
@@ -171,7 +171,7 @@ async fn failure_of_the_coordinator_is_reported_as_over_http() {
 }
 
 #[tokio::test]
-async fn proxy_without_http2_gets_http() {
+async fn proxy_without_http2_gets_requests_over_http() {
     let setup = Setup::over_grpc(Duration::from_millis(50)).await;
     setup.relay.set_http2(Http2::Reject);
     for id in [7, 8, 9] {

@@ -21,7 +21,7 @@ use super::super::{Client, Progress};
 use super::*;
 use crate::wire::JobRequest;
 
-async fn connections(age: ConnectionAge) -> usize {
+async fn connection_count(age: ConnectionAge) -> usize {
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let recorder = Arc::clone(&seen);
     let app = Router::new().fallback(any(move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
@@ -42,13 +42,13 @@ async fn connections(age: ConnectionAge) -> usize {
 
 #[tokio::test]
 async fn connections_are_reused_up_to_their_max_age() {
-    assert_eq!(connections(ConnectionAge::Any).await, 1);
-    assert_eq!(connections(ConnectionAge::UpTo(Duration::from_secs(900))).await, 1);
-    assert_eq!(connections(ConnectionAge::UpTo(Duration::from_nanos(1))).await, 3);
-    assert_eq!(connections(ConnectionAge::NoReuse).await, 3);
+    assert_eq!(connection_count(ConnectionAge::Any).await, 1);
+    assert_eq!(connection_count(ConnectionAge::UpTo(Duration::from_secs(900))).await, 1);
+    assert_eq!(connection_count(ConnectionAge::UpTo(Duration::from_nanos(1))).await, 3);
+    assert_eq!(connection_count(ConnectionAge::NoReuse).await, 3);
 }
 
-/// Starts a server with a certificate of a new authority, which is returned as PEM.
+/// Starts a server with a certificate of a new authority. Also returns the authority's certificate as PEM.
 async fn server_with_authority() -> (Url, String, tokio::task::JoinHandle<()>) {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

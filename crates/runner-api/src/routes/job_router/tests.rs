@@ -97,7 +97,7 @@ async fn discovery_returns_the_address_that_the_caller_used() {
     assert_eq!(server.discover(&[]).await, (200, format!(r#"{{"server_url":"grpc://127.0.0.1:{port}"}}"#)));
     let behind_proxy = [("host", "ci.example"), ("x-forwarded-proto", "https")];
     assert_eq!(server.discover(&behind_proxy).await, (200, r#"{"server_url":"grpcs://ci.example"}"#.to_owned()));
-    // A lost response would lose the job, so there is no gRPC.
+    // Without idempotency keys, a lost response would lose the job, so gRPC must not be announced.
     let gitlab = Server::start(coordinator().as_gitlab(Duration::ZERO)).await;
     assert_eq!(gitlab.discover(&[]).await.0, 501);
 }

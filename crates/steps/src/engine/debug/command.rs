@@ -41,7 +41,7 @@ pub(in crate::engine) struct DebugCommand {
 
 impl DebugCommand {
     pub(super) fn new(command: Vec<String>, secrets: &Secrets) -> (Self, CommandOutput) {
-        // Bounded by `MAX_OUTPUT_BYTES`.
+        // The channel needs no bound, because `MAX_OUTPUT_BYTES` limits the output.
         let (events, output) = mpsc::unbounded_channel();
         let state = OutputState { masker: Masker::new(secrets), bytes: 0 };
         let log = Arc::new(OutputLog { events: events.clone(), state: Mutex::new(state) });

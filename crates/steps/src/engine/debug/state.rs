@@ -37,7 +37,7 @@ pub(super) struct State {
     pub(super) attached: usize,
     pub(super) pause: Option<Pause>,
     pub(super) last_pause: u64,
-    /// Without the current pause.
+    /// Total time of the earlier pauses, without the current pause.
     pub(super) paused_time: Duration,
 }
 

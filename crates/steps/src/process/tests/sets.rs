@@ -1,4 +1,4 @@
-//! Tests of parallel and nested steps, which have their own sets of processes, and cgroups for policy rules.
+//! Tests of parallel and nested steps, which have their own sets of processes, and of the cgroups for policy rules.
 
 use muster_job::StepLimits;
 

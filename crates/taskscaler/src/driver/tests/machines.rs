@@ -8,7 +8,7 @@ use crate::types::{SlotRequest, TaskKey};
 const STATES: &str = "gitlab_runner_autoscaling_machine_states";
 const CREATION: &str = "gitlab_runner_autoscaling_machine_creation_duration_seconds";
 
-/// Panics unless all six states have a value.
+/// Returns the states whose value is not 0. Panics unless all six states have a value.
 fn nonzero_states(scaler: &Scaler) -> Vec<(String, f64)> {
     let families = scaler.metrics().families();
     let states = families

@@ -72,7 +72,7 @@ async fn instance_runs_exactly_max_use_count_jobs() {
 
 /// Requirement R039 (docs/requirements.md).
 #[tokio::test(start_paused = true)]
-async fn acquire_only_queues_demand_while_no_instance_exists() {
+async fn acquire_queues_demand_and_creates_no_instance_itself() {
     let cloud = Cloud::new();
     let scaler = scaler_with_limits(&cloud, 10, 0, 0).await;
     sleep_seconds(60).await;

@@ -18,7 +18,9 @@ pub(in crate::engine) struct ScaleUpLimits {
 }
 
 impl Inventory {
-    /// In selection order. `None` means that the group can create instances.
+    /// Returns what blocks the creation of instances in each group. The groups are in selection order.
+    ///
+    /// `None` means that the group can create instances.
     pub(in crate::engine) fn scale_up_blocks(
         &mut self,
         now: Now,
@@ -96,7 +98,7 @@ impl Inventory {
         let (mut remaining, mut skipped) = (missing, Vec::new());
         for (id, block) in self.scale_up_blocks(now, limits) {
             match block {
-                // This block ends soon. The next group may cost more.
+                // This block ends soon. Waiting is better than a request to the next group, which may cost more.
                 Some(ScaleUpBlock::Throttled | ScaleUpBlock::NotListedYet { error: None }) => break,
                 Some(block) => {
                     skipped.push((id, block));
@@ -215,8 +217,8 @@ impl Inventory {
                 continue;
             }
             booting += u64::from(self.pool.starting_count(id)) + u64::from(group.expected_usable());
-            // A provider that recently failed may fail again. With a cost limit, only the first group counts, because its
-            // cost reduces the headroom of the others.
+            // If a provider recently failed, its possible instances do not count, because it may fail again. With a
+            // cost limit, only those of the first group count, because they reduce the headroom of the others.
             let is_affordable = limits.max_cost_per_hour.is_none() || possible == 0;
             if group.creation.provider_accepts() && is_affordable {
                 possible += additional;
@@ -225,7 +227,8 @@ impl Inventory {
         booting + possible
     }
 
-    /// Number of slots that are free now or soon.
+    /// Number of slots without a job on the existing instances, plus those of the instances that are expected or can be
+    /// requested.
     pub(in crate::engine) fn future_slots(
         &self,
         blocks: &[(GroupId, Option<ScaleUpBlock>)],

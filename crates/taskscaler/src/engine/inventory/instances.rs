@@ -15,9 +15,10 @@ use crate::throttle::jittered;
 use crate::time::{Now, Time};
 use crate::types::{GroupId, RemovalReason};
 
-/// Remaining boot time after the plugin is up again, so that a list can report the instance as running.
+/// Once the plugin is up again, a boot times out only after this time, so that a list can first report the instance as
+/// running.
 const MIN_BOOT_TIMEOUT_AFTER_PLUGIN_UP: Duration = Duration::from_secs(60);
-/// Minimum time that an idle instance is kept after a restart. A shorter idle time takes precedence.
+/// Minimum time that an idle instance is kept after a restart, unless the idle time of the policy is shorter.
 const MIN_IDLE_AFTER_RESTART: Duration = Duration::from_secs(15);
 
 impl Inventory {
@@ -89,7 +90,7 @@ impl Inventory {
         self.pool.change(index, |instance| {
             instance.was_ready = true;
             instance.become_ready(now.at, first_check);
-            // After a restart, the instance is kept for a moment, so that jobs can arrive.
+            // An instance that was idle before a restart is kept for a moment after it, so that jobs can arrive.
             instance.start_idle_time(now, idle_time.saturating_sub(MIN_IDLE_AFTER_RESTART));
         });
         if let Some(group) = self.groups.get_mut(group) {

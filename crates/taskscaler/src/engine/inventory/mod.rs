@@ -185,10 +185,10 @@ impl Inventory {
         self.groups.ids().map(|id| f64::from(self.pool.deleting_count(id)) * self.groups.price(id)).sum()
     }
 
-    /// Cost per hour of the suspended instances, of one more in the group `additional`, and of the cheapest other
-    /// instance.
+    /// Cost per hour of the suspended instances, of one more suspended instance in the group `additional`, and of one
+    /// instance at the lowest price, which must stay affordable for other jobs.
     ///
-    /// Suspended instances cost their full price, because each may run again at any time.
+    /// Suspended instances count with their full price, because each may run again at any time.
     #[expect(clippy::cast_precision_loss, reason = "counts of instances are far below 2^52")]
     pub(super) fn suspended_cost_per_hour(&self, additional: Option<GroupId>) -> f64 {
         let suspended = self.groups.ids().map(|id| self.pool.suspended_count(id) as f64 * self.groups.price(id));

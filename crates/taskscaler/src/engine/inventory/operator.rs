@@ -116,18 +116,20 @@ impl Inventory {
         Ok(OperatorOutcome::GroupUndrained)
     }
 
+    /// Returns who drained the group, and its instances that must be drained and are not yet.
+    ///
     /// `None` if the group is not drained.
-    pub(in crate::engine) fn undrained_instances(&self, id: GroupId) -> Option<(String, Vec<Index>)> {
+    pub(in crate::engine) fn instances_to_drain(&self, id: GroupId) -> Option<(String, Vec<Index>)> {
         let by = self.groups.get(id)?.drained.clone()?;
-        let is_undrained = |phase: &InstancePhase| match phase {
+        let must_be_drained = |phase: &InstancePhase| match phase {
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => true,
             // If a job is resuming the instance, the instance is deleted after that job.
             InstancePhase::Suspended(suspension) => suspension.waiter.is_none(),
             InstancePhase::Draining(_) | InstancePhase::Deleting(_) | InstancePhase::Cordoned { .. } => false,
         };
-        let mut undrained = self.pool.of_group(id);
-        undrained.retain(|index| self.pool.get(*index).is_some_and(|instance| is_undrained(&instance.phase)));
-        Some((by, undrained))
+        let mut instances = self.pool.of_group(id);
+        instances.retain(|index| self.pool.get(*index).is_some_and(|instance| must_be_drained(&instance.phase)));
+        Some((by, instances))
     }
 
     pub(in crate::engine) fn remove_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {

@@ -64,7 +64,8 @@ impl Suspension {
         }
     }
 
-    /// Does not interrupt a preparation, because its result would be mistaken for the result of a later preparation.
+    /// Lets the instance be suspended again, but does not interrupt a preparation, because the result of an interrupted
+    /// preparation would be mistaken for that of a later one.
     pub(in crate::engine) fn suspend_again(&mut self, at: Time) {
         if self.state == SuspendState::Resuming {
             // The last list may be from before the resume call.

@@ -33,7 +33,7 @@ fn increase_calls_are_rate_limited_and_batched() {
 }
 
 #[test]
-fn slot_is_assigned_within_a_fiftieth_of_boot_time() {
+fn slot_is_assigned_within_a_fiftieth_of_boot_time_after_boot() {
     let mut fixture = Fixture::new(config(20, 1));
     fixture.acquire("first");
     fixture.seconds(60);

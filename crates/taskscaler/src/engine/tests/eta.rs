@@ -1,4 +1,4 @@
-//! Estimates and reasons for waiting jobs and refused reservations.
+//! Estimated waiting times of jobs, and reasons why jobs wait and reservations are refused.
 
 use super::fixture::{CloudBehavior, Fixture, G, MONDAY, config, key};
 use crate::engine::Engine;

@@ -125,7 +125,8 @@ impl Fixture {
         fixture
     }
 
-    /// With at most `max` single-use instances. Deleting the first one after its job has no effect.
+    /// Creates a fixture with at most `max` single-use instances. The first one has had its job, and calls to delete it
+    /// have no effect.
     pub(super) fn with_stuck_deletion(max: u32) -> Self {
         let mut config = config(max, 1);
         config.max_uses = NonZeroU32::new(1);

@@ -182,7 +182,8 @@ fn v10_rejected_deletion_is_repeated_soon() {
     assert!(fixture.clouds[0].is_empty());
 }
 
-/// Lists without an instance until it is lost: in gitlab-runner (in about six minutes) and in Muster (in one second).
+/// Number of lists without an instance after which it counts as lost: in gitlab-runner (after about six minutes) and in
+/// Muster (after one second).
 const MISSES: (u32, u32) = (6, 2);
 
 #[test]

@@ -48,7 +48,7 @@ fn job_within_idle_time_keeps_instance() {
     assert_eq!((fixture.slot_of("2").as_str(), fixture.clouds[0].len()), ("i1/0", 1));
 }
 
-/// The forecast creates no instances here, but retains the square root of the four slots in use.
+/// The forecast creates no instances here, but retains two idle slots: the square root of the four slots in use.
 #[test]
 fn forecast_retains_instances_beyond_idle_time() {
     let mut config = config(10, 1);
@@ -103,7 +103,7 @@ fn instance_missing_from_one_list_is_not_lost() {
 }
 
 #[test]
-fn lost_instance_that_was_adopted_is_not_reported_as_lost_by_a_restart() {
+fn loss_of_adopted_instance_is_not_attributed_to_a_restart() {
     let mut fixture = adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].clear();

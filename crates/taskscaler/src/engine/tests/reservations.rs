@@ -71,7 +71,7 @@ fn job_of_revoked_reservation_is_queued() {
 }
 
 #[test]
-fn replacement_of_stuck_deletion_is_not_reserved() {
+fn no_slot_is_reserved_for_replacement_of_instance_with_stuck_deletion() {
     let mut fixture = Fixture::with_stuck_deletion(1);
     fixture.seconds(1);
     fixture.reserve("soon").unwrap();

@@ -66,7 +66,7 @@ fn loss_is_attributed_to_restart_only_if_instance_was_not_found_since() {
 }
 
 #[test]
-fn unclaimed_lease_is_not_reported_as_lost_with_its_instance() {
+fn unclaimed_lease_is_reported_as_lost_only_once() {
     let config = config(2, 1);
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");

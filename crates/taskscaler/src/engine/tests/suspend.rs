@@ -85,7 +85,7 @@ fn saved_environment_is_resumed_on_the_same_instance() {
     assert_eq!((fixture.slot_of("3"), state(&fixture, "i1")), ("i1/0".to_owned(), "ready".to_owned()));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Running);
     assert_eq!(resume(&mut fixture, "4", "1", OWNER), Err(ResumeError::Unknown));
-    // Each instance runs one job. Resuming the environment does not count as another job, but allows no further one.
+    // Each instance runs one job, and one more for each resumption. After the job that resumed it, it is deleted.
     fixture.release("3");
     fixture.seconds(3);
     assert_eq!(state(&fixture, "i1"), "deleted");

@@ -77,7 +77,7 @@ impl Simulation<'_> {
         self.engine.handle(self.now, Event::Operator { request: 0, group, id, action, by });
     }
 
-    /// The index is taken modulo the number of machines.
+    /// Returns the ID of an existing machine. `index` is taken modulo the number of existing machines.
     fn machine(&self, group: usize, index: usize) -> Option<InstanceId> {
         let existing: Vec<&InstanceId> = self.clouds[group].live(self.now.at).map(|(id, _)| id).collect();
         existing.get(index % existing.len().max(1)).map(|id| (*id).clone())
@@ -87,7 +87,7 @@ impl Simulation<'_> {
         for group in 0..self.clouds.len() {
             self.has_stock[group] = true;
             self.engine.handle(self.now, Event::StockChanged { group: GroupId(group), available: true });
-            // With a higher price, the cost could exceed the limit permanently.
+            // Restore the initial price, because with a higher one the cost could exceed the limit permanently.
             let per_hour = self.scenario.config.groups[group].price_per_hour;
             self.checker.record_price_change(self.now.at);
             self.config.groups[group].price_per_hour = per_hour;
@@ -116,7 +116,7 @@ impl Simulation<'_> {
     pub(super) fn report_plugins(&mut self) {
         self.report_suspend_support();
         for group in (0..self.clouds.len()).map(GroupId) {
-            // The restart of the plugin is planned already.
+            // If the plugin is down, the event that reports its restart is planned already.
             let event = match self.is_down(group) {
                 true => Event::PluginDown { group, cause: PLUGIN_DOWN_ERROR.to_owned() },
                 false => Event::PluginUp { group, max_size: 0 },
@@ -129,7 +129,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// `None` means that the call waits for the plugin.
+    /// Returns the event that reports the failure of a call to a plugin that is down. `None` means that the action is
+    /// performed anyway.
     pub(super) fn failed_call(action: &Action) -> Option<Event> {
         let error = || PLUGIN_DOWN_ERROR.to_owned();
         match action.clone() {
@@ -197,7 +198,7 @@ impl Simulation<'_> {
         }
     }
 
-    /// Calls in progress take effect, but their results are lost.
+    /// Restarts the manager. Calls in progress take effect, but their results are lost.
     pub(super) fn restart(&mut self) -> Result<(), Violation> {
         self.manager_run += 1;
         self.wake = None;
@@ -225,7 +226,7 @@ impl Simulation<'_> {
                 },
                 SimJobState::Running(lease) => match self.engine.claim(&key) {
                     Some(restored) if restored.same_slots(&lease) => {
-                        self.plan_break(job, self.sim_jobs[job].attempt, lease.group, &lease.instance);
+                        self.plan_connection_break(job, self.sim_jobs[job].attempt, lease.group, &lease.instance);
                     }
                     Some(restored) => {
                         return Err(Violation::new(

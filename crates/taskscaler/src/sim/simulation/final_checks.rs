@@ -42,8 +42,9 @@ impl Simulation<'_> {
                 self.report.waits_ms.push(milliseconds(end.since(sim_job.waited_since)));
             }
         }
-        let counts = |machine: &&crate::sim::cloud::Machine| machine.created_at >= from;
-        self.report.machines = self.clouds.iter().map(|cloud| cloud.machines.values().filter(counts).count()).sum();
+        let is_measured = |machine: &&crate::sim::cloud::Machine| machine.created_at >= from;
+        self.report.machines =
+            self.clouds.iter().map(|cloud| cloud.machines.values().filter(is_measured).count()).sum();
         for (cloud, group) in self.clouds.iter().zip(&self.scenario.config.groups) {
             let hours = cloud.billed_s(self.scenario.measured_from, end) / 3600.0;
             self.report.machine_hours += hours;

@@ -36,12 +36,13 @@ impl Simulation<'_> {
         sim_job.state = SimJobState::Running(lease);
         self.running_count += 1;
         self.plan(self.now.at + duration, SimEvent::JobEnds { job, attempt });
-        self.plan_break(job, attempt, group, &id);
+        self.plan_connection_break(job, attempt, group, &id);
         Ok(())
     }
 
-    /// Plans a break only if the machine will cease to exist.
-    pub(super) fn plan_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
+    /// Plans that a job's connection breaks after its machine ceases to exist. Does nothing if the machine has no
+    /// planned end.
+    pub(super) fn plan_connection_break(&mut self, job: usize, attempt: u32, group: GroupId, id: &InstanceId) {
         let deleted_at = self.clouds[group.0].machines.get(id).and_then(|machine| machine.deleted_at);
         if let Some(deleted_at) = deleted_at {
             let at = deleted_at.max(self.now.at) + CONNECTION_BREAK_DELAY;

@@ -15,7 +15,8 @@ use crate::suspend::ResumeError;
 use crate::time::milliseconds;
 use crate::types::{RemovalReason, SlotAssignment, TaskKey};
 
-/// The first job of a group saves an environment for the second.
+/// Number of jobs in a job group, which is a group of consecutive jobs (not an instance group). The first job saves an
+/// environment for the second, and the third is independent.
 const JOB_GROUP_SIZE: usize = 3;
 const MAX_CANCEL_DELAY_MS: u64 = 60_000;
 
@@ -40,7 +41,8 @@ impl Simulation<'_> {
         self.queue.push_back(job);
     }
 
-    /// Saves the environment of the first job of a group. Returns whether the lease has ended.
+    /// Saves the environment of a job if it is the first of its job group. Returns whether the environment was saved,
+    /// which ends the lease.
     pub(super) fn save_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
         let (Some(max_delay), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
         if !job.is_multiple_of(JOB_GROUP_SIZE) || next >= self.jobs.len() {
@@ -84,7 +86,8 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Mostly cancels jobs that wait for an environment.
+    /// Plans the cancellation of a job with a certain probability, which is higher for a job that wants to resume an
+    /// environment.
     pub(super) fn plan_cancel(&mut self, job: usize) {
         if self.scenario.suspended_jobs.is_none() {
             return;
@@ -107,6 +110,8 @@ impl Simulation<'_> {
         self.cancel_request(job, Event::Cancel { key })
     }
 
+    /// Decides at random whether a job that waits for an environment is canceled between its assignment and its start.
+    /// Returns the job if it is canceled.
     pub(super) fn canceled_after_assignment(&mut self, lease: &SlotAssignment) -> Option<usize> {
         let job = self.keys.get(&lease.key).copied()?;
         let is_possible = self.now.at < self.scenario.faults_end && self.waits_for_environment(job);
@@ -143,13 +148,13 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    pub(super) fn run_without_environment(&mut self, key: &TaskKey) {
+    pub(super) fn requeue_without_environment(&mut self, key: &TaskKey) {
         let Some(job) = self.keys.remove(key) else { return };
         self.sim_jobs[job].resumes = None;
         self.requeue(job);
     }
 
-    /// Uses a new key, as the manager does after a restart.
+    /// Requests slots for a job again, with a new key, as the manager does after a restart.
     pub(super) fn request_after_restart(&mut self, job: usize) -> Result<(), Violation> {
         let key = self.key(job);
         self.keys.remove(&key);

@@ -150,7 +150,7 @@ fn sources_come_from_the_server_and_git_trusts_the_directory() {
 }
 
 #[test]
-fn caches_of_job_on_the_host_have_the_keys_of_its_plan() {
+fn cache_uses_of_job_on_the_host_have_the_same_keys_as_its_plan() {
     let mut context = context_with(|docker| docker.host_without_image = true);
     Arc::make_mut(&mut context.runner).cache.shared = true;
     let payload = payload(json!({ "cache": [{ "key": "$CI_PROJECT_DIR", "paths": ["a"] }] }));

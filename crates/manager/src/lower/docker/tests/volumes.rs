@@ -6,7 +6,7 @@ fn checkouts_on_the_engine_machine_are_separate_for_each_slot() {
     assert_eq!(container.project_dir, "/builds/shorttoke/1/group/project");
     assert_eq!(value(&job, "CI_SHARED_ENVIRONMENT"), None);
     let sources: Vec<&str> = container.volumes.iter().map(|volume| volume.source.as_str()).collect();
-    assert_eq!(sources, ["/srv/ci"], "no volume hides the directory");
+    assert_eq!(sources, ["/srv/ci"], "no other volume is mounted at `/builds`");
     assert!(!container.directories.contains(&"/builds".to_owned()), "the operator sets its permissions");
     assert!(container.directories.contains(&"/builds/shorttoke".to_owned()));
 }

@@ -1,4 +1,4 @@
-//! Caches in an S3 server: shared among machines, with gitlab-runner, and without the server.
+//! Caches in an S3 server: shared among machines, shared with gitlab-runner, and unavailable while the server is down.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -238,8 +238,8 @@ async fn chunks_are_shared_through_the_store() {
     assert!(!names.iter().any(|name| name.starts_with("project/")), "{names:?}");
 }
 
-/// Replaces an object with invalid content. The content is longer than a pack, so that each range that a job reads
-/// exists.
+/// Overwrites an object of the store. The new content is invalid, and longer than a pack, so that each range that a job
+/// reads exists.
 async fn replace(store: &Server, name: &str) {
     let key = S3AccessKey { id: Secret::new("the-access-key"), secret: Secret::new(SECRET), session: None };
     let settings = S3Settings {

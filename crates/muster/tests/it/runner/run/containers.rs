@@ -20,7 +20,7 @@ impl Harness {
         Some(engine)
     }
 
-    pub(super) fn push_container(&self, id: i64, commands: &[&str], more: &Value) {
+    pub(super) fn push_container_job(&self, id: i64, commands: &[&str], more: &Value) {
         let variables = [("GIT_STRATEGY", "none"), ("FF_TIMESTAMPS", "false"), ("FF_NETWORK_PER_BUILD", "true")];
         let mut payload = json!({
             "id": id, "token": format!("job-secret-{id}"), "job_info": { "name": "test", "project_id": id },
@@ -63,7 +63,7 @@ async fn job_with_image_and_service_runs_in_containers() {
         "image": { "name": IMAGE },
         "services": [{ "name": IMAGE, "alias": "web", "command": ["/bin/sh", "-c", server] }]
     });
-    harness.push_container(1, &commands, &more);
+    harness.push_container_job(1, &commands, &more);
     let job = harness.wait_for_end(0, 1).await;
     let trace = job.text();
     for expected in [
@@ -81,7 +81,7 @@ async fn job_with_image_and_service_runs_in_containers() {
     assert_eq!(objects_left(engine, 1), "", "no object of the job must be left");
     // With the strategy `none`, the volume of the checkout is removed with its job.
     let same_project = json!({ "image": { "name": IMAGE }, "job_info": { "name": "test", "project_id": 1 } });
-    harness.push_container(2, &["cat ../kept"], &same_project);
+    harness.push_container_job(2, &["cat ../kept"], &same_project);
     let job = harness.wait_for_end(0, 2).await;
     assert!(!job.text().contains("\nkept\n"), "{}", job.text());
     run.signal(Signal::QUIT);
@@ -96,7 +96,7 @@ async fn job_with_a_disallowed_image_fails_with_the_messages_of_gitlab_runner() 
         return;
     }
     let run = harness.run();
-    harness.push_container(3, &["echo runs"], &json!({ "image": { "name": "group/ruby:3" } }));
+    harness.push_container_job(3, &["echo runs"], &json!({ "image": { "name": "group/ruby:3" } }));
     let refused = harness.wait_for_end(0, 3).await;
     let lines =
         "ERROR: The \"group/ruby:3\" image is not present on list of allowed images:\u{1b}[0;m\n\u{1b}[0K- ruby:*";
@@ -106,7 +106,7 @@ async fn job_with_a_disallowed_image_fails_with_the_messages_of_gitlab_runner() 
         "{}",
         refused.text()
     );
-    harness.push_container(4, &["echo runs"], &json!({}));
+    harness.push_container_job(4, &["echo runs"], &json!({}));
     let job = harness.wait_for_end(0, 4).await;
     assert!(job.text().contains("Using default image"), "{}", job.text());
     assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
@@ -123,7 +123,7 @@ async fn services_are_steps_that_the_step_policy_can_deny() {
     let Some(engine) = harness.configure_docker(&settings) else { return };
     let run = harness.run();
     let image = json!({ "name": IMAGE });
-    harness.push_container(5, &["echo runs"], &json!({ "image": image, "services": [image] }));
+    harness.push_container_job(5, &["echo runs"], &json!({ "image": image, "services": [image] }));
     let refused = harness.wait_for_end(0, 5).await;
     let text = refused.text();
     let step =
@@ -132,7 +132,7 @@ async fn services_are_steps_that_the_step_policy_can_deny() {
     assert!(!text.contains("Starting service") && !text.contains("\nruns\n"), "{text}");
     assert_eq!(refused.updates.last().unwrap().failure_reason.as_deref(), Some("runner_configuration_error"), "{text}");
     assert_eq!(objects_left(engine, 5), "");
-    harness.push_container(6, &["echo runs"], &json!({ "image": image }));
+    harness.push_container_job(6, &["echo runs"], &json!({ "image": image }));
     let job = harness.wait_for_end(0, 6).await;
     assert!(job.text().contains("\nruns\n") && job.text().contains("Job succeeded"), "{}", job.text());
     run.signal(Signal::QUIT);

@@ -18,7 +18,8 @@ struct Driver {
     _run: ManagerProcess,
 }
 
-/// Program that executes the script of a stage. A script that fails is a failure of the job.
+/// Program that executes the script of a stage. If the script fails, the program reports a failure of the job and not
+/// of the system.
 const RUN: &str = "echo run $2 >>calls\nexport PATH=HOME_DIR:$PATH\n\"$1\" || { echo $? >\"$BUILD_EXIT_CODE_FILE\"; exit \"$BUILD_FAILURE_EXIT_CODE\"; }";
 
 impl Driver {
@@ -111,7 +112,7 @@ fn with_after_script(script: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stages_run_in_order_with_the_environment_of_the_contract() {
+async fn stages_run_in_order_with_the_documented_environment() {
     let config = "echo config >>calls; echo to the trace >&2; test -z \"$CUSTOM_ENV_CI_PROJECT_DIR\" || exit 2
         echo '{\"driver\":{\"name\":\"bash\",\"version\":\"1.0\"},\"hostname\":\"the-vm\",\"builds_dir\":\"HOME_DIR/reported\",\"builds_dir_is_shared\":true,\"job_env\":{\"FROM_CONFIG\":\"yes\"}}'";
     let prepare = "echo prepare >>calls; echo env $FROM_CONFIG \"$CUSTOM_ENV_OWN\" \"$CUSTOM_ENV_SECRET_FILE\" $BUILD_FAILURE_EXIT_CODE $SYSTEM_FAILURE_EXIT_CODE
@@ -177,8 +178,8 @@ async fn stages_run_in_order_with_the_environment_of_the_contract() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn exit_status_of_run_distinguishes_job_failures_from_environment_failures() {
-    // Before the job's script, the program runs the commands in the job's variable `END`.
+async fn exit_status_of_run_distinguishes_job_failures_from_system_failures() {
+    // Before the job's script, the program runs the commands in the job's variable `END`, which may end the program.
     let run = format!("if [ \"$2\" = build_script ]; then eval \"$CUSTOM_ENV_END\"; fi\n{RUN}");
     let driver = Driver::start(&[("run", &run), ("cleanup", "echo cleanup >>calls")], "").await;
     let end = |commands: &str| {
@@ -253,7 +254,7 @@ async fn every_failed_preparation_is_cleaned_up_and_only_system_failures_are_ret
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_configuration_output_names_the_program_and_the_remedy() {
+async fn error_for_invalid_configuration_output_names_the_program_and_the_remedy() {
     let driver =
         Driver::start(&[("config", "echo config >>calls; eval \"$CUSTOM_ENV_OUTPUT\""), ("run", RUN)], "").await;
     let output = |commands: &str| json!({ "variables": [{ "key": "OUTPUT", "value": commands, "raw": true }] });

@@ -9,7 +9,7 @@ use crate::plugin::registry::{Registry, archive};
 use crate::plugin::support::sibling;
 use crate::process::until;
 
-/// `keys` are further keys of `[runners.autoscaler]`.
+/// Returns a `[[runners]]` entry with the executor `instance`. `keys` are additional keys of `[runners.autoscaler]`.
 fn entry(harness: &Harness, coordinator_index: usize, plugin: &str, keys: &str, idle_time: &str) -> String {
     let entry = harness.entry(coordinator_index).replace("\"shell\"\nshell", "\"instance\"\nshell");
     format!(

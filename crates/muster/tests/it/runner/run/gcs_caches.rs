@@ -40,7 +40,7 @@ async fn cache_of_one_machine_is_restored_on_another() {
     assert_contains(&run_job(&third, 4, "ls vendor", fallback).await, &["\nother\n", "Successfully extracted cache"]);
 }
 
-/// With `Chunks`, caches are stored as pieces of files that other caches share, not as archives.
+/// With `Chunks`, a cache is not stored as an archive, but as pieces of its files. Caches with equal pieces share them.
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_shared_through_the_store() {
     let Some(store) = fake_gcs() else { return };

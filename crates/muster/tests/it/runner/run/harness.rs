@@ -114,7 +114,7 @@ impl Harness {
         self.spawn(command)
     }
 
-    /// `flag` is a flag of `ulimit`.
+    /// Runs the manager with a resource limit. `flag` is the flag of `ulimit` that selects the resource.
     pub(crate) fn run_with_limit(&self, flag: &str, limit: u32) -> ManagerProcess {
         let inner = self.command("run", &["--working-directory", self.home.path("").to_str().unwrap()]);
         let mut command = std::process::Command::new("/bin/sh");
@@ -197,6 +197,7 @@ impl ManagerProcess {
         kill_process(pid, signal).unwrap();
     }
 
+    /// Returns the command lines of the manager's child processes.
     pub(crate) fn children(&self) -> Vec<String> {
         let read = |path: String| std::fs::read(path).unwrap_or_default();
         let of_thread = |thread: std::fs::DirEntry| {

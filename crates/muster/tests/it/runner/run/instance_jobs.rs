@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::harness::{Harness, ManagerProcess};
 
-/// Each instance runs one job. `plugin` has additional lines of `plugin_config`.
+/// Starts a manager that deletes each instance after one job. `plugin` has additional lines of `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess) {
     let harness = Harness::start(1).await;
     let entry = harness.entry(0).replace("\"shell\"\nshell", "\"instance\"\nshell");

@@ -9,6 +9,8 @@ use serde_json::Value;
 use super::harness::{Harness, ManagerProcess};
 use crate::process::{CommandResult, until};
 
+/// Starts a manager whose runner has instances. Also returns the address of its metrics server.
+///
 /// `plugin` has additional lines of the table `plugin_config`.
 async fn start(plugin: &str) -> (Harness, ManagerProcess, String) {
     let harness = Harness::start(1).await;
@@ -49,7 +51,7 @@ async fn metrics(address: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operators_see_slots_and_reasons_even_after_a_stop() {
+async fn operators_see_slots_and_reasons_of_decisions_even_after_a_stop() {
     let (harness, run, address) = start("").await;
     harness.push(0, 71);
     harness.wait_for_start(0, 71).await;
@@ -227,7 +229,7 @@ async fn instance_usage_is_in_metrics_and_status() {
     })
     .await;
     assert!(usage["memory_bytes"].as_u64() > Some(0) && usage["processes"].as_u64() > Some(1), "{usage}");
-    // The first query can be earlier than the plugin's report.
+    // If the plugin fails to report the usage once, the status shows no usage until the next report.
     until(async || {
         let status_text = fleet(&harness, &["status", "--address", &address]).await.check(0, &[]).stdout;
         let is_line =

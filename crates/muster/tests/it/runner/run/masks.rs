@@ -1,11 +1,12 @@
-//! Jobs that add values to mask while they run (`proxy_exec`).
+//! Jobs that tell the runner, while they run, which values to mask (`::add-mask::`, with `proxy_exec`).
 
 use muster_job::JobStatus;
 use serde_json::json;
 
 use super::harness::Harness;
 
-/// The value is only in base64, so that commands in the log do not show it.
+/// Commands that print a value, request its masking, and print it again. They contain the value only in base64, so that
+/// the log shows the value only where they print it.
 const ADD: &str = "value=$(echo YWRkZWQtdmFsdWU= | base64 -d); echo \"before $value\"; echo \"::add-mask::$value\"; echo \"then $value\"";
 const AFTER: &str = "echo \"after $(echo YWRkZWQtdmFsdWU= | base64 -d)\"";
 

@@ -92,7 +92,7 @@ async fn containers_get_the_sources_from_the_mirror_of_the_machine() {
             "test -e /.muster-git-mirror/packed-refs",
             "! command -v git",
         ];
-        harness.push_container(id, &commands, &more);
+        harness.push_container_job(id, &commands, &more);
         let job = harness.wait_for_end(0, id).await;
         let trace = job.text();
         assert!(trace.contains(line) && trace.contains("\ncontent of the commit\n"), "{trace}\n{}", run.log());

@@ -62,7 +62,7 @@ async fn jobs_run_in_the_agent_and_not_in_the_manager() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn open_files_limit_bounds_the_jobs_with_a_warning() {
+async fn low_open_files_limit_reduces_concurrent_jobs_and_logs_a_warning() {
     let harness = Harness::start(1).await;
     harness.configure(&format!("concurrent = 20\n{}", harness.entry(0)));
     let run = harness.run_with_limit("-n", 64);
@@ -343,7 +343,7 @@ async fn failed_start_reports_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn relative_directories_start_in_the_working_directory() {
+async fn relative_directories_are_resolved_against_the_working_directory() {
     let harness = Harness::start(1).await;
     // `$PWD` is a directory with this name, because the manager expands no variables here.
     harness.configure(&format!("{}builds_dir = \"./rel/../$PWD/builds\"\ncache_dir = \"rel\"\n", harness.entry(0)));

@@ -13,7 +13,7 @@ const SECRET: &str = "token-of-the-vault-4711";
 /// Multi-line private key. The job gets the key as a file.
 const KEY: &str = "-----BEGIN KEY-----\nline-one-of-the-key\nline-two-of-the-key\n-----END KEY-----\n";
 
-/// Step that exports the secrets in the directory `store`.
+/// Step that reads secrets from the directory `store`, and exports them as variables.
 const VAULT: &str = r#"spec:
   inputs: {store: {type: string}}
   outputs: {lease: {type: string, sensitive: true}}
@@ -34,7 +34,7 @@ exec:
     - ${{ output_file }}
 "#;
 
-/// Step that signs each file in `list` and adds the signatures to the artifacts.
+/// Step that signs each file that is named in the file `list`, and adds the signatures to the artifacts.
 const SIGN: &str = r#"spec:
   inputs: {list: {type: string}, key: {type: string}}
   outputs: {files: {type: array}}
@@ -77,7 +77,9 @@ async fn run_job(harness: &Harness, id: i64, script: &[&str], fields: Value) -> 
     harness.wait_for_end(0, id).await
 }
 
-/// Creates the store. Returns the configuration of a step that exports these variables from the store.
+/// Creates the directory with the secrets. Returns the configuration of the step [`VAULT`], which reads this directory.
+///
+/// `exports` has the variables that the job may get from the step, each with its kind.
 fn vault(harness: &Harness, exports: &str) -> String {
     let store = harness.home.path("store");
     std::fs::create_dir_all(&store).unwrap();

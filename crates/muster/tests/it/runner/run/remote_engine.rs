@@ -11,6 +11,8 @@ use serde_json::json;
 use super::containers::IMAGE;
 use super::harness::Harness;
 
+/// Checks that a job gets the cache and the artifacts of an earlier job.
+///
 /// `connect` returns the keys of `[runners.docker]` for the connection.
 async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harness) -> String) {
     let Some(remote) = RemoteEngine::start() else { return };
@@ -33,7 +35,7 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
         "artifacts": [{ "paths": ["out"], "when": "on_success", "artifact_type": "archive", "artifact_format": "zip" }]
     });
     let commands = ["mkdir kept out", "echo of the cache > kept/file", "wget -q -O out/file http://web:8080/"];
-    harness.push_container(1, &commands, &more);
+    harness.push_container_job(1, &commands, &more);
     let first = harness.wait_for_end(0, 1).await;
     assert_eq!(first.status, JobStatus::Success, "{}\n{}", first.text(), run.log());
     let size = first.artifacts["artifacts.zip"].len();
@@ -43,7 +45,7 @@ async fn jobs_share_caches_and_artifacts(connect: impl Fn(&RemoteEngine, &Harnes
         "image": { "name": IMAGE }, "cache": cache, "dependencies": [artifact],
         "job_info": { "name": "test", "project_id": 1 }
     });
-    harness.push_container(2, &["cat kept/file out/file"], &more);
+    harness.push_container_job(2, &["cat kept/file out/file"], &more);
     let second = harness.wait_for_end(0, 2).await;
     assert_eq!(second.status, JobStatus::Success, "{}\n{}", second.text(), run.log());
     assert!(second.text().contains("\nof the cache\nserved\n"), "{}", second.text());

@@ -71,7 +71,8 @@ for artifact in json.loads(os.environ["ARTIFACTS"]):
 "#,
 );
 
-/// The program reads each input from a variable with the input's name in upper case.
+/// Returns the text of a step file. The step runs the Python program, which reads each input from the environment
+/// variable with the input's name in upper case.
 fn python_step((inputs, program): (&str, &str)) -> String {
     let (mut spec, mut env) = (serde_json::Map::new(), serde_json::Map::new());
     for input in inputs.split(", ") {
@@ -191,7 +192,7 @@ async fn step_that_replaces_a_builtin_step_runs_in_the_container_of_the_job() {
     let _manager = harness.run();
     let variables = json!([{ "key": "FF_TIMESTAMPS", "value": "false", "public": true }]);
     let more = json!({ "image": { "name": IMAGE }, "variables": variables });
-    harness.push_container(8, &["cat sources; echo \"script on $(hostname)\""], &more);
+    harness.push_container_job(8, &["cat sources; echo \"script on $(hostname)\""], &more);
     let job = harness.wait_for_end(0, 8).await;
     let text = job.text();
     assert_eq!(job.status, JobStatus::Success, "{text}");

@@ -47,7 +47,8 @@ impl Machine {
         Self::start_with("PasswordAuthentication yes\nPubkeyAuthentication no\nPermitRootLogin yes", &WITH_SHADOW)
     }
 
-    /// `wrapper` is a command that starts the server. A shadow file and the server's command line are appended.
+    /// Starts a machine. It starts `sshd` directly if `wrapper` is empty, and otherwise through this command, to which
+    /// the path of a shadow file and the command line of `sshd` are appended.
     fn start_with(authentication: &str, wrapper: &'static [&'static str]) -> Option<Self> {
         if !muster_test_prerequisites::sshd() || !muster_test_prerequisites::program("git", "--version", "git") {
             return None;

@@ -120,7 +120,7 @@ async fn upload_follows_redirects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_files_or_credentials_send_nothing() {
+async fn nothing_is_sent_without_files_or_credentials() {
     let (store, home) = (Store::start().await, Home::new());
     let result = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
     result.check(0, &["nothing: no matching files", "No files to upload"]);

@@ -43,7 +43,7 @@ impl Difference {
 
 const NUMBER: &str = "The results of the two programs have the same number in different notations.";
 const JSON: &str = "The JSON parsers have different messages.";
-const STEP_DIR: &str = "In Muster, `step_dir` is absolute. In step-runner, it is relative to the working directory of step-runner, and empty for the list.";
+const STEP_DIR: &str = "In Muster, `step_dir` is absolute. In step-runner, it is relative to the working directory of step-runner, and empty in expressions of the list itself.";
 const WORK_DIR: &str = "In the current dialect, a relative `work_dir` is relative to the directory of the job, and the results have its absolute path.";
 const ATTRIBUTE: &str =
     "In the current dialect, a missing value causes the message of Moa, the expression language of that dialect.";
@@ -57,8 +57,7 @@ const EXPORTS: &str =
     "Only in the current dialect, an export can replace a variable that existed when the sequence started.";
 const NAMES: &str = "In Muster, a script also gets variables whose names are not identifiers. In step-runner, the wrapper of the script drops them.";
 const SENSITIVE: &str = "Muster masks sensitive values in the log and in the results. step-runner does not.";
-const DYNAMIC_SCRIPT: &str =
-    "The command of a script is removed before the comparison only if the reference is literal.";
+const DYNAMIC_SCRIPT: &str = "The command of a script is removed before the comparison, but not if an expression contains the name of the step `script`.";
 const OBJECTS: &str = "step-runner rejects an object in an array of an input.";
 const SPACE: &str = "Only Muster removes the space at the start of a reference.";
 const ESCAPE: &str = "In the current dialect, `\\${{` is the text `${{`.";

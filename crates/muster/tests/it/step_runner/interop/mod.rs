@@ -90,8 +90,10 @@ struct JobState {
 }
 
 impl TheirClient {
-    /// `connection` is either `{"socket": PATH}` or `{"program": [WORD, ...]}`, whose standard input and output are the
-    /// connection. Returns `None` without GitLab's source.
+    /// Starts GitLab's client. Returns `None` if the directory of GitLab's source is not set.
+    ///
+    /// `connection` is the location of the server: either `{"socket": PATH}` or `{"program": [WORD, ...]}`. The
+    /// standard input and output of this program are the connection.
     fn new(project: &Project, connection: Value) -> Option<Self> {
         let mut command = project.program(program()?, &[]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

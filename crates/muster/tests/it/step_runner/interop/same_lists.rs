@@ -6,7 +6,7 @@ use super::*;
 use crate::step_runner::differential::copy_files;
 use crate::step_runner::differential::lists::{CASES, Case};
 
-/// Reason for lists that name a file that does not exist in the directory of the server.
+/// Reason for the differences of lists with a path that does not exist in the working directory of the server.
 const MESSAGE: &str = "The messages about the missing file differ in the remedy or in the operating system's text.";
 /// Lists whose results differ over a socket but not between the commands `ci`, with the reason.
 const ONLY_OVER_A_SOCKET: [(&str, &str); 3] = [

@@ -190,7 +190,7 @@ async fn request_with_advanced_time(client: &Client) -> (Result<JobOffer, Client
         tokio::time::pause();
         tokio::time::advance(Duration::from_secs(1)).await;
         tokio::time::resume();
-        // Each second gives the connections 10 ms of real time.
+        // For each second by which the clock was advanced, the connections get 10 ms of real time.
         let real = std::time::Instant::now();
         while !task.is_finished() && real.elapsed() < Duration::from_millis(10) {
             tokio::task::yield_now().await;

@@ -237,7 +237,7 @@ async fn parallel_steps_do_not_start_if_one_of_them_is_invalid_unless_they_alway
 }
 
 #[tokio::test]
-async fn waiting_parallel_steps_of_a_stopped_job_have_the_reason_of_the_stop() {
+async fn waiting_parallel_steps_that_are_stopped_have_the_reason_of_the_stop() {
     let inner = "{}\n---\nrun:\n  - {name: first, script: 'exec sleep 600', muster: {parallel: 1, timeout: 1h}}\n  \
                  - {name: second, script: echo never, muster: {parallel: 1}}\n";
     let list = json!([{"name": "outer", "step": "./inner", "muster": {"timeout": "200ms"}}]);
