@@ -136,7 +136,7 @@ mod tests {
     use std::sync::mpsc;
 
     use parking_lot::Mutex;
-    use rustix::pipe::pipe;
+    use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
 
@@ -171,7 +171,7 @@ mod tests {
         let max_turn_bytes = usize::try_from(MAX_LARGE_PIECES).unwrap() * READ_BUFFER_BYTES;
         let lengths = [1, max_turn_bytes + 1, 10, LARGE_PIECE_BYTES, 2 * LARGE_PIECE_BYTES, 3];
         let bytes: Vec<u8> = (0..=250).cycle().take(lengths.iter().sum()).collect();
-        let (read_end, write_end) = pipe().unwrap();
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let written = bytes.clone();
         let writer = tokio::task::spawn_blocking(move || {
             let mut file = std::fs::File::from(write_end);
@@ -198,7 +198,7 @@ mod tests {
             second_write: tokio::sync::Notify::new(),
             other_task_ran: Mutex::new(other_task_ran),
         });
-        let (read_end, write_end) = pipe().unwrap();
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let writer = tokio::task::spawn_blocking(move || {
             std::fs::File::from(write_end).write_all(&vec![b'x'; 3 * READ_BUFFER_BYTES])
         });
