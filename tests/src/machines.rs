@@ -83,7 +83,7 @@ impl Machines {
         self.signal_all("CONT")
     }
 
-    /// Kills all processes of all instances (SIGKILL).
+    /// Kills all processes of all instances (SIGKILL), except `unshare`.
     pub fn kill_all(&self) {
         self.signal_all("KILL");
     }

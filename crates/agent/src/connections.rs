@@ -6,8 +6,8 @@
 //!
 //! A closed agent refuses connections, so that its manager starts a new agent.
 //!
-//! A running job keeps the agent open, and so does a finished job that was not closed, unless managers can no longer
-//! connect. After an unattended timeout, the agent stops despite its jobs.
+//! A running job keeps the agent open. A finished job that was not closed also does, but only while managers can still
+//! connect. If no connection was open for the unattended timeout, the agent stops even if it has jobs.
 
 use std::fs;
 use std::io;
@@ -110,8 +110,8 @@ fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = 
     futures::stream::unfold((listener, refused), move |(listener, refused)| async move {
         loop {
             match listener.accept().await {
-                Ok((stream, _)) if only_user.is_some_and(|user| !is_of(&stream, user)) => {
-                    if let Some(omitted) = refused.count() {
+                Ok((stream, _)) if only_user.is_some_and(|user| !is_from_user(&stream, user)) => {
+                    if let Some(omitted) = refused.count_refusal() {
                         tracing::warn!(omitted, error = "the process belongs to another user", "connection refused");
                     }
                 }
@@ -126,7 +126,7 @@ fn accept(listener: UnixListener, only_user: Option<u32>) -> impl Stream<Item = 
     })
 }
 
-fn is_of(stream: &UnixStream, user: u32) -> bool {
+fn is_from_user(stream: &UnixStream, user: u32) -> bool {
     stream.peer_cred().is_ok_and(|peer| peer.uid() == user)
 }
 

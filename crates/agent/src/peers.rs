@@ -82,7 +82,7 @@ where
     }
 }
 
-/// The description of a field. It lacks the content, which may be secret.
+/// The description of a field without its content, which may be secret. Only a duration is included.
 #[derive(Debug, PartialEq, Eq)]
 struct UnknownField {
     number: u32,

@@ -42,8 +42,8 @@ const REBOOT_MESSAGE: &str =
 
 /// Recovers each job in the spool, and returns tasks that remove environments of lost jobs, such as containers.
 ///
-/// Finished jobs keep their results. Jobs whose user code may have run fail. Other jobs start again when their `Run` is
-/// repeated.
+/// Finished jobs keep their results. An unfinished job fails if its user code may have run. Other jobs start again when
+/// their `Run` is repeated.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
     let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
     for entry in agent.context.spool.entries()? {

@@ -23,7 +23,7 @@ struct Refused {
 impl RefusedConnections {
     /// Counts a refused connection. Returns the number of unlogged connections since the last line. `None` means that
     /// this connection must not be logged.
-    pub(crate) fn count(&self) -> Option<u64> {
+    pub(crate) fn count_refusal(&self) -> Option<u64> {
         let mut refused = self.0.lock();
         let now = Instant::now();
         if refused.since.is_none_or(|since| now.duration_since(since) >= INTERVAL) {
@@ -46,10 +46,10 @@ mod tests {
     async fn number_of_lines_per_minute_is_limited() {
         let refused = RefusedConnections::default();
         for _ in 0..MAX_LINES {
-            assert_eq!(refused.count(), Some(0));
+            assert_eq!(refused.count_refusal(), Some(0));
         }
-        assert_eq!([refused.count(), refused.count()], [None, None]);
+        assert_eq!([refused.count_refusal(), refused.count_refusal()], [None, None]);
         tokio::time::advance(INTERVAL).await;
-        assert_eq!([refused.count(), refused.count()], [Some(2), Some(0)]);
+        assert_eq!([refused.count_refusal(), refused.count_refusal()], [Some(2), Some(0)]);
     }
 }

@@ -38,8 +38,8 @@ const TRASH_TIMEOUT: Duration = Duration::from_secs(3);
 const PREPARED_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum time for the shutdown of an earlier agent of the spool. Longer than [`PREPARED_TIMEOUT`].
 const PREDECESSOR_EXIT_TIMEOUT: Duration = Duration::from_secs(14);
-/// Maximum time to wait for an owner of the spool that is not shutting down. A copy of a killed agent's lock exists for
-/// a shorter time.
+/// Maximum time to wait for an owner of the spool that is not shutting down. The owner may be a process that a killed
+/// agent was starting, and which has inherited a copy of the agent's lock. It closes the copy within a shorter time.
 const LOCK_COPY_TIMEOUT: Duration = Duration::from_secs(1);
 const PREDECESSOR_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The kernel's limit, without the final null byte.
@@ -48,11 +48,11 @@ const MAX_SOCKET_PATH_BYTES: usize = 107;
 /// Options of an agent.
 #[derive(Debug)]
 pub struct Options {
-    /// Socket to listen on. A missing directory is created for this user only.
+    /// Socket to listen on. If its directory is missing, the agent creates it with access only for the agent's user.
     pub socket: PathBuf,
     /// ID of the only user who may connect. `None` means every user with access to the socket.
     pub only_user: Option<u32>,
-    /// Additional TCP address, whose clients can run jobs as this user. `None` means only the socket.
+    /// Additional TCP address. Its clients can run jobs as the agent's user. `None` means only the socket.
     pub tcp: Option<TcpOptions>,
     /// Directory of the jobs' files.
     pub spool: PathBuf,
@@ -70,8 +70,8 @@ pub struct Options {
     pub containment: Containment,
     /// Maximum number of open files of a job's process. `None` means the limit of this process.
     pub job_nofile_limit: Option<u64>,
-    /// Time without a connection after which an agent exits if no job runs and no result can be fetched. `None` means
-    /// never.
+    /// Time without a connection after which an idle agent exits. An agent is idle if no job runs, and either all jobs
+    /// were closed or managers can no longer connect. `None` means never.
     pub idle_timeout: Option<Duration>,
     /// Time without a connection after which the agent ends its jobs and exits. `None` means never.
     pub unattended_timeout: Option<Duration>,
@@ -156,7 +156,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
 
     let listener = bind(&options.socket)?;
     let socket = SocketFile::at(&options.socket).map_err(failed("read the metadata of the socket", &options.socket))?;
-    let mut signals = Signals::new().map_err(failed("register signal handlers for", &options.socket))?;
+    let mut signals = Signals::new().map_err(failed("register signal handlers for the agent at", &options.socket))?;
     print_ready_lines(&options.socket, tcp.as_ref());
     if let Some(ready) = options.ready {
         let _ = ready.send(());
@@ -181,7 +181,9 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         tokio::select! {
             () = options.shutdown.cancelled() => tracing::info!("shutting down"),
             name = signals.next() => tracing::info!(signal = name, "signal received, shutting down"),
-            () = wait_for_process_end(options.exit_with_pid) => tracing::info!("the process to exit with has ended, shutting down"),
+            () = wait_for_process_end(options.exit_with_pid) => {
+                tracing::info!("the process of --exit-with-pid has ended, shutting down");
+            }
             () = wait_until_unattended(&connections, options.unattended_timeout) => {}
             () = prune_forever(&agent, options.retention) => {}
             () = wait_until_idle(&connections, &agent, is_reachable, options.idle_timeout) => return,
@@ -210,7 +212,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     let (emptied, removed) =
         tokio::join!(tokio::time::timeout(TRASH_TIMEOUT, emptied), tokio::time::timeout(PREPARED_TIMEOUT, removed));
     if emptied.is_err() {
-        tracing::info!("failed to delete old workspaces in time; the next jobs that use them will delete them");
+        tracing::info!("failed to delete old workspaces in time; the next jobs in these directories will delete them");
     }
     if removed.is_err() {
         tracing::info!("failed to remove prepared containers in time; the next agent will remove them");
@@ -220,7 +222,8 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
 
 /// Opens the spool. Waits while its owner shuts down.
 ///
-/// Waits briefly for any other owner: a process that a killed agent was starting has a copy of the lock.
+/// Waits briefly for any other owner, which may be a process that a killed agent was starting: such a process has
+/// inherited a copy of the agent's lock.
 async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     let started = Instant::now();
     loop {
@@ -236,8 +239,8 @@ async fn open_spool(path: &Path, limit: u64) -> Result<Spool, SpoolError> {
     }
 }
 
-/// Waits until the agent is idle, and then closes it for connections. Never returns without a timeout. `is_reachable`
-/// returns whether managers can connect.
+/// Waits until the agent is idle, and then closes it for connections. If `idle_timeout` is `None`, waits forever.
+/// `is_reachable` returns whether managers can connect.
 async fn wait_until_idle(
     connections: &ConnectionTracker,
     agent: &Agent,
@@ -298,7 +301,7 @@ async fn wait_for_process_end(pid: Option<i32>) {
     match pid.map(Watched::open) {
         None => std::future::pending().await,
         Some(Ok(process)) => process.ended().await,
-        Some(Err(error)) => tracing::info!(%error, "failed to open the process to exit with, shutting down"),
+        Some(Err(error)) => tracing::info!(%error, "failed to open the process of --exit-with-pid, shutting down"),
     }
 }
 

@@ -157,7 +157,7 @@ async fn shake_hands(
 /// Logs why a client was refused, with the number of unlogged refused clients.
 fn report(refused: &RefusedConnections, peer: SocketAddr, done: Result<(), String>) {
     if let Err(error) = done
-        && let Some(omitted) = refused.count()
+        && let Some(omitted) = refused.count_refusal()
     {
         tracing::warn!(%peer, omitted, error, "connection refused");
     }

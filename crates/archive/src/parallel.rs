@@ -1,7 +1,8 @@
 //! Writes the files of an archive with several threads.
 //!
 //! ```text
-//! entries of the archive --> Tree (names, directories, links) --batches of files--> threads (read, unpack, write) --> Tree (skipped)
+//! entries of the archive --> Tree (names, directories, links) --batches of files--> threads (read, unpack, write)
+//!   --results--> the same Tree (records the skipped entries)
 //! ```
 //!
 //! One thread resolves all paths: it checks names, and opens or creates directories. The other threads get an open
@@ -35,7 +36,7 @@ const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files to compare with later entries.
 const MAX_RECENT: usize = 8192;
 /// Maximum length in bytes of the paths of recent files and their directories together. A single deep path has
-/// thousands of directories. At the maximum, the reading thread waits until no file is in flight.
+/// thousands of directories. At the maximum, the thread that resolves paths waits until no file is in flight.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 struct Planned<H> {

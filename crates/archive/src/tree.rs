@@ -29,7 +29,8 @@ pub struct Tree<'a> {
     attributes: BTreeMap<PathBuf, (u32, Option<FileTime>)>,
     meter: &'a Meter<'a>,
     skipped: SkippedEntries,
-    /// Position in the archive of the entry that was added last.
+    /// Position in the archive of the entry that was added last. [`Tree::finish`] gives the next numbers to links that
+    /// it skips.
     added: u64,
     buffer: Vec<u8>,
 }
@@ -141,7 +142,10 @@ impl<'a> Tree<'a> {
         self.current.as_ref().map_or(self.root, |(_, dir)| dir.as_ref())
     }
 
-    /// Makes a directory the current one. Missing directories are created, and count as entries, except `entry` itself.
+    /// Makes a directory the current one, and creates the missing directories of its path.
+    ///
+    /// The meter counts each created directory, except the one with the path `entry`: that entry of the archive was
+    /// counted when it was read.
     fn enter_directory(&mut self, path: &Path, entry: &Path) -> Result<(), PutError> {
         if path.as_os_str().is_empty() {
             self.current = None;

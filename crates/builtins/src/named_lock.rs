@@ -31,7 +31,7 @@ pub(crate) fn is_valid_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Takes the lock of a subdirectory, until the file is dropped.
+/// Takes the lock of a subdirectory. The lock is held until the returned file is dropped.
 ///
 /// # Errors
 /// The error of the system, or [`io::ErrorKind::TimedOut`], because a job's process can hold the lock indefinitely.

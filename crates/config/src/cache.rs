@@ -15,7 +15,7 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// General address of Amazon S3. The bucket's region selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
-/// If the settings of a store are incomplete, the runner has no store (check C060).
+/// If the settings of a store are incomplete, the runner has no store. The check C060 reports this.
 pub(super) fn read(runner: &Table) -> CacheSettings {
     let Some(cache) = runner.table("cache") else { return CacheSettings::default() };
     let store = match cache.str("Type").unwrap_or_default() {
@@ -80,7 +80,7 @@ pub(super) fn has_access_key(s3: &Table) -> bool {
     }
 }
 
-/// `None` means not set or unknown (check C060).
+/// `None` means that the encryption is not set or is unknown. The check C060 reports an unknown encryption.
 fn encryption(s3: &Table) -> Option<S3Encryption> {
     let key = || text(s3, "ServerSideEncryptionKeyID");
     match s3.str("ServerSideEncryption").unwrap_or_default().to_ascii_uppercase().as_str() {
@@ -144,8 +144,8 @@ mod tests {
         let all =
             cache("Path = \"p\"\nShared = true\nMaxUploadedArchiveSize = 5\nChunks = true\nChunksGcInterval = \"12h\"");
         let hours = |hours: u64| Duration::from_secs(hours * 3600);
-        let collection = ChunkGcSettings { interval: hours(12), grace: hours(24), max_age: None };
-        assert_eq!(all.collection, Some(collection));
+        let chunk_gc = ChunkGcSettings { interval: hours(12), grace: hours(24), max_age: None };
+        assert_eq!(all.collection, Some(chunk_gc));
         assert_eq!((all.path.as_str(), all.shared, all.max_archive_bytes, all.chunks), ("p", true, 5, true));
     }
 

@@ -203,7 +203,7 @@ pub(crate) enum TokenUse {
     /// Report that the job is still being prepared, from the manager that got the job (docs/spec/runner-api.md,
     /// section 2.6).
     Waiting,
-    /// Work of a running job: acceptance, trace, touch.
+    /// Work of a running job: its acceptance, its trace, or a sign of life (an update to the state `running`).
     Work,
     /// Upload or download of artifacts (docs/spec/runner-api.md, section 9.2).
     ///

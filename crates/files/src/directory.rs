@@ -20,7 +20,8 @@ pub fn private_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a directory that only its owner can enter, in an existing parent.
+/// Ensures that `path` is this user's own directory, which no other user can enter: creates the directory in an
+/// existing parent, or checks the directory if it already exists.
 ///
 /// An existing directory is not changed. It must be private, and no other user may be able to replace it. Root, and a
 /// group that can write to the parent, are trusted.

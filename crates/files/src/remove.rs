@@ -14,21 +14,22 @@ use rustix::io::Errno;
 /// Maximum number of levels to enter, because each keeps a file descriptor open. Deeper directories are first moved
 /// into the top directory.
 const MAX_OPEN_LEVELS: usize = 32;
-/// Maximum number of names of subdirectories in memory.
+/// Maximum number of names in `Level::subdirectories`, a list that each open level has. A directory with this number of
+/// unremovable subdirectories is not read again.
 const MAX_NAMES: usize = 1024;
 
 /// Removes a directory with its content. Symbolic links are not followed.
 ///
 /// Unlike [`std::fs::remove_dir_all`], needs little stack and few open files at any depth.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
-    remove(path, false, &mut FirstError::Ends)
+    remove(path, false, &mut OnError::End)
 }
 
 /// Removes a directory like [`remove_tree`], even if its owner lacks permissions.
 ///
 /// The mode of such directories is changed to 0700.
 pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
-    remove(path, true, &mut FirstError::Ends)
+    remove(path, true, &mut OnError::End)
 }
 
 /// Removes a directory like [`remove_locked_tree`], but continues after errors.
@@ -37,24 +38,24 @@ pub fn remove_locked_tree(path: &Path) -> io::Result<()> {
 /// The first path that could not be removed, and the error of the system.
 pub fn remove_most_of_tree(path: &Path) -> Result<(), (PathBuf, io::Error)> {
     let mut first = None;
-    remove(path, true, &mut FirstError::IsStored(&mut first)).map_err(|error| (path.to_owned(), error))?;
+    remove(path, true, &mut OnError::Continue(&mut first)).map_err(|error| (path.to_owned(), error))?;
     first.map_or(Ok(()), Err)
 }
 
-/// Handling of the first error.
-enum FirstError<'e> {
-    /// The removal ends.
-    Ends,
-    /// The removal continues, and the error is stored with its path.
-    IsStored(&'e mut Option<(PathBuf, io::Error)>),
+/// What to do after an error.
+enum OnError<'e> {
+    /// End the removal.
+    End,
+    /// Continue the removal. The first error is stored with its path.
+    Continue(&'e mut Option<(PathBuf, io::Error)>),
 }
 
-impl FirstError<'_> {
+impl OnError<'_> {
     /// Returns the error if the removal must end.
     fn handle(&mut self, path: impl FnOnce() -> PathBuf, error: io::Error) -> io::Result<()> {
         match self {
-            Self::Ends => Err(error),
-            Self::IsStored(first) => {
+            Self::End => Err(error),
+            Self::Continue(first) => {
                 first.get_or_insert_with(|| (path(), error));
                 Ok(())
             }
@@ -91,17 +92,17 @@ impl Level {
 
     /// Removes everything except directories, and stores up to [`MAX_NAMES`] of their names. `path` is the path of this
     /// directory.
-    fn remove_files(&mut self, path: &Path, first_error: &mut FirstError<'_>) -> io::Result<()> {
+    fn remove_files(&mut self, path: &Path, on_error: &mut OnError<'_>) -> io::Result<()> {
         let directory = &self.directory;
         self.has_more = false;
         let entries = match Dir::read_from(directory) {
             Ok(entries) => entries,
-            Err(error) => return first_error.handle(|| path.to_owned(), error.into()),
+            Err(error) => return on_error.handle(|| path.to_owned(), error.into()),
         };
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(error) => return first_error.handle(|| path.to_owned(), error.into()),
+                Err(error) => return on_error.handle(|| path.to_owned(), error.into()),
             };
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
@@ -111,7 +112,7 @@ impl Level {
                 FileType::Unknown => match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Err(Errno::NOENT) => continue,
                     Err(error) => {
-                        first_error.handle(|| path.join(os_str(name)), error.into())?;
+                        on_error.handle(|| path.join(os_str(name)), error.into())?;
                         continue;
                     }
                     Ok(found) => FileType::from_raw_mode(found.st_mode) == FileType::Directory,
@@ -120,7 +121,7 @@ impl Level {
             };
             if !is_directory {
                 if let Err(error) = ignore_missing(unlinkat(directory, name, AtFlags::empty())) {
-                    first_error.handle(|| path.join(os_str(name)), error)?;
+                    on_error.handle(|| path.join(os_str(name)), error)?;
                 }
                 continue;
             }
@@ -142,7 +143,7 @@ fn os_str(name: &CStr) -> &OsStr {
     OsStr::from_bytes(name.to_bytes())
 }
 
-fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Result<()> {
+fn remove(path: &Path, unlock: bool, on_error: &mut OnError<'_>) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     let found = statat(CWD, &name, AtFlags::SYMLINK_NOFOLLOW)?;
     match FileType::from_raw_mode(found.st_mode) {
@@ -174,23 +175,23 @@ fn remove(path: &Path, unlock: bool, first_error: &mut FirstError<'_>) -> io::Re
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    first_error.handle(|| path.join(os_str(&name)), error)?;
+                    on_error.handle(|| path.join(os_str(&name)), error)?;
                     below.last_mut().unwrap_or(&mut top).unremovable.insert(name);
                 }
             }
         } else if level.has_more {
-            level.remove_files(&path, first_error)?;
+            level.remove_files(&path, on_error)?;
         } else if let Some(empty) = below.pop() {
             let parent = below.last_mut().unwrap_or(&mut top);
             let removed = ignore_missing(unlinkat(&parent.directory, &empty.name, AtFlags::REMOVEDIR));
             if let Err(error) = removed {
-                first_error.handle(|| path.clone(), error)?;
+                on_error.handle(|| path.clone(), error)?;
                 parent.unremovable.insert(empty.name);
             }
             path.pop();
         } else {
             return ignore_missing(unlinkat(CWD, &top.name, AtFlags::REMOVEDIR))
-                .or_else(|error| first_error.handle(|| path, error));
+                .or_else(|error| on_error.handle(|| path, error));
         }
     }
 }

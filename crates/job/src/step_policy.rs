@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn builtin_steps_are_denied_only_by_a_rule() {
+    fn only_a_rule_denies_builtin_steps_except_calls_of_services_and_uploads() {
         let builtin = |name: &str| StepReference::Builtin { name: name.to_owned() };
         let policy = StepPolicy {
             rules: vec![rule(1, false, "builtin:cache/*")],

@@ -62,8 +62,9 @@ impl Registry {
 async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References, Url), RegistryError> {
     let url = from.url(&["manifests", reference])?;
     let is_digest = reference.contains(':');
-    let content = format!("{}{}{reference}", from.repository(), if is_digest { '@' } else { ':' });
-    let response = from.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
+    // Names the content in the error that it does not exist.
+    let full_name = format!("{}{}{reference}", from.repository(), if is_digest { '@' } else { ':' });
+    let response = from.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(full_name)).await?;
     let header = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let header = header.unwrap_or_default().to_owned();
     let bytes = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;

@@ -193,7 +193,9 @@ pub enum ResponseError {
     #[error("the list has more than {0} pages")]
     TooManyPages(usize),
     /// The tag or digest refers to a single image instead of an index.
-    #[error("the tag points to the image of a single, unnamed platform; publish an index of platforms")]
+    #[error(
+        "the tag or digest refers to a single image instead of an index; publish an index with an image for each platform"
+    )]
     NotAnIndex,
     /// The index refers to another index.
     #[error("the index contains another index; publish an index whose entries are images")]

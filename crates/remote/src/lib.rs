@@ -85,8 +85,8 @@ pub enum DialError {
         user: String,
         /// Address of the machine.
         address: String,
-        /// Kind of the credentials: `key`, `certificate` or `password`. For WinRM, a hint about the machine's
-        /// configuration follows.
+        /// Kind of the credentials: `key`, `certificate` or `password`. For WinRM, this text also contains a
+        /// hint about the machine's configuration.
         method: &'static str,
     },
     /// The protocol would send the password in clear text.
@@ -112,7 +112,7 @@ pub enum DialError {
     },
     /// The host key differs from the pinned or first key.
     #[error(
-        "the host key of {address} is {found}, expected {known}; another machine may use this address; no credentials were sent"
+        "the host key of {address} is {found}, expected {known}; possibly another machine has this address now; no credentials were sent"
     )]
     HostKey {
         /// Address of the machine.

@@ -9,7 +9,8 @@ use muster_job::{FailureReason, TerminationCause};
 
 use crate::process::RunError;
 
-/// Reason why a step was not fetched, or why a bundled step failed.
+/// Reason why a step was not fetched, or why a bundled step failed. The ports of the engine return it:
+/// [`StepSource`](crate::remote::StepSource) and [`BundledSteps`](crate::bundled::BundledSteps).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
     /// The job was stopped.
@@ -86,7 +87,7 @@ fn cause_message(cause: TerminationCause) -> &'static str {
     }
 }
 
-/// Returns the name of a signal, as Go prints it.
+/// Returns the name of a common signal, as Go prints it, or `signal N` for any other signal.
 pub(crate) fn signal_name(signal: i32) -> String {
     let name = match signal {
         1 => "hangup",

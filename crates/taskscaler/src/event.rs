@@ -88,7 +88,7 @@ pub enum Event {
         /// Whether the instance is ready for jobs.
         result: Result<(), String>,
     },
-    /// Health of an instance: the result of [`Action::Heartbeat`], or an observation of a job.
+    /// Health of an instance: the result of [`Action::Heartbeat`], or what a job observed.
     Health {
         /// The group.
         group: GroupId,
@@ -270,8 +270,8 @@ pub enum Action {
     },
     /// A reservation that no job has used is revoked.
     ///
-    /// No slot is expected for it anymore, it kept an instance beyond the idle time, or too many slots are reserved
-    /// beyond the free ones.
+    /// There are three possible reasons: no slot is expected for it anymore, it kept an instance beyond the idle time,
+    /// or too many slots are reserved beyond the free ones.
     RevokeReservation {
         /// Key of the reservation.
         key: TaskKey,

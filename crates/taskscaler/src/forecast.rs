@@ -115,7 +115,7 @@ impl Forecast {
 
     /// Records the demand (slots in use and queued) at `unix` seconds since 1970.
     ///
-    /// Must be called at least once a minute. Returns the buckets whose record changed.
+    /// Must be called at least once a minute. Returns the buckets whose record was set or removed.
     pub fn record(&mut self, unix: i64, demand: u64) -> Vec<i64> {
         let mut changed = Vec::new();
         let bucket = unix.div_euclid(BUCKET_S);
@@ -149,7 +149,7 @@ impl Forecast {
 
     /// Records that the forecast keeps `idle` slots idle from `unix` on.
     ///
-    /// Returns the days whose sum changed.
+    /// Returns the days whose sum increased or was dropped. A new day drops the sum of the previous day.
     pub fn record_idle(&mut self, unix: i64, idle: u64) -> Vec<i64> {
         let day = unix.div_euclid(24 * 3600);
         let (mut changed, before) = (Vec::new(), self.idle_slot_seconds);
@@ -222,16 +222,18 @@ impl Forecast {
     }
 
     fn seasonal(&self, bucket: i64, until: i64) -> Projection {
-        let now = self.usual_demand(bucket);
+        let usual_now = self.usual_demand(bucket);
         let ahead = (bucket..=until).map(|at| self.usual_demand(at)).fold(0.0, f64::max);
-        let (mut today, mut usual) = (1.0, 1.0);
+        let (mut recorded_sum, mut usual_sum) = (1.0, 1.0);
         for at in bucket - COMPARED_BUCKETS..bucket {
             if let Some(demand) = self.history.get(&at) {
-                (today, usual) = (today + f64::from(*demand), usual + self.usual_demand(at));
+                recorded_sum += f64::from(*demand);
+                usual_sum += self.usual_demand(at);
             }
         }
-        let ratio = (today / usual).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
-        Projection { bucket, until, usual: now * ratio, ahead: ahead * ratio, rise: (ahead - now).max(0.0) * ratio }
+        let ratio = (recorded_sum / usual_sum).clamp(*RATIO_RANGE.start(), *RATIO_RANGE.end());
+        let rise = (ahead - usual_now).max(0.0) * ratio;
+        Projection { bucket, until, usual: usual_now * ratio, ahead: ahead * ratio, rise }
     }
 
     /// Usual demand at the time of a bucket. Smoothed, unless the bucket differs from its neighbors by more than noise.
@@ -240,8 +242,8 @@ impl Forecast {
         if (exact - smooth).abs() > noise(exact) { exact } else { smooth }
     }
 
-    /// Quantile of the demand of past days. That of a day is the average of the bucket and of `radius` buckets on each
-    /// side.
+    /// Quantile of the demand of past days. The demand of a day is the average of the bucket and of `radius` buckets on
+    /// each side.
     fn past_demand(&self, bucket: i64, radius: i64) -> f64 {
         let step = if self.config.by_weekday && self.config.days >= 7 { 7 } else { 1 };
         let days = (step..=i64::from(self.config.days)).step_by(usize::try_from(step).unwrap_or(1));
@@ -287,7 +289,7 @@ fn to_float(value: u64) -> f64 {
     value as f64
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and is not below 0")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates, and below 0 gives 0")]
 fn to_count(value: f64) -> u64 {
     value.round() as u64
 }

@@ -96,7 +96,7 @@ fn to_float(value: u64) -> f64 {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "a factor beyond all counts saturates, and none is below 0"
+    reason = "the cast saturates at large values, and no value is below 0"
 )]
 fn ceiling(value: f64) -> u64 {
     value.ceil() as u64
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn f14_queued_jobs_need_more_than_unavailable_slots() {
+    fn f14_queued_jobs_beyond_the_available_slots_need_an_instance() {
         assert_same(Inputs { unavailable: 3, waiting: 5, ..inputs(2, 1, 4) }, 0, 1);
     }
 
@@ -245,7 +245,7 @@ mod tests {
     fn queued_jobs_do_not_reduce_idle_target() {
         let inputs = Inputs { waiting: 3, idle_count: 5, ..inputs(0, 0, 1) };
         let reason =
-            "queued jobs take the first slots, so 5 idle slots are still missing; upstream requests them a boot later";
+            "queued jobs take the first slots, so 5 idle slots are missing; upstream requests 3 of them only later";
         assert_differs(inputs, 5, 8, reason);
     }
 

@@ -12,7 +12,8 @@ use crate::types::{JobKind, RemovalReason, StickyContextId};
 /// Version of the format of [`Row`].
 pub const VERSION: u32 = 1;
 
-/// Key of a row. Contains the name of the group, so that the configured groups can be reordered.
+/// Key of a row. The key of a group's row contains the name of the group, so that the configured groups can be
+/// reordered.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RowKey {
@@ -51,7 +52,7 @@ pub enum RowKey {
     },
     /// Resource usage of the last runs of a kind of job.
     JobKind(JobKind),
-    /// Maximum number of slots in use and queued in an interval.
+    /// Maximum demand in an interval: slots in use plus slots that queued jobs need.
     SlotDemand {
         /// Number of the five-minute interval since 1970.
         bucket: i64,
@@ -151,7 +152,7 @@ pub enum Row {
     },
     /// Resource usage of a kind of job.
     JobKind(UsageSamples),
-    /// Maximum number of slots in use and queued in an interval.
+    /// Maximum demand in an interval: slots in use plus slots that queued jobs need.
     SlotDemand {
         /// Number of slots.
         max_slots: u32,

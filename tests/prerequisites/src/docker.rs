@@ -36,7 +36,7 @@ pub(crate) const fn isolate(script: &str) -> [&str; 10] {
     ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL", "--mount-proc", "sh", "-c", script]
 }
 
-const NO_DOCKER: &str = "dockerd cannot run here (Debian: docker.io; as root)";
+const NO_DOCKER: &str = "dockerd cannot run here (it needs root and Debian's package docker.io)";
 
 /// A running Docker Engine, or Podman in its place ([`crate::podman`]), with its own data. Dropping this value ends the
 /// process.
@@ -135,7 +135,7 @@ impl DockerEngine {
         self.in_network(move || TcpStream::connect(address))
     }
 
-    /// Opens a socket in the network of the engine's containers, where it stays.
+    /// Opens a socket in the network of the engine's containers. The socket belongs to this network in all threads.
     fn in_network<T: Send + 'static>(
         &self,
         open: impl FnOnce() -> std::io::Result<T> + Send + 'static,

@@ -45,7 +45,7 @@ impl DockerEngine {
 /// Returns a root file system with all tools of busybox, as a tar archive, or `None` if busybox is missing.
 ///
 /// # Panics
-/// If busybox cannot be read.
+/// If busybox cannot be run. With `MUSTER_TEST_REQUIRE=1`, also if it is missing.
 #[track_caller]
 #[must_use]
 pub fn busybox_root() -> Option<Vec<u8>> {
@@ -55,7 +55,8 @@ pub fn busybox_root() -> Option<Vec<u8>> {
 /// Returns [`busybox_root`] with bash and its libraries from this machine, or `None` if busybox or bash is missing.
 ///
 /// # Panics
-/// If busybox or bash cannot be read.
+/// If busybox or `ldd` cannot be run, or if bash cannot be read. With `MUSTER_TEST_REQUIRE=1`, also if busybox or bash
+/// is missing.
 #[track_caller]
 #[must_use]
 pub fn bash_root() -> Option<Vec<u8>> {
@@ -80,7 +81,7 @@ pub fn bash_root() -> Option<Vec<u8>> {
 /// Returns `None` if busybox is missing.
 ///
 /// # Panics
-/// If busybox cannot be read.
+/// With `MUSTER_TEST_REQUIRE=1`, if busybox is missing.
 #[track_caller]
 #[must_use]
 pub fn shellless_root() -> Option<Vec<u8>> {

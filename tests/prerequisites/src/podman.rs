@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use crate::docker::DockerEngine;
 use crate::missing;
 
-const NO_PODMAN: &str = "podman cannot run here (Debian: podman netavark aardvark-dns slirp4netns uidmap; as root)";
+const NO_PODMAN: &str =
+    "podman cannot run here (it needs root and Debian's packages podman netavark aardvark-dns slirp4netns uidmap)";
 /// Path of the socket in the engine's directory, whose subdirectory `run` is the user's `XDG_RUNTIME_DIR`. Clients
 /// expect the socket of a user's Podman at `$XDG_RUNTIME_DIR/podman/podman.sock`.
 const SOCKET: &str = "run/podman/podman.sock";

@@ -61,13 +61,15 @@ impl Inputs for DockerContainer {
     }
 }
 
-/// Number of prepared build containers, and the jobs that they are for.
+/// Policy for prepared build containers: how many are prepared, depending on the number of recent jobs, and how long
+/// they wait for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PreparedPolicy {
     /// Maximum number of unused prepared containers of the runner at the engine.
     pub max_containers: u32,
-    /// Number of jobs per prepared container: one container is prepared for each `min_uses` jobs within the window.
+    /// Number of jobs per prepared container: the number of prepared containers is the number of jobs within the
+    /// window, divided by `min_uses`.
     pub min_uses: u32,
     /// Length of the window, in milliseconds.
     pub window_ms: u64,
@@ -97,9 +99,11 @@ pub struct DockerEngine {
     pub host: String,
     /// Directory of `ca.pem`, `cert.pem` and `key.pem` on the agent's machine.
     ///
-    /// Empty means the agent's `DOCKER_CERT_PATH` or `~/.docker` if `tls_verify` is set, and no files otherwise.
+    /// If this is empty and the certificate is verified, the directory is the agent's `DOCKER_CERT_PATH`, or else
+    /// `~/.docker`. If this is empty and the certificate is not verified, no files are used.
     pub cert_path: String,
-    /// Whether the engine's certificate is verified.
+    /// Whether the engine's certificate is verified. If the host is the agent's `DOCKER_HOST`, the certificate is also
+    /// verified if the agent's `DOCKER_TLS_VERIFY` is not empty.
     pub tls_verify: bool,
 }
 

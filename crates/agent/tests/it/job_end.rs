@@ -139,7 +139,7 @@ async fn shutdown_ends_jobs_and_keeps_their_results() {
 }
 
 #[tokio::test]
-async fn agent_exits_with_the_process_to_exit_with() {
+async fn agent_exits_when_the_process_of_exit_with_pid_ends() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = std::process::Command::new("sleep").arg("600").spawn().unwrap();
     let mut options = options(dir.path());

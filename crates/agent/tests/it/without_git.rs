@@ -202,14 +202,14 @@ async fn repository_that_an_earlier_job_has_moved_is_replaced() {
     let other = fixture.agent.dir.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("kept"), "kept").unwrap();
-    let moved = "mv .git ../moved; echo \"gitdir: $PWD/../moved\" > .git";
-    let worktree = format!("printf '[core]\\nworktree = {}\\n' >> .git/config", other.display());
-    for plant in [moved, &worktree] {
-        fixture.pass(fixture.checkout(), &[plant]).await;
+    let move_repository = "mv .git ../moved; echo \"gitdir: $PWD/../moved\" > .git";
+    let set_work_tree = format!("printf '[core]\\nworktree = {}\\n' >> .git/config", other.display());
+    for command in [move_repository, &set_work_tree] {
+        fixture.pass(fixture.checkout(), &[command]).await;
         fixture.pass(fixture.checkout(), &["./run.sh"]).await;
         assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");
     }
-    fixture.pass(fixture.checkout(), &[&worktree]).await;
+    fixture.pass(fixture.checkout(), &[&set_work_tree]).await;
     let log = fixture.fail(Checkout { clean_config: false, ..fixture.checkout() }).await;
     assert!(log.contains("has another work tree; use GIT_STRATEGY=clone"), "{log}");
     assert_eq!(fs::read_to_string(other.join("kept")).unwrap(), "kept");

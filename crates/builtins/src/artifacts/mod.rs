@@ -65,7 +65,8 @@ impl Builtin<Context> for ArtifactsUploadList {
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
         let added = context.added_artifacts.lock().clone();
         if !added.is_empty() && !self.artifacts.iter().any(list::is_archive) {
-            let line = "no archive gets the files that steps of the runner added, because the job uploads only reports";
+            let line =
+                "files that steps of the runner's configuration added are not uploaded, as the job has no archive";
             context.print(&style::warning(line));
         }
         for upload in &self.artifacts {

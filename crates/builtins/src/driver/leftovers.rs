@@ -27,7 +27,7 @@ const STATUS: &str = "CUSTOM_ENV_CI_JOB_STATUS";
 
 impl DriverState {
     /// Stores the current variables of `cleanup_exec`.
-    pub(super) async fn record_environment(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
+    pub(super) async fn store_cleanup_variables(&self, context: &Context, stop: &StopToken) -> Result<(), Failure> {
         let (dir, own) = (self.dir.clone(), self.own_env(context));
         blocking(context, "storing the variables of cleanup_exec", stop, move || {
             write(&dir, &own).map_err(Failure::io(format!("failed to write {}", dir.join(FILE).display())))
@@ -45,7 +45,7 @@ fn write(dir: &Path, own: &BTreeMap<String, String>) -> io::Result<()> {
     std::fs::rename(new, dir.join(FILE))
 }
 
-/// Returns whether the environment of a driver was not cleaned up.
+/// Returns whether something that the driver created for the job, such as a container, may still exist.
 pub(super) fn exist(temp_dir: &Path) -> bool {
     temp_dir.join(DIRECTORY).join(FILE).exists()
 }

@@ -86,7 +86,7 @@ async fn run_programs(
     context: &Arc<Context>,
     stop: &StopToken,
 ) -> Result<(), Failure> {
-    session.record_environment(context, stop).await?;
+    session.store_cleanup_variables(context, stop).await?;
     let output = session.config(context, stop).await?;
     session.output = ConfigOutput::parse(&output).map_err(|error| {
         let program = inputs.driver.config.as_ref().map_or("", |config| &config.program);
@@ -105,7 +105,7 @@ async fn run_programs(
             session.shell
         )));
     }
-    session.record_environment(context, stop).await?;
+    session.store_cleanup_variables(context, stop).await?;
     context.print(&style::plain(&session.output.title()));
     inputs.lines.iter().for_each(|line| context.print(&style::plain(line)));
     session.prepare(context, stop).await

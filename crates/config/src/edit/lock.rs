@@ -22,8 +22,10 @@ pub struct ConfigLock {
 /// If the directory is not writable, the file itself is locked. That suffices, because no save can replace a file
 /// of such a directory by an unlocked one.
 ///
+/// If the directory is missing, or if it is not writable and the file is missing, the returned lock has no effect.
+///
 /// # Errors
-/// [`EditError::Locked`] at once if another process holds the lock. [`EditError::Io`] if the lock cannot be created.
+/// [`EditError::Locked`] at once if another process holds the lock. [`EditError::Io`] for any other error.
 pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     let path = super::target(path)?;
     match open(&beside(&path, "run")) {
@@ -42,7 +44,7 @@ pub fn lock_for_manager(path: &Path) -> Result<ConfigLock, EditError> {
     }
 }
 
-/// Returns a lock without effect, for a missing file that cannot be created.
+/// Returns a lock without effect, for a missing configuration file beside which no lock file could be created.
 fn no_lock(path: &Path, source: std::io::Error) -> Result<ConfigLock, EditError> {
     let null = File::open("/dev/null");
     null.map(|file| ConfigLock { _file: file }).map_err(|_| EditError::Io {

@@ -3,7 +3,7 @@
 //! ```text
 //! text --load--> tree --machine.rs--> policies, limits --------------+
 //!   |              +----drivers.rs--> options of the new settings ---+--> [runners.autoscaler] with notes as comments
-//!   +--toml_edit: every other byte is kept --------------------------+
+//!   +--toml_edit keeps all other text byte for byte -----------------+
 //! ```
 
 mod drivers;
@@ -229,7 +229,8 @@ fn group_of(
     notes.push(drivers::IMAGE_ADVICE.to_owned());
     let mut use_internal_address = false;
     for (option, value, to) in options(driver, old) {
-        // A later option takes precedence over an earlier one, and over the default.
+        // A later option for the same key takes precedence over an earlier one, and over the default. For the internal
+        // address, one true option is enough.
         match (to, value.filter(|value| !value.is_empty())) {
             (Some(OptionTarget::Plugin(key)), None) => {
                 config.remove(key);
@@ -276,7 +277,7 @@ fn group_of(
 fn option_notes(driver: &Driver, old: &Table, notes: &mut Vec<String>) {
     notes.extend(options(driver, old).map(|(option, value, to)| match to {
         Some(OptionTarget::Secret(target)) => {
-            format!("{option}: kept in this file, which other users must not be able to read; without docker-machine, put the value into {target}")
+            format!("{option}: kept in this file, which other users must not be able to read; if you stop using docker-machine, put the value into {target}")
         }
         to => note(option, value, to),
     }));

@@ -2,7 +2,7 @@
 
 use super::graph::Graph;
 
-/// Time in which the newest record of a job ran, in milliseconds of any clock.
+/// Interval from the start to the end of a job's newest attempt, in milliseconds of any clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunInterval {
     /// Time of the start.

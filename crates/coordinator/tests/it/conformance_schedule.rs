@@ -1,7 +1,7 @@
 //! Conformance cases of scheduling and state (docs/spec/pipeline-yaml.md, section 8.7) that need only the engine.
 //!
-//! C187 to C191, C193 to C195, C197 and C198 are in `conformance_bridges` and `conformance_coordinator`. C192 and C196 are errors of the
-//! compiler. C200 is measured on the whole program.
+//! C188 to C191, C193 to C195, C197, and the other parts of C187 and C198 are in `conformance_bridges` and
+//! `conformance_coordinator`. C192 and C196 are errors of the compiler. C200 is measured on the whole program.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ fn c167_on_failure_runs_only_after_a_failure() {
 }
 
 #[test]
-fn c168_warning_does_not_trigger_on_failure() {
+fn c168_allowed_failure_does_not_start_an_on_failure_job() {
     let model = pipeline("b: b1; t: t1 t2").with("b1", |job| job.allow_failure = AllowFailure::Yes);
     let mut harness = engine_with(model.when("t1", When::OnFailure));
     harness.fail("b1");
@@ -435,7 +435,7 @@ fn retry_of_a_manual_or_delayed_job_starts_immediately() {
 }
 
 #[test]
-fn resource_group_mode_change_applies_after_a_restart() {
+fn restored_jobs_are_scheduled_by_the_resource_modes_passed_at_the_restart() {
     let member = || pipeline("b: b1; d: d1").group("d1", "production");
     let mut harness = EngineHarness::empty();
     let mode = ResourceMode::OldestFirst;
@@ -444,7 +444,7 @@ fn resource_group_mode_change_applies_after_a_restart() {
     harness.add(member());
     harness.pass("2.b1");
     harness.expect("2.d1:waiting_for_resource");
-    // Without a stored mode, the group is unordered, so the second pipeline need not wait for the first one.
+    // No mode is passed for the group, so it is unordered: the second pipeline need not wait for the first one.
     let (engine, _) = Engine::restore(harness.rows(), &BTreeMap::new(), harness.now).unwrap();
     assert_eq!(engine.job(harness.job("2.d1")).unwrap().status, muster_job::JobStatus::Pending);
 }

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 /// Size of a gzip member before compression.
 const MEMBER_BYTES: usize = 1024 * 1024;
-/// Bytes in transit, in addition to the window of the session.
+/// Capacity of the pipe from the compression to the session. The window of the session can hold further bytes.
 const PIPE_BYTES: usize = 512 * 1024;
 /// File name of the executable that contains only the agent.
 pub(super) const AGENT_ONLY: &str = "muster-agent";

@@ -95,11 +95,11 @@ async fn start(
         return Err(errors.collect::<Vec<_>>().join("; ").into());
     }
     let all = started.into_iter().zip(groups).enumerate();
-    let (hosts, plugins) =
+    let (group_ports, plugins) =
         all.map(|(index, (started, group))| GroupPlugin::new(GroupId(index), started, group.name)).unzip();
-    let ready = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
+    let preparer = InstancePreparer { shared: Arc::downgrade(shared), settings: Arc::clone(settings) };
     let store = Box::new(FileLedger::new(ledger));
-    let scaler = Scaler::start(config, hosts, Arc::new(ready), store, &buckets, unix_now).await;
+    let scaler = Scaler::start(config, group_ports, Arc::new(preparer), store, &buckets, unix_now).await;
     Ok((scaler.map_err(|error| error_chain(&error))?, plugins))
 }
 

@@ -55,8 +55,8 @@ pub enum SshError {
     },
     /// The machine has another key than the file with host keys.
     #[error(
-        "the host key of {address} is {found}, but {} has {known}; another machine may use this address, so no credentials were \
-         sent; if the machine was reinstalled, run `ssh-keygen -R '{entry}' -f {}` and add its new key", path.display(), path.display()
+        "the host key of {address} is {found}, but {} has {known}; possibly another machine has this address now, so no \
+         credentials were sent; if the machine was reinstalled, run `ssh-keygen -R '{entry}' -f {}` and add its new key", path.display(), path.display()
     )]
     WrongHostKey {
         /// Address that was dialed.

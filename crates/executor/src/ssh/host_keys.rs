@@ -9,7 +9,7 @@ use super::error::SshError;
 
 #[derive(Debug)]
 pub(super) enum HostKeys {
-    /// Every key is accepted.
+    /// Any key is accepted.
     Any,
     /// Only these keys are accepted.
     Known { keys: Vec<HostKey>, path: PathBuf, host: String, port: u16 },
@@ -30,8 +30,8 @@ impl HostKeys {
         Ok(Self::Known { keys, path, host, port })
     }
 
-    /// Returns a store that accepts only these keys for `machine`. For [`Self::Any`], the store is empty, so it accepts
-    /// every key.
+    /// Returns a store that accepts only these keys for `machine`. For [`Self::Any`], returns an empty store, which
+    /// accepts any key at the first connection, and then only that key.
     pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
         let hosts = KnownHosts::default();
         if let Self::Known { keys, .. } = self {

@@ -14,7 +14,7 @@ use crate::model::Features;
 use crate::model::{ConnectInfo, GroupInfo, InstanceId};
 use crate::protocol::SUSPEND_RESUME;
 
-/// Calls about particular instances. They may hang because of an instance, although the plugin works.
+/// Calls that may hang because of an instance, although the plugin works.
 const INSTANCE_CALLS: [&str; 6] = ["ConnectInfo", "Heartbeat", "HostKeys", "Prepare", "Cleanup", "GetResourceUsage"];
 /// Number of unanswered [`INSTANCE_CALLS`] after which the plugin counts as hung.
 /// Any response resets the count.
@@ -218,8 +218,8 @@ pub(super) struct LiveProcess {
 
 impl LiveProcess {
     /// Marks the process as unusable if a call shows that the process hangs or that its connection broke.
-    /// A call about instances may hang because of an instance, so [`MAX_UNANSWERED_CALLS`] such calls in a row must be
-    /// unanswered.
+    /// One of the [`INSTANCE_CALLS`] may hang because of an instance, so [`MAX_UNANSWERED_CALLS`] of them in a row must
+    /// be unanswered.
     pub(super) fn record_outcome<T>(&self, answer: Result<T, CallError>) -> Result<T, CallError> {
         let is_unusable = match &answer {
             Err(CallError::Disconnected { .. }) => true,

@@ -94,7 +94,7 @@ impl Store {
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             return Ok(unchanged());
         }
-        let archive = self.partial_download(reference, &layer)?;
+        let archive = self.partial_download_path(reference, &layer)?;
         let _download_lock = FileLock::lock_deletable(&archive, DOWNLOAD_TIMEOUT).await?;
         if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
             let _ = std::fs::remove_file(&archive);
@@ -157,7 +157,7 @@ impl Store {
 
     /// Returns the path to which the archive is downloaded.
     /// If the file exists, it contains the start of the archive.
-    fn partial_download(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
+    fn partial_download_path(&self, reference: &Reference, layer: &Descriptor) -> Result<PathBuf, InstallError> {
         let registry_error = |source| InstallError::from_registry(reference, source);
         let url = || reference.repository.to_string().as_str().into();
         let invalid = |error: DigestError| RegistryError::InvalidResponse { url: url(), source: error.into() };
@@ -261,8 +261,8 @@ pub async fn available(
     let registry_error = |source| InstallError::from_registry(reference, source);
     let TagList::Tags(tags) = connect_registry(reference, credentials).await?.tags().await.map_err(registry_error)?
     else {
-        let available = "the registry does not list its versions".to_owned();
-        return Err(InstallError::NoVersion { reference: reference.to_string(), available });
+        let reason = "the registry does not list its versions".to_owned();
+        return Err(InstallError::NoVersion { reference: reference.to_string(), available: reason });
     };
     let versions = tags.iter().filter_map(|tag| tag.parse().ok());
     let mut versions: Vec<Version> = versions.filter(|version| reference.constraint.matches(version)).collect();
@@ -290,10 +290,10 @@ async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Ver
             }
             TagList::Unlisted => match constraint {
                 Constraint::Range(_) => {
-                    let available =
+                    let reason =
                         "the registry does not list its versions, which a range requires; name an exact version"
                             .to_owned();
-                    return Err(InstallError::NoVersion { reference: reference_text(), available });
+                    return Err(InstallError::NoVersion { reference: reference_text(), available: reason });
                 }
                 alias => alias.to_string(),
             },
@@ -303,12 +303,10 @@ async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Ver
     let host = HostPlatform::this();
     let Some(entry) = host.select(&index.manifests) else {
         let platforms = index.manifests.iter().filter_map(|entry| entry.platform.as_ref().map(ToString::to_string));
-        let available = platforms.take(MAX_LISTED).collect::<Vec<_>>().join(", ");
-        let available = if available.is_empty() {
-            "and its index names no platform".to_owned()
-        } else {
-            format!("only for {available}")
-        };
+        let listed = platforms.take(MAX_LISTED).collect::<Vec<_>>().join(", ");
+        // The end of the error text "not available for this platform, ...".
+        let available =
+            if listed.is_empty() { "and its index names no platform".to_owned() } else { format!("only for {listed}") };
         return Err(InstallError::NoPlatform { reference: reference_text(), platform: host.to_string(), available });
     };
     let manifest = registry.manifest(entry).await.map_err(registry_error)?;
@@ -321,8 +319,8 @@ async fn select_layer(registry: &Registry, reference: &Reference) -> Result<(Ver
         .parse()
         .map_err(|error| InstallError::NotAPlugin { reference: reference_text(), problem: format!("{error}") })?;
     if !reference.constraint.matches(&version) {
-        let available = format!("the tag {tag} points to version {version}");
-        return Err(InstallError::NoVersion { reference: reference_text(), available });
+        let reason = format!("the tag {tag} points to version {version}");
+        return Err(InstallError::NoVersion { reference: reference_text(), available: reason });
     }
     Ok((version, layer.clone()))
 }

@@ -81,7 +81,8 @@ fn print_handshake(endpoint: &Endpoint) -> Result<(), Error> {
 }
 
 /// go-plugin's services.
-/// The plugin prints nothing and opens no further connections, so the streams of stdio and broker stay empty. They close when the host exits.
+/// After the handshake, the plugin prints nothing and opens no further connections, so the streams of stdio and broker
+/// stay empty. They close when the host exits.
 #[derive(Clone)]
 struct GoPluginServices {
     stop: CancellationToken,
@@ -92,9 +93,10 @@ type EmptyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl GoPluginServices {
     fn empty_stream<T: Send + 'static>(&self) -> EmptyStream<T> {
-        let open_stream = self.host.open_stream();
+        // The guard counts the stream as open until the stream is dropped.
+        let open_guard = self.host.open_stream();
         Box::pin(futures::stream::pending().map(move |never: Result<T, Status>| {
-            let _ = &open_stream;
+            let _ = &open_guard;
             never
         }))
     }

@@ -228,7 +228,7 @@ impl JobActor {
     /// Waits for the answer for twice the environment's own timeout. If the environment has no own timeout, waits for
     /// `agent_reconnect_timeout`.
     pub(super) async fn dispatch(&mut self) -> Result<DispatchOutcome, Interruption> {
-        let (Some(lease), Some(id)) = (self.environment.lease(), self.row.run_id()) else {
+        let (Some(lease), Some(id)) = (self.environment.lease(), self.row.agent_run_id()) else {
             return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });
         };
         let environment = Arc::clone(&lease.environment);

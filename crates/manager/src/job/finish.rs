@@ -89,7 +89,7 @@ impl JobActor {
         }
         self.environment.release_slot(released);
         self.permit = None;
-        self.runner.unreported.notify_released(self.row.run().clone());
+        self.runner.unreported.notify_released(self.row.job_id().clone());
         tracing::warn!("coordinator does not accept the report, slot released; the job is reported from its spool");
     }
 
@@ -134,7 +134,7 @@ impl JobActor {
     ) -> Next {
         let task_key = task_key.unwrap_or_default();
         let request = SuspendRequest {
-            run_id: self.row.run_id(),
+            run_id: self.row.agent_run_id(),
             owner,
             task_key,
             executor: self.runner.executor.as_ref(),
@@ -244,7 +244,7 @@ impl JobActor {
             self.runner.executor.environment_without_lease(record)
         };
         let environment = self.environment.current().or_else(of_record).filter(|_| self.environment.must_close());
-        if let (Some(environment), Some(id)) = (environment, self.row.run_id()) {
+        if let (Some(environment), Some(id)) = (environment, self.row.agent_run_id()) {
             let closed = client::close(environment.as_ref(), &id, self.runner.agent_reconnect_timeout);
             tokio::select! {
                 closed = tokio::time::timeout(CLOSE_TIMEOUT, closed) => match closed {

@@ -128,7 +128,7 @@ impl JobActor {
         mut health: Option<&mut ConnectionHealth>,
         watchdog: Instant,
     ) -> Result<ConnectionOutcome, AgentError> {
-        let (Some(environment), Some(id)) = (self.environment.current(), self.row.run_id()) else {
+        let (Some(environment), Some(id)) = (self.environment.current(), self.row.agent_run_id()) else {
             return Ok(ConnectionOutcome::Done(FollowOutcome::Lost(self.environment.missing_reason())));
         };
         if let Err(error) = self.fix_log_offset() {

@@ -30,7 +30,7 @@ impl JobRow {
     }
 
     /// Returns the job's ID. Jobs of different coordinators have different IDs.
-    pub(super) fn run(&self) -> &JobRunId {
+    pub(super) fn job_id(&self) -> &JobRunId {
         &self.run
     }
 
@@ -38,8 +38,9 @@ impl JobRow {
         &self.state
     }
 
-    /// Returns the ID of the attempt. `None` means that no agent can know the job.
-    pub(super) fn run_id(&self) -> Option<String> {
+    /// Returns the ID by which an agent knows the current attempt to run the job. `None` means that no agent can know
+    /// the job.
+    pub(super) fn agent_run_id(&self) -> Option<String> {
         self.state.attempt().map(|attempt| format!("{}-{attempt}", self.agent_run_prefix))
     }
 

@@ -47,12 +47,13 @@ pub(super) fn stage_name(name: &str) -> Option<&'static str> {
 
 #[derive(Debug, Default)]
 pub(super) struct SectionMarkers {
-    /// End of the last piece, in which a marker may have begun.
+    /// Last bytes of the pieces so far, in which a marker may have begun.
     tail: Vec<u8>,
 }
 
 impl SectionMarkers {
-    /// Returns the last stage that begins in this piece.
+    /// Returns the stage of the last marker in this piece. If the piece has none, returns that of the last marker that
+    /// begins in `tail`, even if an earlier call returned it.
     pub(super) fn feed(&mut self, piece: &[u8]) -> Option<&'static str> {
         let begin = piece.get(..MAX_MARKER_BYTES).unwrap_or(piece);
         self.tail.extend_from_slice(begin);

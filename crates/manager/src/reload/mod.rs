@@ -89,14 +89,17 @@ impl ConfigWatch {
         self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
     }
 
-    /// Waits until the content of the file or one of its step policies changes. Cancel-safe.
+    /// Waits until the content of the file changes, or the metadata of one of its step policies. Cancel-safe.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
-                // If a policy is still being written, the configuration may be invalid until the next check.
-                if stamp.is_some() && self.policies != policy_stamps(self.current.as_ref()) {
+                let policies = policy_stamps(self.current.as_ref());
+                if stamp.is_some() && self.policies != policies {
+                    // Stored even if the configuration is invalid, so that it is reported once. If a policy is still being
+                    // written, a later check notices the rest.
+                    self.policies = policies;
                     let digest = stamp::digest(&self.path);
                     return self.read(digest);
                 }
@@ -107,11 +110,13 @@ impl ConfigWatch {
                 return Reload::Missing;
             };
             let digest = stamp::digest(&self.path);
-            let is_unchanged = digest == self.digest;
+            let content_changed = digest != self.digest;
             let old = self.stamp.replace(stamp);
-            if !is_unchanged {
-                let is_newer = old.is_none_or(|old| stamp.is_newer_than(old));
-                return self.read(digest).with_problem(change_without_time(true, is_newer));
+            if content_changed {
+                let time_advanced = old.is_none_or(|old| stamp.is_newer_than(old));
+                // Check C034: the content changed, but the modification time did not advance.
+                let problem = change_without_time(content_changed, time_advanced);
+                return self.read(digest).with_problem(problem);
             }
         }
     }

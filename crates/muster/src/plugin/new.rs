@@ -1,4 +1,4 @@
-//! `new`: creates the project of a plugin that builds and passes the conformance tests.
+//! `new`: creates the project of a new plugin. The project builds, and the plugin passes the conformance tests.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io::Write as _;
@@ -115,7 +115,7 @@ pub(super) fn run(args: &PluginNewArgs) -> Result<bool, PluginError> {
         write(&path, &text, file.is_program).map_err(|source| PluginError::File { path, source })?;
     }
     ui::outln(&format!(
-        "created {}, a plugin that does not create instances yet; test it:\n  cd {} && {build}muster plugin test --config plugin.toml",
+        "created {}, a plugin that only simulates instances; test it:\n  cd {} && {build}muster plugin test --config plugin.toml",
         directory.display(),
         directory.display()
     ));

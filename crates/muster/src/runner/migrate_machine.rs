@@ -10,11 +10,11 @@ use muster_config::{self as config, HostFacts, migrate};
 
 use crate::config_file::ConfigArg;
 
-/// Arguments of `gitlab-runner migrate-machine`.
+/// Arguments of `muster runner migrate-machine`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example: muster runner migrate-machine --config old.toml > new.toml\n\nThe output contains the tokens of \
-                                                the file. Credentials in MachineOptions are written only with `--to machines`."
+                                                the file. It contains credentials of MachineOptions only if it still uses docker-machine."
 )]
 pub(crate) struct MigrateMachineArgs {
     #[command(flatten)]

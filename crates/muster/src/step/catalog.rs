@@ -90,6 +90,7 @@ fn in_index(directory: &Path) -> Result<Vec<FoundStep>, StepCommandError> {
 async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepCommandError> {
     let (host, path) = name.split_once('/').unwrap_or((name, ""));
     let repository = |path: &str| Repository { registry: host.to_owned(), path: path.to_owned() };
+    // The client lists all repositories of the registry, so the path `catalog` is only a placeholder.
     let repositories = registry(repository("catalog")).await?.repositories().await?;
     let mut found = Vec::new();
     for repository_path in repositories.iter().filter(|repository| is_within(repository, path)) {

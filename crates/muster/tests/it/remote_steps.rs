@@ -180,7 +180,7 @@ fn move_tag(registry: &DockerRegistry, from: &str, to: &str) {
 }
 
 #[test]
-fn reference_with_an_expression_is_pinned_only_if_named() {
+fn reference_with_an_expression_is_pinned_only_if_lock_names_the_concrete_reference() {
     let Some(fixture) = Fixture::new() else { return };
     let image = fixture.image("1.0.0");
     fixture.pass(&["step", "publish", "echo", &image]);

@@ -66,8 +66,9 @@ impl Kind {
         Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("string", |(_, name)| name)
     }
 
-    /// Converts a value to this type as GitLab does: for a string, numbers and booleans become text, and for a boolean,
-    /// `"true"` and `"false"` become booleans. Returns any other value unchanged.
+    /// Converts a value to this declared type as GitLab does. If the type is string, a number or a boolean becomes
+    /// text. If the type is boolean, the strings `"true"` and `"false"` become booleans. Returns any other value
+    /// unchanged.
     pub(super) fn convert(self, node: Node) -> Node {
         let value = match (self, &node.value) {
             (Self::String, Value::Int(_) | Value::Float(_) | Value::Bool(_)) => {
@@ -82,7 +83,7 @@ impl Kind {
         }
     }
 
-    /// For a string, `default: null` means the empty string.
+    /// Converts a default value to this declared type. If the type is string, `default: null` means the empty string.
     fn convert_default(self, node: &Node) -> Node {
         match (self, &node.value) {
             (Self::String, Value::Null) => Node::new(Value::String("".into()), node.span),
@@ -319,7 +320,8 @@ fn component(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<String> {
     fields
 }
 
-/// Returns `None` for null, which counts as an empty map, and for other values, which are reported.
+/// Returns the map of a node. Returns `None` if the node is null, which counts as an empty map. If the node is anything
+/// else, reports an error and returns `None`.
 fn map_or_null<'a>(node: &'a Node, path: &str, diagnostics: &mut Vec<Diagnostic>) -> Option<&'a Map> {
     if node.as_map().is_none() && !node.is_null() {
         diagnostics.push(Diagnostic::error(node.span, format!("`{path}` should be a map, not {}", node.kind())));

@@ -226,9 +226,9 @@ impl<'a> Builder<'a> {
             return value;
         }
         // The tag `!` marks a value as text.
-        let is_plain_mark =
+        let is_exclamation_mark =
             (tag.handle().is_empty() && tag.suffix() == "!") || (tag.handle() == "!" && tag.suffix().is_empty());
-        if !is_plain_mark && self.is_reference(Some(tag), "str", span) {
+        if !is_exclamation_mark && self.is_reference(Some(tag), "str", span) {
             self.problems.push(invalid_reference(span));
         }
         Value::String(text.into())

@@ -106,12 +106,12 @@ fn c015_pre_is_always_first() {
 }
 
 #[test]
-fn c016_jobs_only_in_pre_create_no_pipeline() {
+fn c016_no_pipeline_is_created_if_all_jobs_are_in_the_pre_stage() {
     assert_eq!(Case::new("a: {S, stage: .pre}").not_created_reason(), NotCreatedReason::NoJobs);
 }
 
 #[test]
-fn c017_jobs_only_in_post_create_no_pipeline() {
+fn c017_no_pipeline_is_created_if_all_jobs_are_in_the_post_stage() {
     let case = Case::new("{a: {S, stage: .post}, b: {S, rules: [{when: never}]}}");
     assert_eq!(case.not_created_reason(), NotCreatedReason::NoJobs);
     let not_created = case.compile().not_created.expect("no reason");

@@ -29,7 +29,8 @@ pub struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Sets missing files to `<host>.crt`, `<host>.auth.crt` and `<host>.auth.key` in `directory`, if they exist.
+    /// Sets each path that is `None` to the path of its default file in `directory`, if that file exists: `<host>.crt`,
+    /// `<host>.auth.crt` or `<host>.auth.key`.
     #[must_use]
     pub fn or_from(self, directory: &Path, host: &str) -> Self {
         let found = |suffix: &str| Some(directory.join(format!("{host}{suffix}"))).filter(|path| path.is_file());

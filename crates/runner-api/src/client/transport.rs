@@ -167,7 +167,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
     }
     let is_local = base.host_str().is_some_and(muster_job::is_loopback);
     if is_local {
-        // `muster ci` calls its own process.
+        // `muster ci` sends its requests to a server in its own process.
         http = http.no_proxy();
     }
     if is_local && base.scheme() == "http" && tls.is_empty() {

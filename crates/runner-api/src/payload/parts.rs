@@ -333,12 +333,12 @@ pub struct JobInputValue {
     pub kind: String,
     /// The value.
     pub content: serde_json::Value,
-    /// Whether the value must not be inserted into texts.
+    /// Whether the value is sensitive. A sensitive value must not be interpolated.
     #[serde(deserialize_with = "null_default")]
     pub sensitive: bool,
 }
 
-/// Options of a job that a policy added.
+/// Options for a job that was added by a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the field names are GitLab's")]

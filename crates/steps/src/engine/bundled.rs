@@ -33,7 +33,7 @@ pub(super) async fn run(
     steps: &UserSteps<'_>,
     name: &str,
     frame: &Frame<'_>,
-    shell: &mut Option<ExecResult>,
+    shell_result: &mut Option<ExecResult>,
 ) -> Result<Map<String, Value>, StepError> {
     let inputs = &frame.inputs;
     let result = match &steps.bundled {
@@ -43,7 +43,7 @@ pub(super) async fn run(
             let lookup = |name: &str| steps.variable(name);
             let call = BundledCall { name, inputs, work_dir: steps.work_dir, lookup: &lookup, print: &print };
             match port.commands(&call) {
-                Some(Ok(commands)) => run_commands(steps, &commands, frame, shell).await,
+                Some(Ok(commands)) => run_commands(steps, &commands, frame, shell_result).await,
                 Some(Err(error)) => Err(error.into()),
                 None => port.run(call, steps.stop).await.map_err(StepError::from),
             }
@@ -74,14 +74,14 @@ async fn run_commands(
     steps: &UserSteps<'_>,
     commands: &str,
     frame: &Frame<'_>,
-    shell: &mut Option<ExecResult>,
+    shell_result: &mut Option<ExecResult>,
 ) -> Result<Map<String, Value>, StepError> {
     // The environment of a process cannot contain a name with `=` or NUL, or a value with NUL.
     let is_valid = |(name, value): &(&String, String)| !name.contains(['=', '\0']) && !value.contains('\0');
     let variables = steps.variables.iter().map(|(name, value)| (name, to_text(value))).filter(is_valid);
     let mut env = frame.env.clone();
     env.extend(variables.map(|(name, value)| (name.clone(), value)));
-    match steps.script(commands, &env, shell).await {
+    match steps.script(commands, &env, shell_result).await {
         Err(StepError::Signal(signal)) if TOLERATED_SIGNALS.iter().any(|tolerated| tolerated.as_raw() == signal) => {
             Ok(Map::new())
         }

@@ -39,7 +39,7 @@ pub(super) struct Invocation<'i> {
     pub(super) name: &'i str,
     pub(super) path: &'i str,
     pub(super) reference: Value,
-    /// Text reference of the step, with its expressions.
+    /// Reference of the step as its caller wrote it: the expressions are not evaluated.
     pub(super) text: &'i str,
 }
 
@@ -95,7 +95,7 @@ impl UserSteps<'_> {
         let inputs = match fake {
             // The specification of a faked step is not known.
             Some(_) => expanded_inputs(&inputs, &scope)?,
-            None => checked_inputs(&file, &inputs, self.offered_at(frame.depth), &scope)?,
+            None => checked_inputs(&file, &inputs, self.inputs_of_replaced_builtin(frame.depth), &scope)?,
         };
         let remote_text = if let Call::Remote(location) = &entry.call { location.to_string() } else { String::new() };
         let invocation = Invocation {
@@ -239,7 +239,7 @@ impl UserSteps<'_> {
             reference: Value::Null,
             text: "",
         };
-        Box::pin(self.read_lock()).await?;
+        Box::pin(self.read_lock_file()).await?;
         let mut record = Record::default();
         let result = self.call(invocation, &mut record).await;
         nodes.append(&mut record.nodes);
@@ -400,7 +400,7 @@ impl UserSteps<'_> {
 
     fn mask_sensitive(&self, parameters: &IndexMap<String, Parameter>, values: &Map<String, Value>) {
         let sensitive = parameters.iter().filter(|(_, parameter)| parameter.is_sensitive);
-        sensitive.filter_map(|(name, _)| values.get(name)).for_each(|value| self.log.add(value));
+        sensitive.filter_map(|(name, _)| values.get(name)).for_each(|value| self.log.add_sensitive(value));
     }
 }
 

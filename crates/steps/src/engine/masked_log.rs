@@ -35,7 +35,7 @@ impl MaskedLog {
     }
 
     /// Masks the strings and numbers of a value from now on.
-    pub(super) fn add(&self, value: &Value) {
+    pub(super) fn add_sensitive(&self, value: &Value) {
         let mut sensitive = self.sensitive.lock();
         let known = sensitive.values.len();
         collect(value, &mut sensitive.values);

@@ -28,7 +28,7 @@ pub(super) struct RemoteSteps {
 
 impl UserSteps<'_> {
     /// Reads the lock file, before a step can change it.
-    pub(super) async fn read_lock(&self) -> Result<(), StepError> {
+    pub(super) async fn read_lock_file(&self) -> Result<(), StepError> {
         self.remote.lock.get_or_try_init(async || self.lock_file().await).await.map(drop)
     }
 
@@ -46,7 +46,7 @@ impl UserSteps<'_> {
     /// Fetches a source, unless the list has fetched it before. Returns its directory.
     pub(super) async fn fetch(&self, source: &Source) -> Result<PathBuf, StepError> {
         let failed = |message: String| StepError::Fetch { source_name: source.to_string(), message };
-        self.read_lock().await?;
+        self.read_lock_file().await?;
         let pin = match self.remote.lock.get().and_then(Option::as_ref) {
             Some(lock) => Some(lock.digest(source).ok_or_else(|| failed(not_locked()))?),
             None => None,
@@ -57,7 +57,7 @@ impl UserSteps<'_> {
             ));
         };
         if let Some(password) = source.password() {
-            self.log.add(&Value::String(password.to_owned()));
+            self.log.add_sensitive(&Value::String(password.to_owned()));
         }
         let mut fetched = self.remote.fetched.lock().await;
         if let Some(dir) = fetched.get(source) {

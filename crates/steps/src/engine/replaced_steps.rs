@@ -18,7 +18,7 @@ pub(super) async fn run(
     offer: Offer,
     nodes: &mut Vec<StepNode>,
 ) -> Result<Map<String, Value>, StepError> {
-    offer.sensitive.into_iter().for_each(|text| steps.log.add(&Value::String(text)));
+    offer.sensitive.into_iter().for_each(|text| steps.log.add_sensitive(&Value::String(text)));
     steps.offered = Arc::new(offer.inputs);
     let entry = StepEntry {
         name: replacement.builtin.replace('/', "_"),

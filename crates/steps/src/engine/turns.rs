@@ -4,7 +4,13 @@
 //! not overlap, and the masker finds secrets, because no other output interrupts them.
 //!
 //! ```text
-//! waiting --its turn comes--> replayed (output goes to the file, the file to the log) --end of the file--> current
+//! waiting: output goes to a file
+//!    | its turn comes
+//!    v
+//! current and replayed: output still goes to the file, which is copied to the log
+//!    | end of the file, or no file
+//!    v
+//! current and not replayed: output goes to the log
 //! ```
 
 use std::fs::File;

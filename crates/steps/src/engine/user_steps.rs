@@ -129,7 +129,8 @@ impl StepError {
     /// Whether another attempt of the step may succeed.
     pub(super) fn may_pass_later(&self) -> bool {
         let fails_again = match self.cause() {
-            // Another attempt may change the outputs that expressions inside the step use.
+            // An expression in a nested step may succeed in another attempt, because the outputs that it uses may then
+            // differ. An expression of this step's own call fails again.
             Self::Expression { .. } => !matches!(self, Self::Inner { .. }),
             Self::Setting(_)
             | Self::Reference(_)
@@ -345,7 +346,7 @@ impl<'a> UserSteps<'a> {
     }
 
     /// Returns the inputs that a replaced built-in step offers at this depth.
-    pub(super) fn offered_at(&self, depth: usize) -> impl Iterator<Item = (&String, &Value)> {
+    pub(super) fn inputs_of_replaced_builtin(&self, depth: usize) -> impl Iterator<Item = (&String, &Value)> {
         // Nested steps get inputs only from their calling step.
         self.offered.iter().filter(move |_| depth == 0)
     }

@@ -55,7 +55,7 @@ pub enum StartError {
     Store(#[from] LedgerError),
 }
 
-/// Logs a panic of the scaler task, which would otherwise go unnoticed because no caller awaits the task.
+/// Logs a panic of the scaler task. It would otherwise go unnoticed, because no caller checks how the task ended.
 struct PanicReporter;
 
 impl Drop for PanicReporter {
@@ -112,7 +112,7 @@ impl Scaler {
         }
         let rows = store.load().await?;
         let metrics = Arc::new(Metrics::new(&config, buckets));
-        // No bound is needed: callers wait for a reply.
+        // Unbounded, because functions that are not async, such as `admit`, also send commands.
         let (commands, command_receiver) = mpsc::unbounded_channel();
         let shared = Arc::new(DriverContext::new(plugins, commands.clone(), wall_clock));
         let capacity_changes = shared.capacity_changes.subscribe();

@@ -191,8 +191,9 @@ impl Metrics {
     pub(super) fn record_reservation(&self, refused: Option<&NoCapacity>) {
         let operation = match refused {
             None => "reserve",
-            Some(NoCapacity::NoneAvailable { .. }) => "reserve_iop_capacity_failure",
-            Some(NoCapacity::NoneAvailableOrPending { .. } | NoCapacity::LedgerUnavailable { .. }) => {
+            // gitlab-runner counts "iop" if no slot is available and no instance can be created.
+            Some(NoCapacity::NoneAvailableOrPending { .. }) => "reserve_iop_capacity_failure",
+            Some(NoCapacity::NoneAvailable { .. } | NoCapacity::LedgerUnavailable { .. }) => {
                 "reserve_available_capacity_failure"
             }
         };
@@ -321,5 +322,24 @@ fn removal_label(reason: &RemovalReason) -> &'static str {
         RemovalReason::NoSpareInstance => "no_spare_instance",
         RemovalReason::Shutdown => "shutdown",
         RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. } => "operator",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rejected_reservations_have_the_labels_of_gitlab_runner() {
+        let config = Config::new(crate::config::GroupConfig::new("main", 10));
+        let metrics = Metrics::new(&config, &Buckets::default());
+        let (slots, blocks) = (String::new(), Vec::new());
+        metrics.record_reservation(Some(&NoCapacity::NoneAvailableOrPending { slots, blocks }));
+        let count = |label: &str| metrics.task_operations.with_label_values(&[label]).get();
+        let counts = || (count("reserve_iop_capacity_failure"), count("reserve_available_capacity_failure"));
+        assert_eq!(counts(), (1, 0));
+        let (slots, blocks) = (String::new(), Vec::new());
+        metrics.record_reservation(Some(&NoCapacity::NoneAvailable { slots, blocks }));
+        assert_eq!(counts(), (1, 1));
     }
 }

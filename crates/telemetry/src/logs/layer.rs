@@ -56,7 +56,8 @@ impl LogLayer {
     }
 
     fn is_enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // Fields of Muster's spans are part of every record inside them, so these spans are enabled at all levels.
+        // Fields of Muster's spans are part of every record inside them, so the filter does not apply to these spans.
+        // Only `max_level_hint` can disable them.
         (metadata.is_span() && metadata.target().starts_with("muster")) || self.0.filter.read().is_enabled(metadata)
     }
 }

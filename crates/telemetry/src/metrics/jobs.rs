@@ -50,7 +50,7 @@ impl JobMetricState {
 pub enum ExecutorStage {
     /// Waiting for an execution environment.
     Created,
-    /// Running scripts in the environment.
+    /// Running scripts in the environment. gitlab-runner's stage `prepare` lasts until the scripts end.
     Prepare,
     /// Reporting the result.
     Finish,

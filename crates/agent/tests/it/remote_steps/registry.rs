@@ -60,7 +60,8 @@ pub(super) fn login(registry: &DockerRegistry) -> Variable {
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }
 
-/// Returns a value of `step` for a step in the image with this tag. `more` has further keys of its location.
+/// Returns a reference to the step in the image with this tag, for the key `step` in a list of steps. `more` has
+/// further keys of `oci`.
 fn oci(registry: &DockerRegistry, tag: &str, more: Value) -> Value {
     let mut location = json!({"registry": registry.host(), "repository": "g/echo", "tag": tag});
     location.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

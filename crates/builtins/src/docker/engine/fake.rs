@@ -28,7 +28,7 @@ impl Answer {
     }
 }
 
-/// An engine whose answers a function returns. `None` means no answer.
+/// An engine that gets its answers from a function. If the function returns `None`, the engine does not answer.
 pub(crate) struct FakeEngine {
     pub(crate) client: Docker,
     pub(crate) host: String,

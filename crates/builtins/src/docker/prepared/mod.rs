@@ -36,14 +36,14 @@ use template::Template;
 
 /// Settings with which a job cannot use a prepared container.
 ///
-/// The engine applies some of them at the start of a container. Others refer to another container, or change how the
-/// engine handles anonymous volumes.
+/// Some of them take effect when the container starts, but a prepared container starts before a job needs it. Others
+/// refer to another container, or change how the engine handles anonymous volumes.
 const UNSUITABLE_SETTINGS: [&str; 5] = ["Runtime", "DeviceRequests", "VolumeDriver", "Links", "VolumesFrom"];
 /// Settings that can refer to another container.
 const NAMESPACE_SETTINGS: [&str; 2] = ["IpcMode", "PidMode"];
 /// Prefix of a value that refers to another container.
 const OTHER_CONTAINER: &str = "container:";
-/// Maximum time until the agent of a waiting container answers.
+/// Maximum time for the engine to rename a waiting container. The agent of the container gets the same time to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns whether the inputs of a job permit a prepared container.

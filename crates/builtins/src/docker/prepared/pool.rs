@@ -86,7 +86,8 @@ enum Action {
     End,
 }
 
-/// A container that a job takes. Until this value is dropped, the pool does not remove a container with the old name.
+/// A container that a job takes and renames. Until this value is dropped, the pool does not remove a container with the
+/// old name, which the container had while it waited.
 pub(super) struct Taken<'a> {
     pool: &'a PreparedContainers,
     name: String,
@@ -118,7 +119,7 @@ impl Drop for Pause<'_> {
 }
 
 impl PreparedContainers {
-    /// Returns the prepared containers of an agent. The next agent with the same record at `path` removes leftovers.
+    /// Creates an empty pool. Its record is at `path`. The next agent with the same record removes leftovers.
     #[must_use]
     pub fn recorded_in(path: PathBuf) -> Self {
         Self { record: Record::load(path), ..Self::default() }
@@ -160,7 +161,8 @@ impl PreparedContainers {
         join_all(self.record.engines().into_iter().map(remove)).await;
     }
 
-    /// Forgets the containers of a runner whose configuration no longer has a policy.
+    /// Stops preparing containers for a runner whose configuration no longer has a policy. The pool then removes the
+    /// waiting ones.
     pub(in super::super) fn end_policy(&self, job: &DockerContainer) {
         let mut state = self.state.lock();
         if !state.kinds.is_empty() {
@@ -326,6 +328,7 @@ impl State {
         if self.is_closed {
             return Action::End;
         }
+        // `prune` returns whether no recent jobs are left.
         self.kinds.retain(|_, kind| !kind.usage.prune(now));
         let mut wanted = self.wanted(now);
         self.drop_unwanted(&mut wanted, now);

@@ -53,7 +53,7 @@ impl<'a> Volumes<'a> {
                     mode: mode.to_owned(),
                     ..DockerVolume::default()
                 }),
-                None => self.add_cache(&destination, !self.docker.disable_cache),
+                None => self.add_own_volume(&destination, !self.docker.disable_cache),
             }
         }
         Ok(())
@@ -61,10 +61,10 @@ impl<'a> Volumes<'a> {
 
     /// Adds a volume for checkouts, unless one is configured.
     ///
-    /// Later jobs reuse the volume if `is_fetched` is true and `disable_cache` is not set.
-    pub(super) fn add_builds(&mut self, builds_dir: &str, is_fetched: bool) {
+    /// Later jobs reuse the volume if the job's Git strategy is `fetch` and `disable_cache` is not set.
+    pub(super) fn add_builds(&mut self, builds_dir: &str, strategy_is_fetch: bool) {
         if !self.has(builds_dir) && !self.is_on_host(builds_dir) {
-            self.add_cache(builds_dir, is_fetched && !self.docker.disable_cache);
+            self.add_own_volume(builds_dir, strategy_is_fetch && !self.docker.disable_cache);
         }
     }
 
@@ -72,11 +72,12 @@ impl<'a> Volumes<'a> {
     pub(super) fn add_caches(&mut self, cache_dir: &str) {
         let is_covered = self.list.iter().any(|volume| is_below(cache_dir, &volume.destination));
         if !is_covered {
-            self.add_cache(cache_dir, false);
+            self.add_own_volume(cache_dir, false);
         }
     }
 
-    fn add_cache(&mut self, destination: &str, is_reusable: bool) {
+    /// Adds a volume whose source Muster chooses.
+    fn add_own_volume(&mut self, destination: &str, is_reusable: bool) {
         let hash = format!("{:x}", md5::compute(destination));
         let suffix = if self.is_protected { "-protected" } else { "" };
         let docker = self.docker;

@@ -164,7 +164,7 @@ fn invalid_job_settings_use_defaults_with_warnings() {
     insta::assert_json_snapshot!(lowered(extra).plan.warnings);
 }
 
-/// A job of an unprotected ref sets its own `CACHE_FALLBACK_KEY`.
+/// A job of an unprotected ref can set any `CACHE_FALLBACK_KEY`, but must not get a protected cache.
 #[test]
 fn fallback_key_cannot_name_protected_cache() {
     let fallbacks = |key: &str| {

@@ -65,7 +65,7 @@ impl RunView {
     }
 
     /// Returns whether the run has failed: either its root pipeline has failed, or a child pipeline has failed and its
-    /// bridge does not report that failure.
+    /// bridge is successful or unfinished. A failed bridge counts like any failed job of the parent pipeline.
     ///
     /// An unfinished pipeline has failed if one of its jobs has failed without `allow_failure`.
     pub(super) fn has_failed(&self) -> bool {

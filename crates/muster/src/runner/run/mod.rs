@@ -1,14 +1,17 @@
 //! `run`: runs the manager of one `config.toml` until a signal stops it.
 //!
 //! ```text
-//! config.toml --ConfigWatch--> Settings --ControlCommand::Reload--> Manager (state.log, requests, jobs) --> agent on this host
-//!                 SIGHUP, changes           Drain, Abort      ^ signals
+//! config.toml --ConfigWatch--> Settings --Reload--+
+//!                                                 +--> Manager (state.log, requests, jobs) --> agent on this host
+//! signals ---------------------------Drain, Abort-+
 //! ```
 //!
-//! The agent is a separate process. However this process ends, jobs that were not canceled continue, and the next `run`
-//! with the same configuration resumes them.
+//! `ConfigWatch` reads the file when it has changed or after SIGHUP. Reload, Drain and Abort are `ControlCommand`s.
+//!
+//! The agent is a separate process. No matter how this process ends, jobs that were not canceled continue, and the next
+//! `run` with the same configuration resumes them.
 
-mod cache_collection;
+mod cache_gc;
 mod fleet_endpoints;
 mod problems;
 mod run_loop;
@@ -39,7 +42,7 @@ use crate::config_file::ConfigArg;
 use crate::observe::TelemetryRuntime;
 use crate::open_files;
 use crate::{flags, paths};
-use cache_collection::CacheCollection;
+use cache_gc::CacheGc;
 pub(crate) use fleet_endpoints::{EXPLAIN_PATH, FleetEndpoints, STATUS_PATH};
 use run_loop::{RunLoop, Source};
 use signals::Signals;
@@ -202,8 +205,8 @@ async fn manage(parts: ManagerParts, signals: Signals) -> Result<ExitCode, RunEr
     let program = std::env::current_exe();
     let program = program.map_err(|source| RunError::Path { path: PathBuf::from("/proc/self/exe"), source })?;
     let config = parts.source.as_ref().map(|source| source.config.clone());
-    let collection = CacheCollection::new(program, config);
-    let run_loop = RunLoop::new(parts.source, parts.settings, control, manager, telemetry, ledgers, collection);
+    let cache_gc = CacheGc::new(program, config);
+    let run_loop = RunLoop::new(parts.source, parts.settings, control, manager, telemetry, ledgers, cache_gc);
     let mut run_loop = std::pin::pin!(run_loop.run(signals));
     let result = tokio::select! {
         result = &mut run_loop => result,

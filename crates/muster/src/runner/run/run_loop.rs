@@ -15,7 +15,7 @@ use muster_telemetry::Telemetry;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::cache_collection::CacheCollection;
+use super::cache_gc::CacheGc;
 use super::signals::{Signal, Signals};
 use super::{RunError, problems};
 
@@ -61,7 +61,7 @@ pub(super) struct RunLoop {
     /// Rotates the tokens in the configuration file. `None` if the settings do not come from a file.
     rotation: Option<Rotation>,
     ledgers: PathBuf,
-    collection: CacheCollection,
+    cache_gc: CacheGc,
     shutdown_phase: ShutdownPhase,
 }
 
@@ -73,7 +73,7 @@ impl RunLoop {
         manager: JoinHandle<Result<(), ManagerError>>,
         telemetry: Arc<Telemetry>,
         ledgers: PathBuf,
-        collection: CacheCollection,
+        cache_gc: CacheGc,
     ) -> Self {
         let rotate = |source: &Source| {
             Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
@@ -87,7 +87,7 @@ impl RunLoop {
             telemetry,
             rotation,
             ledgers,
-            collection,
+            cache_gc,
             shutdown_phase: ShutdownPhase::NotRequested,
         }
     }
@@ -136,7 +136,7 @@ impl RunLoop {
                 () = token_rotated(&mut self.rotation), if self.shutdown_phase == ShutdownPhase::NotRequested => {
                     self.reload().await;
                 }
-                () = self.collection.step(&self.settings), if self.shutdown_phase == ShutdownPhase::NotRequested => {}
+                () = self.cache_gc.step(&self.settings), if self.shutdown_phase == ShutdownPhase::NotRequested => {}
                 () = async { sleep_until(deadline.unwrap_or_else(Instant::now)).await }, if deadline.is_some() => {
                     let seconds = self.settings.shutdown_timeout.as_secs();
                     tracing::error!(
@@ -297,8 +297,8 @@ mod tests {
         });
         let (control, _commands) = Control::new();
         let telemetry = Telemetry::new(&crate::observe::BUILD, &Arc::default(), SpanSettings::default());
-        let collection = CacheCollection::new(PathBuf::new(), None);
-        let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new(), collection);
+        let cache_gc = CacheGc::new(PathBuf::new(), None);
+        let run_loop = RunLoop::new(None, settings, control, manager, telemetry, PathBuf::new(), cache_gc);
         let result = run_loop.run(Signals::watch().unwrap()).await;
         assert!(matches!(result, Err(RunError::Manager(ManagerError::Store(_)))), "{result:?}");
         assert_eq!(super::super::exit_code(result), ExitCode::FAILURE);

@@ -171,7 +171,7 @@ impl Host {
     }
 
     /// Deletes the job, so that another job can run.
-    pub(crate) async fn close(&self) {
+    pub(crate) async fn close_job(&self) {
         self.reach().await.unwrap().close(ID).await.unwrap();
     }
 

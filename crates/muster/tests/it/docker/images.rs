@@ -59,7 +59,7 @@ async fn entrypoint_that_ignores_its_arguments_fails_with_advice_and_can_be_repl
         assert!(log.contains("exited with code 0; set `image: entrypoint: [\"\"]` in the job"), "{log}");
         assert_eq!(host.objects("stubborn"), "", "no object of the job must be left");
         job.build.entrypoint = Some(vec![String::new()]);
-        host.close().await;
+        host.close_job().await;
         let (log, result) = host.run(&job, vec![script(&["echo runs"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
     }
@@ -104,7 +104,7 @@ async fn rejected_setting_of_a_container_is_a_configuration_error() {
         job.build.host_config.insert(setting.to_owned(), value);
         let (log, result) = host.run(&job, vec![script(&["echo never"])]).await;
         assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
-        host.close().await;
+        host.close_job().await;
     }
 }
 

@@ -77,7 +77,7 @@ async fn volumes_are_kept_for_the_next_job_unless_they_are_temporary() {
             host.run(&job, vec![script(&["touch /cache/file /builds/file; ls -ld /cache /builds"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert_eq!(log.matches("drwxrwxrwx").count(), 2, "{log}");
-        host.close().await;
+        host.close_job().await;
         let (log, result) = host.run(&job, vec![script(&["ls /cache /builds"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert_eq!(log.matches("file\n").count(), 1, "only the file in /cache must be left: {log}");
@@ -102,7 +102,7 @@ async fn jobs_with_different_users_share_the_directories_of_a_project() {
             assert!(log.contains(&format!("\nuser {id}\n")), "{log}");
             assert!(log.contains("\n0\n"), "links must not be followed: {log}");
             assert!(!log.contains("failed to give"), "{log}");
-            host.close().await;
+            host.close_job().await;
         }
         let (status, answer) = host.docker.call("DELETE", "/volumes/users-builds", &[]);
         assert_eq!(status, 204, "{answer}");

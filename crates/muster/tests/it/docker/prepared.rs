@@ -44,7 +44,7 @@ impl Host {
     async fn pass(&self, job: &DockerContainer, command: &str) -> String {
         let (log, result) = self.run(job, vec![script(&[command])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
-        self.close().await;
+        self.close_job().await;
         log
     }
 
@@ -204,7 +204,7 @@ async fn job_canceled_while_it_takes_a_container_leaves_nothing() {
             let (log, result) = host.finish().await;
             assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
             assert_eq!(host.objects("stop-"), "", "no object of the job must be left");
-            host.close().await;
+            host.close_job().await;
         }
     }
 }

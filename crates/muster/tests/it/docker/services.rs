@@ -50,7 +50,7 @@ async fn name_of_a_service_cannot_address_another_container() {
     service.container.name = r"hostile\..\bystander?-0".to_owned();
     let (log, result) = run(&host, &(job.clone(), service.clone()), &["echo never"]).await;
     assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
-    host.close().await;
+    host.close_job().await;
     // This job does not list the service, so its cleanup would not remove the service's container.
     let (log, result) = host.run_with_services(&job, vec![step(&service)], vec![script(&["echo never"])]).await;
     assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
@@ -81,7 +81,7 @@ async fn service_is_a_step_with_its_own_policy_and_result() {
     let names = ["service missing:1", "service muster-test/service:1", "step_script"].map(str::to_owned);
     let expected = [StepStatus::Failure, StepStatus::Success, StepStatus::Success];
     assert_eq!(states(&result), names.clone().into_iter().zip(expected).collect::<Vec<_>>());
-    host.close().await;
+    host.close_job().await;
     let required = vec![step(&missing), step(&web)];
     let (log, result) = host.run_with_services(&job, required, vec![script(&["echo never"])]).await;
     assert_eq!(failure_of(&result).0, "runner_configuration_error", "{log}");
@@ -136,7 +136,7 @@ async fn service_is_reachable_by_its_aliases_on_every_kind_of_network() {
         let steps: Vec<_> = result.tree.steps[0].steps.iter().map(|step| (step.name.as_str(), step.status)).collect();
         assert_eq!(steps[0], ("service muster-test/service:1", StepStatus::Success), "{steps:?}");
         assert_eq!(host.objects("net-"), "", "no object of the job must be left");
-        host.close().await;
+        host.close_job().await;
     }
 }
 
@@ -162,13 +162,13 @@ async fn network_traffic_counts_for_its_step_unless_the_network_is_shared() {
     let of_job = result.used.unwrap();
     assert!(of_job.received_bytes >= download.received_bytes, "{of_job:?}");
     assert!(result.tree.steps[0].used.unwrap().received_bytes >= download.received_bytes, "{:?}", result.tree);
-    host.close().await;
+    host.close_job().await;
     for (mode, received) in [("none", Some(0)), ("host", None)] {
         let job = DockerContainer { network: DockerNetwork::Mode(mode.to_owned()), ..super::harness::job("traffic") };
         let (log, result) = host.run(&job, vec![script(&["true"])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{mode}: {log}");
         assert_eq!(result.used.unwrap().received_bytes, received, "{mode}");
-        host.close().await;
+        host.close_job().await;
     }
 }
 
@@ -240,7 +240,7 @@ async fn blocked_name_server_is_an_error_with_the_remedy() {
     assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
     let reason = "192.0.2.7 is the only name server of the container; set `dns` of [runners.docker] to other servers";
     assert!(log.contains(reason), "{log}");
-    host.close().await;
+    host.close_job().await;
     job.build.host_config.insert("Dns".to_owned(), serde_json::json!(["192.0.2.7", "192.0.2.8"]));
     let (log, result) = host.run(&job, vec![script(&["cat /etc/resolv.conf"])]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");

@@ -34,7 +34,7 @@ async fn script_runs_in_bash_if_the_image_has_it_and_otherwise_in_sh() {
         let (log, result) = host.run(&job, vec![script(&[which])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("\nin bash of /bin/bash\n"), "{log}");
-        host.close().await;
+        host.close_job().await;
         let (log, result) = host.run(&super::harness::job("only-sh"), vec![script(&[which])]).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("\nin sh\n"), "{log}");
@@ -42,7 +42,7 @@ async fn script_runs_in_bash_if_the_image_has_it_and_otherwise_in_sh() {
 }
 
 #[tokio::test]
-async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy() {
+async fn script_in_an_image_without_a_shell_fails_and_the_error_names_the_image_and_the_remedy() {
     let Some(root) = shellless_root() else { return };
     for host in Host::start_on_each_engine().await {
         let job = job_with_root(&host, "no-shell", NO_SHELL, &root);
@@ -55,7 +55,7 @@ async fn script_in_an_image_without_a_shell_fails_with_the_image_and_the_remedy(
         ] {
             assert!(result.message.contains(part), "{part:?} is missing in {}", result.message);
         }
-        host.close().await;
+        host.close_job().await;
         let list = Call::Run(json!([{ "name": "shell", "script": "echo never" }]));
         let (log, result) = host.run(&job, vec![Step::new("step_run", "", list)]).await;
         assert_eq!(failure_of(&result).0, "script_failure", "{log}");
@@ -85,7 +85,7 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
         ] {
             let (log, result) = host.run(&with_shell, vec![script(&commands)]).await;
             assert_eq!(result.outcome, Outcome::Success, "{log}");
-            host.close().await;
+            host.close_job().await;
             let mut job = job_with_root(&host, "exec", NO_SHELL, &root);
             job.volumes[0].temporary = false;
             user.clone_into(&mut job.build.user);
@@ -101,10 +101,10 @@ async fn steps_that_execute_programs_run_in_an_image_without_a_shell() {
                     assert!(log.contains(&format!("/etc/made: {reason}")), "only the last step must fail: {log}");
                 }
             }
-            host.close().await;
+            host.close_job().await;
             let (log, result) = host.run(&with_shell, vec![script(&["test -f made"])]).await;
             assert_eq!(result.outcome, Outcome::Success, "{log}");
-            host.close().await;
+            host.close_job().await;
         }
         assert_eq!(host.docker.call("DELETE", "/volumes/exec-builds", &[]).0, 204);
         assert_eq!(host.objects("exec"), "", "no object of the job must be left");

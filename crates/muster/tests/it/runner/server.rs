@@ -34,7 +34,8 @@ impl Harness {
         std::fs::read_to_string(self.home.path("config.toml")).unwrap().replace(&self.url(), "URL")
     }
 
-    /// Runs a command of `gitlab-runner`. `URL` in the arguments is replaced by the coordinator's URL.
+    /// Runs a command of Muster under the program name `gitlab-runner`. `URL` in the arguments is replaced by the
+    /// coordinator's URL.
     pub(crate) fn run(&self, command: &str, arguments: &[&str]) -> CommandResult {
         self.home.run(&self.arguments(command, arguments))
     }

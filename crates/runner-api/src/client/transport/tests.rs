@@ -166,7 +166,8 @@ async fn deferred_tls_client_waits_for_its_certificates() {
     server.abort();
 }
 
-/// A job can write to the directory of its certificates.
+/// A job can write to the directory of its certificates: it could block the client with a FIFO there, or fill the
+/// client's memory with a large file.
 #[tokio::test]
 async fn certificates_are_read_from_regular_files_only() {
     let directory = tempfile::tempdir().unwrap();

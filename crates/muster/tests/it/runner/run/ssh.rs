@@ -275,7 +275,7 @@ async fn machine_is_refused_unless_its_host_key_is_known() {
     let text = job.text();
     assert_eq!(failure(&job).0, Some(FailureReason::RunnerSystemFailure.to_string()), "{text}");
     let remedy = format!("run `ssh-keygen -R '{entry}' -f {}` and add its new key", file.display());
-    assert!(text.contains("another machine may use this address") && text.contains(&remedy), "{text}");
+    assert!(text.contains("possibly another machine has this address now") && text.contains(&remedy), "{text}");
     assert!(!text.contains("it ran"), "{text}");
 
     std::fs::remove_file(&file).unwrap();

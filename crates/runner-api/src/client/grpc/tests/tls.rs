@@ -110,7 +110,7 @@ async fn grpc_uses_the_certificates_of_the_runner() {
 }
 
 #[tokio::test]
-async fn announcement_after_a_redirect_is_ignored() {
+async fn announcement_of_grpc_after_a_redirect_is_ignored() {
     let setup = Setup::over_http(TEST_TIMEOUT).await;
     let target = setup.relay.url.join("api/v4/jobs/request").unwrap().to_string();
     let redirect = move || std::future::ready(Redirect::temporary(&target));

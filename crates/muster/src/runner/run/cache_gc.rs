@@ -15,8 +15,8 @@ const FIRST_CHECK: Duration = Duration::from_secs(5 * 60);
 /// Time between two checks. Each check collects only what is due.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
-/// Schedule of the cache collections of a manager. At most one collection runs at a time.
-pub(super) struct CacheCollection {
+/// Schedule of the garbage collections of a manager's caches. At most one collection runs at a time.
+pub(super) struct CacheGc {
     program: PathBuf,
     /// Configuration file. `None` means that nothing is collected.
     config: Option<PathBuf>,
@@ -24,7 +24,7 @@ pub(super) struct CacheCollection {
     running: Option<Child>,
 }
 
-impl CacheCollection {
+impl CacheGc {
     pub(super) fn new(program: PathBuf, config: Option<PathBuf>) -> Self {
         Self { program, config, next: Instant::now() + FIRST_CHECK, running: None }
     }
@@ -83,19 +83,19 @@ mod tests {
         let (program, calls) = (home.path().join("program"), home.path().join("calls"));
         std::fs::write(&program, format!("#!/bin/sh\necho \"$@\" >> {}\n", calls.display())).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
-        let mut collection = CacheCollection::new(program, Some("/etc/c.toml".into()));
-        collection.step(&settings(false)).await;
-        assert!(collection.running.is_none() && !calls.exists());
+        let mut cache_gc = CacheGc::new(program, Some("/etc/c.toml".into()));
+        cache_gc.step(&settings(false)).await;
+        assert!(cache_gc.running.is_none() && !calls.exists());
         for runs in 1..=2 {
             let start = Instant::now();
-            collection.step(&settings(true)).await;
+            cache_gc.step(&settings(true)).await;
             assert!(
                 start.elapsed() >= CHECK_INTERVAL.saturating_sub(Duration::from_secs(1)),
                 "the check must not start before its interval has passed"
             );
-            assert!(collection.running.is_some());
-            collection.step(&settings(true)).await;
-            assert!(collection.running.is_none());
+            assert!(cache_gc.running.is_some());
+            cache_gc.step(&settings(true)).await;
+            assert!(cache_gc.running.is_none());
             assert_eq!(std::fs::read_to_string(&calls).unwrap(), "cache gc --due --config /etc/c.toml\n".repeat(runs));
         }
     }
