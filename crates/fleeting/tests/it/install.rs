@@ -117,7 +117,7 @@ async fn o03_entry_for_this_platform_is_installed() {
 
     fixture.registry.push_plain_image("g/r", "1.0.0").await;
     let error = text(&fixture.install("g/r:1.0.0").await.unwrap_err());
-    assert!(error.contains("publish an index of platforms"), "{error}");
+    assert!(error.contains("publish an index with an image for each platform"), "{error}");
 }
 
 #[tokio::test]
