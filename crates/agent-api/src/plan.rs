@@ -188,7 +188,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns a step that has one attempt, runs if no earlier step failed, and has no timeout of its own.
+    /// Returns a step with one attempt and without a timeout. It runs if no earlier step failed.
     #[must_use]
     pub fn new(name: &str, title: &str, call: Call) -> Self {
         Self { name: name.to_owned(), policy: Policy { title: title.to_owned(), ..Policy::default() }, call }

@@ -256,6 +256,32 @@ async fn submodules_are_fetched_with_the_credentials_of_the_job() {
 }
 
 #[tokio::test]
+async fn cleanup_after_a_job_removes_files_of_submodules_except_those_that_the_flags_exclude() {
+    let mut fixture = Fixture::new().await;
+    let local = format!("url.file://{}/.insteadOf=git@gitlab.example:", fixture.agent.dir.path().display());
+    let add = ["-c", &local, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add"];
+    git(&fixture.upstream(), &[&add[..], &["git@gitlab.example:bare.git", "lib"]].concat());
+    let sha = fixture.publish("with a submodule");
+    let rewrite = Rewrite { from: "git@gitlab.example:".to_owned(), to: fixture.server.url(TOKEN, "") };
+    let checkout = Checkout { sha, submodules: "normal".to_owned(), rewrites: vec![rewrite], ..fixture.checkout() };
+    let flags = ["-ffdx", "-e", "kept"].map(str::to_owned).to_vec();
+    let cleanup = Cleanup {
+        checkout: "fetch".to_owned(),
+        clean_flags: Some(flags),
+        submodules: "normal".to_owned(),
+        ..Cleanup::default()
+    };
+    let cleanup = step("cleanup_file_variables", When::Finally, Call::builtin(&cleanup));
+    let dirty = script(&["touch kept dirt lib/kept lib/dirt"]);
+    let plan = with_sources(fixture.agent.plan(vec![dirty, cleanup]), checkout);
+    let variables = fixture.variables();
+    fixture.agent.run("1-1", &plan, &variables).await;
+    assert_eq!(fixture.agent.wait("1-1").await.outcome, Outcome::Success);
+    let exists = ["kept", "lib/kept", "dirt", "lib/dirt"].map(|file| fixture.agent.project().join(file).exists());
+    assert_eq!(exists, [true, true, false, false]);
+}
+
+#[tokio::test]
 async fn failures_name_their_cause_and_no_secret() {
     let mut fixture = Fixture::new().await;
     for (url, message) in [

@@ -31,7 +31,7 @@ pub(super) fn read<E: From<UnpackError>>(
     Ok(())
 }
 
-/// Returns the entry, or `None` for a pax global header, which is not a file.
+/// Returns the entry. `None` means a pax global header.
 fn entry(file: &tar::Entry<'_, impl Read>) -> Result<Option<Entry>, UnpackError> {
     let header = file.header();
     check_length(&file.path_bytes())?;

@@ -72,7 +72,7 @@ impl Repository {
 /// Returns a URL without secret user information, for files and the trace.
 pub(crate) fn without_credentials(url: &str) -> String {
     let is_http = matches!(url.split_once("://"), Some(("http" | "https", _)));
-    // SSH URLs need their user, which is not secret.
+    // An SSH URL needs its user. The user is not secret.
     if is_http { without_user_info(url) } else { url.to_owned() }
 }
 

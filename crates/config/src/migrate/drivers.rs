@@ -12,7 +12,7 @@ pub(super) enum OptionTarget {
     Internal,
     /// Property of the group or of its template.
     Group(&'static str),
-    /// A credential, which is not written. The text describes where to put it.
+    /// Credential that is not written to the configuration. The text describes where to put it.
     Secret(&'static str),
     /// Not translated, with the reason or a remedy.
     Dropped(&'static str),

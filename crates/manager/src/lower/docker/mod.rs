@@ -171,7 +171,7 @@ pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     }
 }
 
-/// `None` means that the job has no network of its own.
+/// `None` means that no network is created for the job.
 pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
     let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers() && per_job)?;
     docker.network_mode.is_empty().then(|| names::network(payload, context))

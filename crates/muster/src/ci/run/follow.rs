@@ -46,7 +46,7 @@ impl RunView {
         !self.pipelines.is_empty() && !self.current_jobs().any(|job| self.will_proceed(job))
     }
 
-    /// Returns whether a job will proceed by itself: it waits neither for the user nor for another job to end.
+    /// Returns whether a job will proceed without the user, and without the end of another job.
     fn will_proceed(&self, job: &JobView) -> bool {
         match job.status {
             JobStatus::Pending | JobStatus::Scheduled | JobStatus::Canceling => true,
