@@ -10,7 +10,7 @@ use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, Served, s
 use muster_test_prerequisites::DockerEngine;
 use serde_json::{Value, json};
 
-use crate::files::{nonempty_temporary_directories, walk};
+use crate::files::{nonempty_temporary_directories, visit_files};
 use crate::machines::{Machines, ProcessKind, kill, signal};
 use crate::process::{muster, plugin_local, wait_until};
 use crate::proxy::Proxy;
@@ -119,11 +119,11 @@ impl Harness {
         let directories = ["builds", "cache"].map(|name| harness.path(name));
         directories.iter().for_each(|directory| std::fs::create_dir(directory).unwrap());
         assert!(Command::new("chown").arg(user).args(directories).status().unwrap().success());
-        // The build directory may be below a home directory that only root can enter.
+        // The executable may be below a home directory that only root can enter.
         let can_execute = format!("test -x '{}'", harness.executable.display());
         if !Command::new("su").args([user, "-s", "/bin/sh", "-c", &can_execute]).status().unwrap().success() {
             let copy = harness.path("muster");
-            std::fs::copy(&harness.executable, &copy).unwrap();
+            muster_test_prerequisites::copy_program(&harness.executable, &copy);
             harness.executable = copy;
         }
         harness.job_user = Some(user.to_owned());
@@ -456,7 +456,7 @@ impl Harness {
     /// Returns the logs, and the files and process arguments that other users can read.
     pub fn readable_by_others(&self) -> Vec<(String, Vec<u8>)> {
         let mut found = Vec::new();
-        walk(self.home.path(), &mut |path, is_readable| {
+        visit_files(self.home.path(), &mut |path, is_readable| {
             if is_readable || path.ends_with("manager.log") || path.ends_with("log") {
                 found.push((path.display().to_string(), std::fs::read(path).unwrap_or_default()));
             }

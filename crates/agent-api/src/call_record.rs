@@ -189,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    fn inputs(value: Value) -> CallRecord {
+    fn record_with_inputs(value: Value) -> CallRecord {
         CallRecord {
             step: "./s".to_owned(),
             inputs: value.as_object().cloned().unwrap_or_default(),
@@ -206,16 +206,16 @@ mod tests {
             work_dir: "/hunter2".to_owned(),
             outputs: Map::from_iter([("a".to_owned(), json!([{ "hunter2": { "b": "hunter2" } }]))]),
             exports: Map::from_iter([("hunter2".to_owned(), json!(1))]),
-            ..inputs(json!({ "hunter2": { "hunter2": ["hunter2", true] } }))
+            ..record_with_inputs(json!({ "hunter2": { "hunter2": ["hunter2", true] } }))
         };
         let masked = record.masked(&|text| text.replace("hunter2", MASKED));
         assert!(!serde_json::to_string(&masked).unwrap().contains("hunter2"), "{masked:?}");
-        assert_eq!(masked.inputs, inputs(json!({ MASKED: { MASKED: [MASKED, true] } })).inputs);
+        assert_eq!(masked.inputs, record_with_inputs(json!({ MASKED: { MASKED: [MASKED, true] } })).inputs);
     }
 
     #[test]
     fn long_text_is_cut_at_a_character_and_marked() {
-        let mut call = inputs(json!({ "a": ["é".repeat(40_000)], "b": "short" }));
+        let mut call = record_with_inputs(json!({ "a": ["é".repeat(40_000)], "b": "short" }));
         let mut left = usize::MAX;
         assert!(call.limit(&mut left));
         let cut = call.clone();
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn records_above_the_limit_keep_only_their_reference() {
-        let large = || inputs(json!({ "list": vec!["x".repeat(60_000); 25] }));
+        let large = || record_with_inputs(json!({ "list": vec!["x".repeat(60_000); 25] }));
         let (mut records, mut left) = ([large(), large(), large()], 4_000_000);
         assert!(records.iter_mut().all(|record| record.limit(&mut left)));
         let kept: Vec<_> = records.iter().map(|call| (call.step.as_str(), call.truncated, call.inputs.len())).collect();
@@ -244,7 +244,10 @@ mod tests {
 
     #[test]
     fn record_without_values_has_the_names_of_the_inputs() {
-        let record = CallRecord::without_values("git.example.com/s@1", &inputs(json!({ "token": "hunter2" })).inputs);
+        let record = CallRecord::without_values(
+            "git.example.com/s@1",
+            &record_with_inputs(json!({ "token": "hunter2" })).inputs,
+        );
         assert_eq!(
             serde_json::to_value(record).unwrap(),
             json!({ "step": "git.example.com/s@1", "inputs": { "token": MASKED } })

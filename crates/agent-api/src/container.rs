@@ -44,8 +44,8 @@ pub const MODE: &str = "MUSTER_AGENT_MODE";
 /// Value of [`MODE`].
 pub const MODE_CONTAINER: &str = "container";
 
-/// Variable with the address `host:port` from which the agent in the container forwards connections to the relay
-/// socket.
+/// Variable with the address `host:port` on which the agent in the container listens. The agent forwards each
+/// connection that it accepts there to the relay socket.
 pub const RELAY: &str = "MUSTER_AGENT_RELAY";
 /// Variable with directories, one per line, that the agent in the container creates first, writable for every user.
 /// Requires root.

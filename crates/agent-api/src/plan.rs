@@ -299,8 +299,8 @@ pub enum Call {
         name: String,
         /// [`Inputs`] of that step as JSON.
         inputs: Value,
-        /// Steps at this agent that start what runs beside the environment, such as services, before the other agent
-        /// starts. After a failure, the environment is not created.
+        /// Steps that this agent runs before the other agent starts. They start what runs beside the environment, such
+        /// as services. After a failure that is not only a warning, the environment is not created.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         beside: Vec<Step>,
         /// Steps at the other agent.

@@ -59,8 +59,8 @@ impl JobResult {
         self.to_tree().filter(fits).or_else(|| self.without_records().to_tree().filter(fits))
     }
 
-    /// Returns a result with at most `max` bytes of JSON, if necessary without call records, and then without inner
-    /// steps and the ends of long texts.
+    /// Returns a result with at most `max` bytes of JSON. Omits call records if the result is too large, and also inner
+    /// steps and the ends of long texts if it is then still too large.
     #[must_use]
     pub fn within_limit(self, max: usize) -> Self {
         let fits = |result: &Self| json_size_within(result, max).is_some();

@@ -54,8 +54,8 @@ impl TlsFiles {
         Ok(config)
     }
 
-    /// Returns the configuration of a client that requires a server certificate of the authority for the server's
-    /// address.
+    /// Returns the configuration of a client. The server must have a certificate that the authority issued for the
+    /// address of the server.
     ///
     /// # Errors
     /// [`TlsError`] if a file is invalid.

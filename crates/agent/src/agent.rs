@@ -1,4 +1,4 @@
-//! Running jobs of the agent, and finished jobs whose results are in the spool.
+//! The agent's jobs: those that run, and those that have ended and whose results are in the spool.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::job::{AgentContext, Job};
-use crate::run_job;
-use crate::spool::Spool;
+use crate::spool::{Entry, Spool};
+use crate::{leftovers, run_job};
 
 /// Maximum time that `Close` waits for the end of a stopped job.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -31,6 +31,10 @@ pub(crate) enum RequestError {
     Spool(#[source] io::Error),
     #[error("loading step: {0}")]
     InvalidSteps(#[from] run_job::ParseError),
+    #[error(
+        "the agent was restarted, and failed to recover the job: {0}; its commands may have run, so the agent does not start it again: retry the job if that is safe"
+    )]
+    Unrecovered(String),
     #[error("the job did not end within {} s after it was stopped", CLOSE_TIMEOUT.as_secs())]
     CloseTimeout,
 }
@@ -44,6 +48,8 @@ pub(crate) struct Agent {
 #[derive(Debug, Default)]
 struct State {
     jobs: HashMap<String, Arc<Job>>,
+    /// Jobs of an earlier agent that have an entry and could not be recovered, with the error.
+    unrecovered: HashMap<String, String>,
     tasks: JoinSet<()>,
     is_draining: bool,
 }
@@ -63,6 +69,11 @@ impl Agent {
         self.state.lock().jobs.insert(job.id.clone(), Arc::new(job));
     }
 
+    /// Adds a job of an earlier agent that could not be recovered. Until the job is closed, each `Run` of it fails.
+    pub(crate) fn mark_unrecovered(&self, id: &str, error: String) {
+        self.state.lock().unrecovered.insert(id.to_owned(), error);
+    }
+
     /// Adds an unfinished job of an earlier agent. The task `ending` records its result.
     pub(crate) fn adopt_unfinished(&self, job: &Arc<Job>, ending: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state.lock();
@@ -70,7 +81,8 @@ impl Agent {
         state.tasks.spawn(ending);
     }
 
-    /// Starts a job, unless its ID exists (R3 in `docs/spec/life-of-a-job.md`).
+    /// Starts a job, unless its ID exists (R3 in `docs/spec/life-of-a-job.md`). Rejects a job that could not be
+    /// recovered, because its script may have started (J2).
     pub(crate) fn run(self: &Arc<Self>, request: RunRequest) -> Result<(), RequestError> {
         let entry = self.context.spool.entry(&request.id).ok_or_else(|| RequestError::InvalidId(request.id.clone()))?;
         // While the request is written, the lock prevents a second start of the same ID.
@@ -79,12 +91,14 @@ impl Agent {
         if state.jobs.contains_key(&entry.id) {
             return Ok(());
         }
+        if let Some(error) = state.unrecovered.get(&entry.id) {
+            return Err(RequestError::Unrecovered(error.clone()));
+        }
         if state.is_draining {
             return Err(RequestError::Draining);
         }
         let parsed = run_job::parse(&request)?;
-        let journal = entry.create(&request).map_err(RequestError::Spool)?;
-        let log = entry.log().map_err(RequestError::Spool)?;
+        let (journal, log) = entry.create(&request).map_err(RequestError::Spool)?;
         let debugger = run_job::debugger(&request, &parsed.plan);
         let job = Arc::new(Job::new(entry, journal, log, None).with_debugger(debugger));
         state.jobs.insert(job.id.clone(), Arc::clone(&job));
@@ -108,7 +122,7 @@ impl Agent {
             // The job may have an entry nevertheless, for example if an earlier agent was killed before the job's
             // first command.
             return match self.context.spool.entry(id) {
-                Some(entry) => entry.remove_on_blocking_thread().await.map_err(RequestError::Spool),
+                Some(entry) => self.remove_entry(&entry).await.map_err(RequestError::Spool),
                 None => Ok(()),
             };
         };
@@ -117,6 +131,17 @@ impl Agent {
             tokio::time::timeout(CLOSE_TIMEOUT, job.wait()).await.map_err(|_| RequestError::CloseTimeout)?;
         }
         self.remove_job(&job).await
+    }
+
+    /// Deletes the entry of an earlier agent's job that this agent does not have.
+    async fn remove_entry(&self, entry: &Entry) -> io::Result<()> {
+        let is_unrecovered = self.state.lock().unrecovered.contains_key(&entry.id);
+        if is_unrecovered {
+            leftovers::terminate_unrecovered(entry, &self.context.boot_id).await;
+        }
+        entry.remove_on_blocking_thread().await?;
+        self.state.lock().unrecovered.remove(&entry.id);
+        Ok(())
     }
 
     async fn remove_job(&self, job: &Arc<Job>) -> Result<(), RequestError> {
@@ -147,8 +172,8 @@ impl Agent {
         }
         for entry in self.context.spool.entries().unwrap_or_default() {
             if self.job(&entry.id).is_err() && entry.age() > retention {
-                tracing::info!(job = entry.id, "unstarted job deleted");
-                let _ = entry.remove_on_blocking_thread().await;
+                tracing::info!(job = entry.id, "unstarted or unrecovered job deleted");
+                let _ = self.remove_entry(&entry).await;
             }
         }
     }

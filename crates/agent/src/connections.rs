@@ -88,8 +88,8 @@ impl ConnectionTracker {
         }
     }
 
-    /// Accepts connections to the socket and the address indefinitely. `only_user` is the only user of the socket.
-    /// `None` means all users.
+    /// Accepts connections to `socket` and to the address of `tcp` indefinitely. If `only_user` is set, refuses
+    /// connections of other users to the socket.
     pub(crate) fn accept(
         self: Arc<Self>,
         socket: UnixListener,

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::JobResult;
 use muster_builtins::AgentResources;
@@ -45,9 +45,17 @@ pub(crate) struct Finished {
     pub(crate) ended: SystemTime,
 }
 
+impl Finished {
+    /// Returns when the job started, according to its result.
+    fn started(&self) -> SystemTime {
+        let started = UNIX_EPOCH.checked_add(Duration::from_millis(self.result.tree.started_ms));
+        started.unwrap_or(self.ended).min(self.ended)
+    }
+}
+
 impl Job {
     pub(crate) fn new(entry: Entry, journal: Journal, log: LogFile, finished: Option<Finished>) -> Self {
-        let started = SystemTime::now();
+        let started = finished.as_ref().map_or_else(SystemTime::now, Finished::started);
         Self {
             id: entry.id.clone(),
             entry,

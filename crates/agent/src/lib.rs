@@ -19,6 +19,7 @@ mod connections;
 mod debugger;
 mod gate;
 mod job;
+mod leftovers;
 mod panics;
 mod peers;
 mod recover;

@@ -13,17 +13,16 @@ use muster_job::mask::Secrets;
 use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
 use muster_steps::failure::Failure;
-use muster_steps::process::{ProcessRecord, terminate_leftovers};
-use muster_steps::style;
+use muster_steps::process::ProcessRecord;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::agent::Agent;
 use crate::job::{AgentContext, Finished, Job};
-use crate::run_job::{ParsedRequest, parse, persist_result, system_failure};
+use crate::leftovers::{KILL_GRACE, terminate_processes};
+use crate::run_job::{ParsedRequest, fail_job, parse, persist_result};
 use crate::spool::Entry;
 
-const KILL_GRACE: Duration = Duration::from_secs(2);
 /// Maximum time to remove leftovers of all jobs that can run again, during which the agent serves no calls.
 ///
 /// The next start of such a job replaces its leftovers.
@@ -31,7 +30,7 @@ const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for which a lost job's result waits for the first attempt to remove its environment.
 const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time that an engine gets to finish a killed agent's call.
+/// Time that a container engine gets to finish a call of a killed agent.
 const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to remove a lost job's environment, within one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
@@ -43,15 +42,16 @@ const REBOOT_MESSAGE: &str =
 /// Recovers each job in the spool, and returns tasks that remove environments of lost jobs, such as containers.
 ///
 /// Finished jobs keep their results. An unfinished job fails if its user code may have run. Other jobs start again when
-/// their `Run` is repeated.
+/// their `Run` is repeated. A job that could not be recovered never starts again.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
     let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
     for entry in agent.context.spool.entries()? {
         if let Err(error) = recover_job(agent, &entry, &mut removals, &mut restarting).await {
             tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
+            agent.mark_unrecovered(&entry.id, error.to_string());
         }
     }
-    // The removals must end now, because the next starts create objects with the same names.
+    // The removals must end now, because the next start of each job creates objects with the same names.
     let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
     if tokio::time::timeout(REMOVAL_TIMEOUT, removing).await.is_err() {
         tracing::warn!(
@@ -81,16 +81,12 @@ async fn recover_job(
         agent.adopt(Job::new(entry.clone(), entry.journal()?, log, Some(Finished { result, ended })));
         return Ok(());
     }
-    let Some(request) = contents.request else {
+    let Some(request) = &contents.request else {
         // `Run` was never answered, so no manager relies on the job.
         return entry.remove_on_blocking_thread().await;
     };
-    let rebooted = contents.boot.as_ref().is_some_and(|boot| *boot != agent.context.boot_id);
-    // After a restart of the system, the recorded process IDs may belong to other processes.
-    if !rebooted {
-        terminate_leftovers(&contents.process_records, KILL_GRACE).await;
-    }
-    let mut parsed = parse(&request).ok();
+    let rebooted = !terminate_processes(&contents, &agent.context.boot_id).await;
+    let mut parsed = parse(request).ok();
     let message = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
     if contents.user_code
         && let Some(parsed) = parsed.take_if(|parsed| has_leftovers(parsed))
@@ -115,7 +111,7 @@ async fn recover_job(
         return Ok(());
     }
     let job = Job::new(entry.clone(), entry.journal()?, entry.log()?, None);
-    fail(&agent.context, &job, message)?;
+    fail(&agent.context, &job, message);
     agent.adopt(job);
     Ok(())
 }
@@ -136,19 +132,13 @@ async fn fail_after(
             "failed to remove the environment of a lost job in time, reporting the result of the job"
         );
     }
-    if let Err(error) = fail(&agent, &job, message) {
-        tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
-    }
+    fail(&agent, &job, message);
 }
 
-fn fail(agent: &AgentContext, job: &Job, message: &str) -> std::io::Result<()> {
-    let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
-    let line = style::error(&format!("Job failed (system failure): {message}"));
-    let appended = job.log.append(format!("{line_break}{line}").as_bytes());
-    let outcome = system_failure(StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
+fn fail(agent: &AgentContext, job: &Job, message: &str) {
+    let outcome = fail_job(job, StartTime::now(), message, Some(TerminationCause::EnvironmentLost));
     // The message contains no text of the job.
     persist_result(agent, job, outcome, &Secrets::default(), &Development::default());
-    appended
 }
 
 fn temp_dir(parsed: &ParsedRequest) -> PathBuf {
@@ -189,7 +179,7 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
     }
     clear_files(&parsed, &job.id);
     let (attempted, first_attempt) = oneshot::channel();
-    // If this agent ends earlier, the next agent continues.
+    // If this agent ends before the removal has ended, the next agent continues it.
     tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
     fail_after(first_attempt, agent, job, message).await;
 }
@@ -205,7 +195,7 @@ async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Opti
         drop(attempted.take());
         match removal {
             Removal::Complete => {
-                // The engine may still create the last container that the killed agent requested.
+                // The container engine may still create the last container that the killed agent requested.
                 tokio::time::sleep(PENDING_CALL_TIME).await;
                 if matches!(try_remove(&parsed, &id).await, Removal::Complete) {
                     return;

@@ -81,8 +81,8 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     let running = Box::pin(run(&agent, &job, variables, &parsed, &secrets));
     let outcome = match AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}"))),
-        Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log"),
+        Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}")), None),
+        Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log", None),
     };
     persist_result(&agent, &job, outcome, &secrets, &parsed.plan.development);
 }
@@ -146,7 +146,7 @@ fn masked(mut outcome: JobOutcome, secrets: &Secrets) -> JobOutcome {
     outcome
 }
 
-/// Masks a step and the steps inside it. The engine limits the depth.
+/// Masks a step and the steps inside it. The step engine limits the depth of the tree, and thus of the recursion.
 fn mask(node: &mut StepNode, secrets: &Secrets) {
     node.name = secrets.mask(&node.name);
     node.message = secrets.mask(&node.message);
@@ -188,7 +188,7 @@ async fn run(
         fault_agent.spool.release_reserve();
         fault_job.cancellation.stop.stop(TerminationCause::ResourceExhausted);
         if error.kind() == std::io::ErrorKind::QuotaExceeded {
-            // The quota still allows this last line. The error in it names the limit.
+            // The quota still allows this last line. The text of `error` names the limit.
             let line = style::warning(&format!("The log ends here: {error}"));
             let _ = fault_job.log.append(format!("\n{line}").as_bytes());
         }
@@ -238,16 +238,13 @@ fn variables(request: RunRequest) -> Vec<JobVariable> {
     variables.collect()
 }
 
-fn fail_job(job: &Job, started: StartTime, message: &str) -> JobOutcome {
+/// Returns the outcome of a job that failed for `message`, and appends `message` to the job's log.
+pub(crate) fn fail_job(job: &Job, started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let line = style::error(&format!("Job failed (system failure): {message}"));
     let line_break = if job.log.ends_with_line_break() { "" } else { "\n" };
     if let Err(error) = job.log.append(format!("{line_break}{line}").as_bytes()) {
         tracing::error!(job = job.id, %error, "failed to write the final message of a job to its log");
     }
-    system_failure(started, message, None)
-}
-
-pub(crate) fn system_failure(started: StartTime, message: &str, cause: Option<TerminationCause>) -> JobOutcome {
     let failure = Failure::System(message.to_owned());
     let mut tree = started.node("job", Some(&failure).into(), Usage::default(), Vec::new());
     tree.cause = cause;

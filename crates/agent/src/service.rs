@@ -29,7 +29,9 @@ impl From<RequestError> for Status {
             {
                 Status::resource_exhausted(text)
             }
-            RequestError::Spool(_) | RequestError::CloseTimeout => Status::failed_precondition(text),
+            RequestError::Spool(_) | RequestError::CloseTimeout | RequestError::Unrecovered(_) => {
+                Status::failed_precondition(text)
+            }
         }
     }
 }
@@ -59,7 +61,7 @@ impl proto::step_runner_server::StepRunner for Service {
         let chunks = Arc::clone(&job.log).follow(offset);
         let stream = chunks.map(|chunk| match chunk {
             Ok(data) => Ok(proto::FollowLogsResponse { data }),
-            Err(error) => Err(Status::data_loss(format!("failed to read the log: {error}"))),
+            Err(error) => Err(Status::data_loss(format!("failed to read the job's log in the agent's spool: {error}"))),
         });
         Ok(Response::new(Box::pin(stream)))
     }

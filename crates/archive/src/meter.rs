@@ -85,7 +85,7 @@ impl<'a> Meter<'a> {
     }
 
     /// Counts bytes of names and targets that stay in memory.
-    pub(crate) fn retain(&self, bytes: usize) -> Result<(), UnpackError> {
+    pub(crate) fn count_retained(&self, bytes: usize) -> Result<(), UnpackError> {
         let fits = take(&self.retainable, bytes as u64);
         self.check(fits, Limit::HeaderBytes, self.limits.header_bytes)?;
         Ok(())
@@ -145,7 +145,8 @@ fn take(counter: &AtomicU64, bytes: u64) -> bool {
     before.is_ok_and(|before| before >= bytes)
 }
 
-/// Reader of the archive itself. It can be stopped even in a million empty blocks without content.
+/// Reader of the archive itself. It also checks for a stop, because a decompressor may read a million empty blocks
+/// before it returns any content.
 pub(crate) struct Packed<'a, R> {
     pub(crate) inner: R,
     pub(crate) meter: &'a Meter<'a>,

@@ -129,7 +129,7 @@ impl<H: Send> Writing<'_, H> {
         if is_alone {
             self.wait()?;
         }
-        let Some(place) = self.tree.place(&entry, order)? else { return Ok(()) };
+        let Some(place) = self.tree.add_without_content(&entry, order)? else { return Ok(()) };
         // Parents of a known directory are known, too.
         for above in parent.ancestors() {
             if !self.recent_directories.insert(above.to_owned()) {

@@ -31,7 +31,7 @@ pub struct Tree<'a> {
     skipped: SkippedEntries,
     /// Position in the archive of the entry that was added last. [`Tree::finish`] gives the next numbers to links that
     /// it skips.
-    added: u64,
+    last_order: u64,
     buffer: Vec<u8>,
 }
 
@@ -52,7 +52,7 @@ impl<'a> Tree<'a> {
             attributes: BTreeMap::new(),
             meter,
             skipped: SkippedEntries::default(),
-            added: 0,
+            last_order: 0,
             buffer: vec![0; CHUNK],
         }
     }
@@ -64,19 +64,19 @@ impl<'a> Tree<'a> {
     /// [`UnpackError::Io`] if writing fails, [`UnpackError::Broken`] if the content cannot be read, or the error of the
     /// meter.
     pub fn add(&mut self, entry: &Entry, content: &mut dyn Read) -> Result<(), UnpackError> {
-        self.added += 1;
-        let Some(place) = self.place(entry, self.added)? else { return Ok(()) };
+        self.last_order += 1;
+        let Some(place) = self.add_without_content(entry, self.last_order)? else { return Ok(()) };
         let mut buffer = std::mem::take(&mut self.buffer);
         let written = place.write(self.root, content, &mut buffer);
         self.buffer = buffer;
-        self.settle(entry, self.added, written)
+        self.settle(entry, self.last_order, written)
     }
 
     /// Adds one entry except a file's content. `order` is its position in the archive.
     ///
     /// Returns the place of a file. `None` means another kind of entry, or a skipped one.
-    pub(crate) fn place(&mut self, entry: &Entry, order: u64) -> Result<Option<FilePlace>, UnpackError> {
-        self.added = order;
+    pub(crate) fn add_without_content(&mut self, entry: &Entry, order: u64) -> Result<Option<FilePlace>, UnpackError> {
+        self.last_order = order;
         if let Some(link) = self.link_above(&entry.path) {
             let reason = format!("it is below the link `{}` of the archive", link.display());
             self.skipped.add(order, &entry.path, &reason);
@@ -114,7 +114,7 @@ impl<'a> Tree<'a> {
             self.enter_directory(&entry.path, &entry.path)?;
             // Do not change the attributes of the root, which belongs to the caller.
             if !entry.path.as_os_str().is_empty() {
-                self.meter.retain(entry.path.as_os_str().len())?;
+                self.meter.count_retained(entry.path.as_os_str().len())?;
                 self.attributes.insert(entry.path.clone(), (entry.mode.unwrap_or(0o755), entry.modified));
             }
             return Ok(None);
@@ -122,7 +122,7 @@ impl<'a> Tree<'a> {
         let (parent, name) = split(&entry.path)?;
         self.enter_directory(parent, &entry.path)?;
         if let EntryKind::Link(target) = &entry.kind {
-            self.meter.retain(entry.path.as_os_str().len() + target.as_os_str().len())?;
+            self.meter.count_retained(entry.path.as_os_str().len() + target.as_os_str().len())?;
             self.links.insert(entry.path.clone(), target.clone());
             return Ok(None);
         }
@@ -202,11 +202,11 @@ impl<'a> Tree<'a> {
         // In reverse order, `a/b` is created before a link `a`, so no link is created through another one.
         for (path, target) in std::mem::take(&mut self.links).into_iter().rev() {
             self.meter.check_stop()?;
-            match self.link(&path, &target) {
+            match self.create_link(&path, &target) {
                 // A link with an empty target fails with `NotFound`.
                 Err(PutError::Write(error)) if is_conflict(&error) || error.kind() == io::ErrorKind::NotFound => {
-                    self.added += 1;
-                    self.skipped.add(self.added, &path, &error);
+                    self.last_order += 1;
+                    self.skipped.add(self.last_order, &path, &error);
                 }
                 linked => linked.map_err(|error| error.into_unpack_error(&path))?,
             }
@@ -223,7 +223,7 @@ impl<'a> Tree<'a> {
         Ok(self.skipped)
     }
 
-    fn link(&mut self, path: &Path, target: &Path) -> Result<(), PutError> {
+    fn create_link(&mut self, path: &Path, target: &Path) -> Result<(), PutError> {
         let (parent, name) = split(path)?;
         self.enter_directory(parent, path)?;
         let dir = self.current();

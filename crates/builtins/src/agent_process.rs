@@ -37,6 +37,7 @@ struct RunningAgent {
     watcher: tokio::sync::Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Log that discards everything that is written to it.
 pub(crate) struct DiscardedLog;
 
 impl Log for DiscardedLog {

@@ -11,7 +11,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) trait ReportAbandoned {
     /// Prints a warning about the abandoned work.
-    fn abandoned(&self, line: &str);
+    fn warn_about_abandoned_work(&self, line: &str);
 }
 
 /// Runs blocking work in a separate thread. Long work must check `stop` often.
@@ -34,7 +34,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
             Ok(done) => done,
             Err(_) => {
                 let seconds = STOP_TIMEOUT.as_secs();
-                report.abandoned(&format!("{description} did not end within {seconds} s after the stop and was abandoned"));
+                let line = format!("{description} did not end within {seconds} s after the stop and was abandoned");
+                report.warn_about_abandoned_work(&line);
                 return Err(Failure::Stopped(cause));
             }
         },

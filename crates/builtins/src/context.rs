@@ -112,7 +112,7 @@ pub struct Context {
     pub(crate) mirror_view: Mutex<Option<View>>,
     /// Time that the preparation of the mirror took. It counts against the timeout of the sources.
     pub(crate) mirror_time: Mutex<Duration>,
-    /// What steps need to start services. `None` except while the job's containers are created.
+    /// What the steps that start services need. `None` except while these steps run.
     pub(crate) service_host: Mutex<Option<Arc<ServiceHost>>>,
     /// Driver of the custom executor, between preparation and cleanup.
     pub(crate) driver: Mutex<Option<Arc<DriverState>>>,
@@ -261,7 +261,7 @@ impl Context {
     ///
     /// # Errors
     /// If the command cannot be started, is stopped, or exits with a status other than 0.
-    pub(crate) async fn wait(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
+    pub(crate) async fn run_command(&self, command: Command, stop: &StopToken) -> Result<(), Failure> {
         match self.processes.run(command, &self.log(), stop, self.grace).await? {
             ProcessEnd::Exited(status) => {
                 let failure = Failure::from_status(status);

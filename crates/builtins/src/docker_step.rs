@@ -23,7 +23,7 @@ impl DelegateTarget<Context> for DockerContainer {
         let has_mirror_view = context.mirror_view.lock().is_some();
         let (log, prepared) = (context.log(), &context.shared.prepared);
         let service_host = &context.service_host;
-        let facts = docker::JobFacts { log, prepared, has_mirror_view, beside, service_host };
+        let facts = docker::JobFacts { log, prepared, has_mirror_view, service_steps: beside, service_host };
         Box::pin(docker::open(self, &facts, stop)).await
     }
 

@@ -34,7 +34,8 @@ pub(crate) fn is_valid_name(name: &str) -> bool {
 /// Takes the lock of a subdirectory. The lock is held until the returned file is dropped.
 ///
 /// # Errors
-/// The error of the system, or [`io::ErrorKind::TimedOut`], because a job's process can hold the lock indefinitely.
+/// The error of the system, or [`io::ErrorKind::TimedOut`]. There is a timeout, because a job's process can hold the
+/// lock indefinitely.
 pub(crate) async fn lock(root: &Path, name: &str, kind: Kind, timeout: Duration) -> io::Result<File> {
     let deadline = Instant::now() + timeout;
     loop {

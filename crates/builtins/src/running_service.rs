@@ -48,8 +48,8 @@ impl Tail {
 }
 
 impl RunningService {
-    /// Waits for the end of the process, and returns its reason. Cancel-safe.
-    pub(crate) async fn end(&self) -> String {
+    /// Waits until the process has ended, and returns the reason why it ended. Cancel-safe.
+    pub(crate) async fn wait_until_ended(&self) -> String {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
         end.unwrap_or_else(|| "it is no longer watched".to_owned())

@@ -57,7 +57,7 @@ pub(crate) async fn start_for_step(
     let (running, ready) = start(service, stop.child(), context, stop).await?;
     if ready.is_err() {
         running.stop.stop(TerminationCause::TimedOut);
-        running.end().await;
+        running.wait_until_ended().await;
     }
     context.services.lock().push(running);
     ready
@@ -146,7 +146,7 @@ impl Start for HostService {
         tokio::select! {
             biased;
             cause = stop.stopped() => Err(Failure::Stopped(cause)),
-            end = service.end() => failed(&end),
+            end = service.wait_until_ended() => failed(&end),
             ready = tokio::time::timeout(timeout, connected) => match ready {
                 Ok(()) => Ok(()),
                 Err(_) => {

@@ -29,7 +29,7 @@ pub(crate) fn push_commands_in(color: &EchoColor, body: &mut String, script: &Sc
             command if script.sections && command.contains('\n') => {
                 print_in_section(body, &section, &color.paint(&format!("$ {command}")));
             }
-            command => print(body, &color.paint(&echo_text(command))),
+            command => push_print(body, &color.paint(&echo_text(command))),
         }
         body.push_str(command);
         body.push('\n');
@@ -74,7 +74,8 @@ pub(crate) fn can_be_set(key: &str) -> bool {
         && !READ_ONLY.contains(&key)
 }
 
-pub(crate) fn print(body: &mut String, line: &str) {
+/// Adds a command that prints a line.
+pub(crate) fn push_print(body: &mut String, line: &str) {
     // `echo` interprets backslashes in some shells.
     let _ = writeln!(body, "printf '%s\\n' {}", quote(line));
 }

@@ -159,6 +159,7 @@ fn human_readable(duration: Duration) -> String {
         seconds @ 0..60 => format!("{seconds} s"),
         seconds @ 60..3600 => format!("{} min", seconds / 60),
         seconds @ 3600..86_400 => format!("{} h", seconds / 3600),
+        seconds @ 86_400..172_800 => format!("{} day", seconds / 86_400),
         seconds => format!("{} days", seconds / 86_400),
     }
 }
@@ -246,6 +247,13 @@ mod tests {
         for invalid in ["", "..", "a/b", "a.lock"] {
             assert!(StickyDir::open(settings(root.path(), invalid)).await.is_err(), "{invalid}");
         }
+    }
+
+    #[test]
+    fn durations_have_one_unit() {
+        let texts =
+            [59, 60, 7200, 86_400, 172_799, 172_800].map(|seconds| human_readable(Duration::from_secs(seconds)));
+        assert_eq!(texts, ["59 s", "1 min", "2 h", "1 day", "1 day", "2 days"]);
     }
 
     #[tokio::test]

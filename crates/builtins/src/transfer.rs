@@ -59,7 +59,7 @@ pub trait TransferContext: Send + Sync {
 }
 
 impl<S: TransferContext + ?Sized> ReportAbandoned for S {
-    fn abandoned(&self, line: &str) {
+    fn warn_about_abandoned_work(&self, line: &str) {
         let line = format!("{line}; check the file system of `{}`", self.root().display());
         self.report(MessageLevel::Warning, &line);
         tracing::error!("{line}");

@@ -1,11 +1,12 @@
 //! Moves leftovers of earlier jobs out of the way, and removes them in the background.
 //!
 //! Leftovers are moved to `<path>.trash` on the same file system, where a thread of low priority removes them. It also
-//! removes those of a killed agent in the same directory.
+//! removes those of a killed agent in the same directory. [`Trash::remove_leftovers`] removes all others.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -15,6 +16,8 @@ use rand::Rng;
 
 use crate::removal::remove_tree;
 
+/// Suffix of trash directories.
+const SUFFIX: &str = ".trash";
 /// Priority of the thread, below that of jobs.
 const NICENESS: i32 = 10;
 /// Maximum number of attempts to move a leftover, because the thread may remove the trash directory first.
@@ -51,7 +54,7 @@ impl Trash {
             return Ok(());
         }
         let mut trash_dir = OsString::from(base);
-        trash_dir.push(".trash");
+        trash_dir.push(SUFFIX);
         let trash_dir = PathBuf::from(trash_dir);
         for _ in 0..MAX_ATTEMPTS {
             let moved = match fs::create_dir(&trash_dir) {
@@ -70,6 +73,20 @@ impl Trash {
             }
         }
         remove_tree(path)
+    }
+
+    /// Removes the leftovers of killed agents from all trash directories in `dir`.
+    ///
+    /// # Errors
+    /// If `dir` cannot be read, or if a leftover can neither be queued nor removed.
+    pub(crate) fn remove_leftovers(&self, dir: &Path) -> io::Result<()> {
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            if entry.file_name().as_bytes().ends_with(SUFFIX.as_bytes()) && entry.file_type()?.is_dir() {
+                self.remove_later(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Queues the directory for the thread. Without the thread, removes it immediately.

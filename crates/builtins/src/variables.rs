@@ -1,7 +1,7 @@
 //! Variables of a job and its processes (docs/spec/job-execution.md, sections 3.3 and 3.5).
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -233,6 +233,8 @@ impl Variables {
         self.resolved(temp_dir)
     }
 
+    /// Returns the last value of each name. An earlier value must not be exported if it is too large for the environment
+    /// and the last value is not.
     fn resolved(&self, temp_dir: &Path) -> Vec<ResolvedVariable<'_>> {
         let mut env: Vec<ResolvedVariable<'_>> = Vec::with_capacity(self.all.len() + 8);
         env.push(("CI_JOB_STATUS".into(), "running".into()));
@@ -252,6 +254,10 @@ impl Variables {
         }));
         // Environment variables cannot contain these characters.
         env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
+        let mut seen = HashSet::with_capacity(env.len());
+        let is_last: Vec<bool> = env.iter().rev().map(|(key, _)| seen.insert(key.as_ref())).collect();
+        let mut is_last = is_last.into_iter().rev();
+        env.retain(|_| is_last.next().unwrap_or(true));
         env
     }
 }
@@ -421,5 +427,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(!variables.environment(&[], dir.path()).iter().any(|(key, _)| key == "LARGE"));
         assert_eq!(variables.exports(dir.path()), [("LARGE".into(), large.into())]);
+    }
+
+    #[test]
+    fn large_value_that_was_replaced_is_not_exported() {
+        let dir = tempfile::tempdir().unwrap();
+        let large = "x".repeat(200 * 1024);
+        let variables = Variables::new(["A", "B", "C"].map(|key| variable(key, &large, false)).to_vec());
+        fs::write(dir.path().join(ENV_FILE), "A=small\n").unwrap();
+        variables.read_gitlab_env(dir.path()).unwrap();
+        variables.add([variable("B", "small", false)]);
+        let env: HashMap<OsString, OsString> = variables.environment(&[], dir.path()).into_iter().collect();
+        assert_eq!(["A", "B"].map(|key| env.get(&OsString::from(key)).unwrap()), ["small", "small"]);
+        let exports = variables.exports(dir.path());
+        assert_eq!(exports.iter().map(|(key, _)| key.as_ref()).collect::<Vec<_>>(), ["C"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Deletes the objects that no cache needs from chunk stores ([`muster_chunks::Sweep`]).
+//! Deletes from chunk stores the objects that no cache needs ([`muster_chunks::Sweep`]).
 //!
 //! ```text
 //! [Path/][runner/<token>/]chunks/<project>/<level>/objects/<name>
@@ -12,10 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
 use muster_chunks::{Collection, MAX_MARKS_BYTES, MAX_REFERENCE_BYTES, Marks, Object, Reference, StoredObject, Sweep};
-use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
-use crate::{CacheStore, CacheStoreError};
+use crate::{CacheStore, CacheStoreError, object_path};
 
 /// Name of a reference in the directory of its key.
 const REFERENCE: &str = "/reference.json";
@@ -59,7 +58,7 @@ impl CacheStore {
         }
         let mut collections = Vec::new();
         for chunk_store in chunk_stores {
-            if self.is_recent(bucket, &chunk_store, options).await? {
+            if self.was_collected_recently(bucket, &chunk_store, options).await? {
                 continue;
             }
             let collection = self.collect_chunk_store(bucket, &chunk_store, options).await?;
@@ -68,16 +67,16 @@ impl CacheStore {
         Ok(collections)
     }
 
-    /// Returns whether the last collection is too recent. Each collection, also one by another manager, writes the list
-    /// of marks, so the time of the list is the time of the collection.
-    async fn is_recent(
+    /// Returns whether less than `min_interval` has passed since the last collection of the chunk store. Each
+    /// collection, also one by another manager, writes the list of marks, so the list has the time of the collection.
+    async fn was_collected_recently(
         &self,
         bucket: &dyn ObjectStore,
         chunk_store: &str,
         options: CollectOptions,
     ) -> Result<bool, CacheStoreError> {
         let Some(interval) = options.min_interval else { return Ok(false) };
-        match bucket.head(&Path::from(format!("{chunk_store}/marks.json"))).await {
+        match bucket.head(&object_path(&format!("{chunk_store}/marks.json"))?).await {
             Ok(marks) => {
                 let collected: SystemTime = marks.last_modified.into();
                 Ok(options.now.duration_since(collected).unwrap_or_default() < interval)
@@ -115,14 +114,11 @@ impl CacheStore {
             }
         }
         for (name, saved) in references {
-            let age = saved.map(|saved| options.now.duration_since(saved).unwrap_or_default());
-            if let (Some(age), Some(max_age)) = (age, options.max_age)
-                && age > max_age
+            if let (Some(saved), Some(max_age)) = (saved, options.max_age)
+                && options.now.duration_since(saved).unwrap_or_default() > max_age
+                && (options.dry_run || delete_unless_saved(bucket, &name, saved).await?)
             {
                 expired += 1;
-                if !options.dry_run {
-                    bucket.delete(&Path::from(name)).await?;
-                }
                 continue;
             }
             // A cache with a damaged reference cannot be restored, so it needs no objects.
@@ -137,11 +133,11 @@ impl CacheStore {
         if options.dry_run {
             return Ok(collection);
         }
-        let marks_path = Path::from(marks_name);
+        let marks_path = object_path(&marks_name)?;
         let put = async |marks: &Marks| bucket.put(&marks_path, PutPayload::from(marks.to_bytes())).await;
         put(&sweep.before).await?;
         for object in &sweep.delete {
-            bucket.delete(&Path::from(format!("{directory}/{}", object.name))).await?;
+            delete(bucket, &format!("{directory}/{}", object.name)).await?;
         }
         put(&sweep.after).await?;
         Ok(collection)
@@ -149,5 +145,29 @@ impl CacheStore {
 }
 
 async fn list(bucket: &dyn ObjectStore, prefix: &str) -> Result<Vec<ObjectMeta>, CacheStoreError> {
-    Ok(bucket.list(Some(&Path::from(prefix))).try_collect().await?)
+    Ok(bucket.list(Some(&object_path(prefix)?)).try_collect().await?)
+}
+
+/// Deletes a reference, unless a job has saved the cache since it was listed with the time `saved`. Returns whether the
+/// reference was deleted.
+pub(crate) async fn delete_unless_saved(
+    bucket: &dyn ObjectStore,
+    name: &str,
+    saved: SystemTime,
+) -> Result<bool, CacheStoreError> {
+    match bucket.head(&object_path(name)?).await {
+        Ok(current) if SystemTime::from(current.last_modified) > saved => return Ok(false),
+        Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    delete(bucket, name).await?;
+    Ok(true)
+}
+
+/// Deletes an object. An object that another manager has deleted already is not an error.
+async fn delete(bucket: &dyn ObjectStore, name: &str) -> Result<(), CacheStoreError> {
+    match bucket.delete(&object_path(name)?).await {
+        Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -157,13 +157,13 @@ impl Endpoint {
             return Err(CacheStoreError::Server(host));
         }
         // A certificate for `*.s3.amazonaws.com` does not cover a bucket whose name has dots.
-        let has_dots = bucket.contains('.') && !settings.insecure;
+        let fails_with_tls = bucket.contains('.') && !settings.insecure;
         let is_amazon = settings.server.as_ref().is_none_or(|server| server.ends_with(".amazonaws.com"));
         let bucket_in_host = match settings.path_style {
             // Transfer acceleration requires the bucket in the host name.
             _ if settings.accelerate && settings.server.is_none() => true,
             Some(path_style) => !path_style,
-            None => is_amazon && !has_dots,
+            None => is_amazon && !fails_with_tls,
         };
         let url = if bucket_in_host { format!("{scheme}://{bucket}.{host}") } else { format!("{scheme}://{host}") };
         Ok(Self { url, bucket_in_host })

@@ -11,10 +11,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
+use walkdir::{DirEntry, WalkDir};
 
 use crate::ChunkError;
 use crate::reference::Object;
@@ -150,10 +152,33 @@ impl Collection {
 
 impl Store {
     /// Returns the objects that will be deleted. A save must read them before references.
-    #[must_use]
-    pub fn marks(&self) -> Marks {
-        let bytes = read(&self.marks_path(), MAX_MARKS_BYTES).ok().flatten();
-        bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()
+    ///
+    /// # Errors
+    /// [`ChunkError::Read`]
+    pub fn marks(&self) -> Result<Marks, ChunkError> {
+        match read(&self.marks_path(), MAX_MARKS_BYTES) {
+            Ok(bytes) => Ok(bytes.map(|bytes| Marks::parse(&bytes)).unwrap_or_default()),
+            Err(ChunkError::Damaged(_)) => Ok(Marks::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn set_marks(&self, marks: &Marks) -> Result<(), ChunkError> {
+        replace(&self.marks_path(), &marks.to_bytes())?;
+        self.give_to_owner(&self.marks_path());
+        Ok(())
+    }
+
+    /// Gives a new file to the owner of the store. An operator may collect as root, but the jobs and the collections of
+    /// the owner use the file, too.
+    fn give_to_owner(&self, path: &Path) {
+        let owner = |path: &Path| fs::symlink_metadata(path).map(|found| (found.uid(), found.gid()));
+        if let (Ok(wanted), Ok(present)) = (owner(self.root()), owner(path))
+            && wanted != present
+        {
+            // Other users than root cannot do this. The owner's saves then fail with an error that names the file.
+            let _ = std::os::unix::fs::lchown(path, Some(wanted.0), Some(wanted.1));
+        }
     }
 
     /// Returns the time of the last collection, if there was one.
@@ -179,7 +204,8 @@ impl Store {
     ) -> Result<Collection, ChunkError> {
         let lock = self.root().join("lock");
         let file = muster_files::open_with(OpenOptions::new().write(true).create(true).truncate(false), &lock);
-        let file = file.map_err(|error| ChunkError::Write(lock, error.into()))?;
+        let file = file.map_err(|error| ChunkError::Write(lock.clone(), error.into()))?;
+        self.give_to_owner(&lock);
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(ChunkError::Busy(self.root().to_owned())),
@@ -197,14 +223,14 @@ impl Store {
         if !proceed() {
             return Ok(());
         }
-        replace(&self.marks_path(), &sweep.before.to_bytes())?;
+        self.set_marks(&sweep.before)?;
         for object in &sweep.delete {
             if !proceed() {
                 return Ok(());
             }
             self.remove(&object.name)?;
         }
-        if proceed() { replace(&self.marks_path(), &sweep.after.to_bytes()) } else { Ok(()) }
+        if proceed() { self.set_marks(&sweep.after) } else { Ok(()) }
     }
 
     /// Plans a pass, but changes nothing. References older than `max_age` count as deleted.
@@ -217,7 +243,7 @@ impl Store {
         grace: Duration,
         max_age: Option<Duration>,
     ) -> Result<(Sweep, Collection), ChunkError> {
-        let marks = self.marks();
+        let marks = self.marks()?;
         let listed = self.list_objects()?;
         let mut references = self.references()?;
         let all = references.len();
@@ -233,8 +259,7 @@ impl Store {
     fn expire(&self, now: SystemTime, max_age: Duration) -> Result<u64, ChunkError> {
         let mut expired = 0;
         for (_, path, saved) in self.references()? {
-            if is_expired(now, saved, max_age) {
-                fs::remove_file(&path).map_err(|error| ChunkError::Write(path, error))?;
+            if is_expired(now, saved, max_age) && remove_expired(&path, now, max_age)? {
                 expired += 1;
             }
         }
@@ -251,22 +276,39 @@ impl Store {
         Ok(listed)
     }
 
-    /// Removes files of killed saves.
+    /// Removes the temporary files of killed processes: incomplete objects, references, lists of marks, and files in
+    /// `distrusted`.
     fn remove_temporary(&self, now: SystemTime, grace: Duration) {
-        let mut old = Vec::new();
-        let _ = for_each_file(&self.objects(), &mut |name, _, stored_at| {
-            if name.starts_with(TEMPORARY) && now.duration_since(stored_at).unwrap_or_default() > grace {
-                old.push(name.to_owned());
+        let found = WalkDir::new(self.root()).follow_links(false).follow_root_links(false).into_iter().flatten();
+        let is_temporary = |entry: &DirEntry| {
+            entry.file_type().is_file() && entry.file_name().to_str().is_some_and(|name| name.starts_with(TEMPORARY))
+        };
+        for entry in found.filter(is_temporary) {
+            let modified = entry.metadata().ok().and_then(|metadata| metadata.modified().ok());
+            if modified.is_some_and(|modified| now.duration_since(modified).unwrap_or_default() > grace) {
+                let _ = fs::remove_file(entry.path());
             }
-        });
-        for name in old {
-            let _ = fs::remove_file(self.object(&name));
         }
     }
 }
 
 fn is_expired(now: SystemTime, saved: SystemTime, max_age: Duration) -> bool {
     now.duration_since(saved).unwrap_or_default() > max_age
+}
+
+/// Removes a reference, unless a job has saved the cache since the reference was listed. Returns whether it was removed.
+pub(crate) fn remove_expired(path: &Path, now: SystemTime, max_age: Duration) -> Result<bool, ChunkError> {
+    let remove = || {
+        let saved = fs::symlink_metadata(path)?.modified()?;
+        if !is_expired(now, saved, max_age) {
+            return Ok(false);
+        }
+        fs::remove_file(path).map(|()| true)
+    };
+    match remove() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        removed => removed.map_err(|error| ChunkError::Write(path.to_owned(), error)),
+    }
 }
 
 /// Calls `visit` with name, size and time of each file in a directory, which may not exist.

@@ -142,7 +142,7 @@ impl OldFile {
     fn compare(file: File, index: &Index, chunks: &[u32]) -> io::Result<Self> {
         let length = file.metadata()?.len();
         let mut old = Self { file, length, is_same: false, places: HashMap::new() };
-        old.is_same = old.has_all(index, chunks)?;
+        old.is_same = old.consists_of(index, chunks)?;
         if !old.is_same {
             let mut at = 0;
             for chunk in cut_reader(BufReader::with_capacity(1 << 18, &old.file)) {
@@ -154,7 +154,8 @@ impl OldFile {
         Ok(old)
     }
 
-    fn has_all(&self, index: &Index, chunks: &[u32]) -> io::Result<bool> {
+    /// Returns whether the content is exactly these chunks, in this order.
+    fn consists_of(&self, index: &Index, chunks: &[u32]) -> io::Result<bool> {
         let chunks: Vec<&Chunk> = chunks.iter().filter_map(|chunk| index.chunk(*chunk)).collect();
         if chunks.iter().map(|chunk| u64::from(chunk.length)).sum::<u64>() != self.length {
             return Ok(false);

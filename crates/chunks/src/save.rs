@@ -28,8 +28,8 @@ use crate::store::Store;
 use packs::Packs;
 use parts::{FileChunk, Part, PartResult, Plan};
 
-/// To keep the number of packs small, a save copies chunks from old packs to new ones: at most the used bytes of all
-/// old packs divided by this number.
+/// Divisor that limits how much a save copies from old packs to new ones: at most the used bytes of all old packs
+/// divided by this number. The copies keep the number of packs small.
 const COMPACTION_DIVISOR: u64 = 100;
 
 /// Error of a save.
@@ -51,7 +51,7 @@ pub enum SaveError {
 
 /// Files to save.
 pub struct Save<'a> {
-    /// Directory of the paths.
+    /// Directory to which the paths are relative.
     pub root: &'a Path,
     /// Sorted paths of the files.
     pub files: &'a [PathBuf],
@@ -96,7 +96,7 @@ impl Save<'_> {
     /// Stores the new chunks and the index.
     ///
     /// # Errors
-    /// [`SaveError`]. A later collection deletes packs that were already stored.
+    /// [`SaveError`]. A later collection deletes the packs that the failed save has stored.
     pub fn run(&self) -> Result<Saved, SaveError> {
         let mut writer = Writer { index: Index::default(), packs: Packs::new(self), large: None };
         thread::scope(|scope| {

@@ -73,7 +73,7 @@ fn isolation(table: &Table) -> Option<IsolationSettings> {
     })
 }
 
-/// The plugin gets the table unchanged.
+/// Reads a table whose keys only the plugin knows. The plugin gets it unchanged.
 fn opaque_table(table: &Table, name: &str) -> Option<serde_json::Value> {
     match table.node(name).map(|node| &node.value) {
         Some(Value::Any(text)) => Some(json(text)),

@@ -15,7 +15,8 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 /// General address of Amazon S3. The bucket's region selects the server.
 const AMAZON: &str = "s3.amazonaws.com";
 
-/// If the settings of a store are incomplete, the runner has no store. The check C060 reports this.
+/// Reads `[runners.cache]` of a runner. If the settings of the store are incomplete, the runner has no store, which the
+/// check C060 reports.
 pub(super) fn read(runner: &Table) -> CacheSettings {
     let Some(cache) = runner.table("cache") else { return CacheSettings::default() };
     let store = match cache.str("Type").unwrap_or_default() {

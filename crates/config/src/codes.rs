@@ -81,7 +81,7 @@ pub const CODES: &[(&str, Severity, &str)] = &[
     ("C042", Warning, "Stage timeout has no effect"),
     ("C050", Warning, "Jobs can gain root on the host"),
     ("C052", Warning, "Jobs can use private images of others"),
-    ("C053", Warning, "Pull policy of a job is not allowed"),
+    ("C053", Warning, "Pull policy of the runner is not in `allowed_pull_policies`"),
     ("C054", Warning, "`*` in an image pattern does not match a slash"),
     ("C055", Warning, "Custom helper image"),
     ("C056", Warning, "`volume_keep` keeps volumes after jobs"),

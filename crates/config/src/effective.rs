@@ -60,13 +60,10 @@ pub struct Effective {
 pub fn effective(config: &Config, facts: &HostFacts) -> Vec<Effective> {
     let mut values = Values { config, found: Vec::new() };
     values.add_table(&config.tree, "", None);
-    for value in &mut values.found {
-        let variable = OVERRIDES.iter().find(|(key, _)| *key == value.key).map(|(_, variable)| *variable);
-        if let Some((variable, set)) =
-            variable.and_then(|name| Some((name, facts.env.get(name)?))).filter(|(_, set)| !set.is_empty())
-        {
-            (value.value, value.origin) = (shown_name(set), Origin::Environment(variable));
-        }
+    for (key, variable) in OVERRIDES {
+        let Some(text) = facts.env.get(variable).filter(|text| !text.is_empty()) else { continue };
+        values.found.retain(|value| value.key != key);
+        values.push(key.to_owned(), None, shown_name(text), Origin::Environment(variable), None);
     }
     for runner in &config.runners {
         values.add_table(&runner.table, "runners", Some(runner));
@@ -203,7 +200,12 @@ mod tests {
     fn values_have_origins_and_masked_secrets() {
         let text = "concurrent = 4\n\n[[runners]]\nname = \"a\"\nurl = \"https://${HOST}/\"\ntoken = \"$TOKEN\"\nlimit = 2\n\
                     environment = [\"PASSWORD=hidden\"]\nunhealthy_interval = \"90s\"\n[runners.docker]\nimage = \"alpine\"\nisolation = \"process\"\n";
-        let env = [("TOKEN", "glrt-hidden"), ("HOST", "g.example"), ("LOG_LEVEL", "debug")];
+        let env = [
+            ("TOKEN", "glrt-hidden"),
+            ("HOST", "g.example"),
+            ("LOG_LEVEL", "debug"),
+            ("LISTEN_ADDRESS", "127.0.0.1:9252"),
+        ];
         let facts = HostFacts {
             env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             ..HostFacts::default()
@@ -216,6 +218,7 @@ mod tests {
         assert_eq!(output("concurrent"), "4 (line 1)");
         assert_eq!(output("check_interval"), "3 s (default)");
         assert_eq!(output("log_level"), "debug (environment LOG_LEVEL)");
+        assert_eq!(output("listen_address"), "127.0.0.1:9252 (environment LISTEN_ADDRESS)");
         assert_eq!(output("runners.url"), "\"https://g.example/\" (line 5, from the environment)");
         assert_eq!(output("runners.token"), "[masked] (line 6, from the environment)");
         assert_eq!(output("runners.limit"), "2 jobs (line 7)");

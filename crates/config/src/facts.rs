@@ -76,7 +76,7 @@ impl HostFacts {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             home,
             job_user: None,
-            other_machine_system_id: crate::system_id::from_other_machine(path.parent().unwrap_or(Path::new("."))),
+            other_machine_system_id: crate::system_id::id_of_other_machine(path.parent().unwrap_or(Path::new("."))),
             files_checked: true,
             find_plugin: None,
             for_any_machine: false,

@@ -15,6 +15,7 @@ use super::settings::Scaling;
 use super::source::Source;
 use super::text_file::{MAX_FILE_BYTES, read};
 use super::tree::Table;
+use super::unknown::SCALING_TABLE;
 use super::walk::Walk;
 
 const MISSING: &str = "C032";
@@ -128,7 +129,7 @@ pub fn parse(text: &str, facts: &HostFacts) -> Loaded {
 pub fn parse_scaling(text: &str) -> Result<Scaling, Vec<Problem>> {
     let document = Document::parse(text).map_err(|error| toml_problems(text, &error))?;
     let mut walk = Walk { strict: true, ..Walk::default() };
-    let table = walk.table("runners.autoscaler", document.as_table(), 0..0);
+    let table = walk.table(SCALING_TABLE, document.as_table(), 0..0);
     let source = Source::new(text, std::mem::take(&mut walk.secrets));
     let mut problems = walk.problems;
     checks::out_of_range(&table, &[]).for_each(|problem| problems.add(problem));

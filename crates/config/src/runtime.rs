@@ -54,7 +54,7 @@ pub fn stage_timeout(key: &str, stage: Duration, job: Duration) -> Option<Proble
     (stage > job).then(|| Problem::new("C042", message).help(format!("set {key} below the timeouts of jobs")))
 }
 
-/// Check C053: a pull policy of the runner or a job is not allowed.
+/// Check C053: a pull policy of the runner is not allowed.
 #[must_use]
 pub(crate) fn pull_policy(policy: &str, allowed: &[&str], configured: &[&str]) -> Option<Problem> {
     let permitted = if allowed.is_empty() { configured } else { allowed };

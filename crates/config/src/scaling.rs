@@ -37,30 +37,30 @@ impl std::fmt::Display for ScalingProblem {
 
 /// Reads the settings of the scaler. A value that it does not accept is a problem, and counts as not set.
 pub(super) fn read(table: &Table) -> (Scaling, Vec<ScalingProblem>) {
-    let read = &mut Reader::new(table);
-    let config = config(read);
+    let reader = &mut Reader::new(table);
+    let config = config(reader);
     let buckets = buckets(table);
-    let problems = std::mem::take(&mut read.problems);
+    let problems = std::mem::take(&mut reader.problems);
     (Scaling { config, buckets, problems: problems.iter().map(ToString::to_string).collect() }, problems)
 }
 
-fn config(read: &mut Reader<'_>) -> Config {
+fn config(reader: &mut Reader<'_>) -> Config {
     let mut config = Config::new(GroupConfig::new("", 0));
-    config.capacity = NonZeroU32::new(read.count("capacity_per_instance")).unwrap_or(NonZeroU32::MIN);
-    config.max_uses = NonZeroU32::new(read.count("max_use_count"));
-    config.groups = groups(read);
+    config.capacity = NonZeroU32::new(reader.count("capacity_per_instance")).unwrap_or(NonZeroU32::MIN);
+    config.max_uses = NonZeroU32::new(reader.count("max_use_count"));
+    config.groups = groups(reader);
     let orders = [("order", GroupSelection::Order), ("price", GroupSelection::Price)];
-    config.group_selection = read.one_of("group_selection", &orders).unwrap_or_default();
-    let request_ahead = read.table.bool("request_ahead").unwrap_or(true);
-    config.policies = Policies::new(read.each("policy", |read| policy(read, request_ahead)));
-    config.forecast = read.nested("forecast", forecast);
+    config.group_selection = reader.one_of("group_selection", &orders).unwrap_or_default();
+    let request_ahead = reader.table.bool("request_ahead").unwrap_or(true);
+    config.policies = Policies::new(reader.each("policy", |reader| policy(reader, request_ahead)));
+    config.forecast = reader.nested("forecast", forecast);
     for (key, field) in [
         ("failure_threshold", &mut config.failure_threshold),
         ("shutdown_deletion_retries", &mut config.shutdown_deletion_retries),
     ] {
         // As in gitlab-runner, zero and negative values mean the default.
-        if read.table.int(key).is_some_and(|count| count > 0) {
-            *field = read.count(key);
+        if reader.table.int(key).is_some_and(|count| count > 0) {
+            *field = reader.count(key);
         }
     }
     for (key, field) in [
@@ -73,66 +73,66 @@ fn config(read: &mut Reader<'_>) -> Config {
         ("ready_timeout", &mut config.ready_timeout),
         ("suspended_ttl", &mut config.suspended_ttl),
     ] {
-        *field = read.duration(key, *field);
+        *field = reader.duration(key, *field);
     }
-    config.heartbeat_interval = match read.table.duration("heartbeat_interval") {
+    config.heartbeat_interval = match reader.table.duration("heartbeat_interval") {
         Some(GoDuration::NonNegative(Duration::ZERO)) => None,
-        _ => config.heartbeat_interval.map(|default| read.duration("heartbeat_interval", default)),
+        _ => config.heartbeat_interval.map(|default| reader.duration("heartbeat_interval", default)),
     };
-    config.reservation_throttling = read.table.bool("reservation_throttling").unwrap_or(true);
-    config.max_cost_per_hour = read.amount("max_cost_per_hour");
+    config.reservation_throttling = reader.table.bool("reservation_throttling").unwrap_or(true);
+    config.max_cost_per_hour = reader.amount("max_cost_per_hour");
     let policies =
         [("ignore", UnmanagedPolicy::Ignore), ("adopt", UnmanagedPolicy::Adopt), ("delete", UnmanagedPolicy::Delete)];
-    config.unmanaged = read.one_of("unmanaged_instances", &policies).unwrap_or_default();
-    config.density = read.nested("density", density).unwrap_or_default();
-    config.delete_on_shutdown = read.table.bool("delete_instances_on_shutdown").unwrap_or_default();
+    config.unmanaged = reader.one_of("unmanaged_instances", &policies).unwrap_or_default();
+    config.density = reader.nested("density", density).unwrap_or_default();
+    config.delete_on_shutdown = reader.table.bool("delete_instances_on_shutdown").unwrap_or_default();
     config
 }
 
 /// Reads the groups. Without `[[groups]]`, returns one group whose name is empty until [`Scaling::named`] sets it.
-fn groups(read: &mut Reader<'_>) -> Vec<GroupConfig> {
+fn groups(reader: &mut Reader<'_>) -> Vec<GroupConfig> {
     let mut names: Vec<String> = Vec::new();
-    let listed = read.each("groups", |read| {
-        let name = read.table.str("name").unwrap_or_default().to_owned();
+    let listed = reader.each("groups", |reader| {
+        let name = reader.table.str("name").unwrap_or_default().to_owned();
         if name.is_empty() {
-            read.problem("name", "each group needs a unique `name`, under which its instances are stored");
+            reader.add_problem("name", "each group needs a unique `name`, under which its instances are stored");
         } else if names.contains(&name) {
-            read.problem("name", format!("`{name}` is the name of another group"));
+            reader.add_problem("name", format!("`{name}` is the name of another group"));
         }
         names.push(name.clone());
-        GroupConfig { name, is_named: true, ..group(read) }
+        GroupConfig { name, is_named: true, ..group(reader) }
     });
-    if listed.is_empty() { vec![group(read)] } else { listed }
+    if listed.is_empty() { vec![group(reader)] } else { listed }
 }
 
-fn group(read: &mut Reader<'_>) -> GroupConfig {
+fn group(reader: &mut Reader<'_>) -> GroupConfig {
     GroupConfig {
-        price_per_hour: read.amount("price_per_hour").unwrap_or_default(),
+        price_per_hour: reader.amount("price_per_hour").unwrap_or_default(),
         throttle: Throttle {
-            limit: read.table.int("scale_throttle.limit").unwrap_or_default(),
-            burst: read.count("scale_throttle.burst"),
+            limit: reader.table.int("scale_throttle.limit").unwrap_or_default(),
+            burst: reader.count("scale_throttle.burst"),
         },
-        ..GroupConfig::new("", read.count("max_instances"))
+        ..GroupConfig::new("", reader.count("max_instances"))
     }
 }
 
-fn policy(read: &mut Reader<'_>, request_ahead: bool) -> Policy {
-    let idle_count = read.count("idle_count");
-    let preemptive = read.table.bool("preemptive_mode");
+fn policy(reader: &mut Reader<'_>, request_ahead: bool) -> Policy {
+    let idle_count = reader.count("idle_count");
+    let preemptive = reader.table.bool("preemptive_mode");
     let placements = [("pack", Placement::Pack), ("spread", Placement::Spread)];
     let idle_target = IdleTarget {
         idle_count,
-        idle_time: read.duration("idle_time", Duration::ZERO),
-        scale_factor: read.amount("scale_factor").unwrap_or_default(),
-        scale_factor_limit: read.count("scale_factor_limit"),
+        idle_time: reader.duration("idle_time", Duration::ZERO),
+        scale_factor: reader.amount("scale_factor").unwrap_or_default(),
+        scale_factor_limit: reader.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
         // An explicit `preemptive_mode` disables reserving ahead.
         reserve_ahead: preemptive.is_none() && request_ahead,
-        placement: read.one_of("placement", &placements).unwrap_or_default(),
+        placement: reader.one_of("placement", &placements).unwrap_or_default(),
     };
-    let periods: Vec<&str> = read.table.strings("periods").map(|(period, _)| period).collect();
-    let zone = read.table.str("timezone").unwrap_or_default();
-    policy_in_periods(&periods, zone, idle_target, |key, message| read.problem(key, message))
+    let periods: Vec<&str> = reader.table.strings("periods").map(|(period, _)| period).collect();
+    let zone = reader.table.str("timezone").unwrap_or_default();
+    policy_in_periods(&periods, zone, idle_target, |key, message| reader.add_problem(key, message))
 }
 
 /// Returns a policy that is active in the periods, or always if there are none.
@@ -160,40 +160,40 @@ pub(super) fn policy_in_periods<T: AsRef<str>>(
     Policy { periods: parsed, zone, idle_target }
 }
 
-fn forecast(read: &mut Reader<'_>) -> ForecastConfig {
+fn forecast(reader: &mut Reader<'_>) -> ForecastConfig {
     let default = ForecastConfig::default();
-    let days = read.table.int("days");
+    let days = reader.table.int("days");
     let within = days.map(|days| u32::try_from(days).ok().filter(|days| (1..=60).contains(days)));
     if let (Some(days), Some(None)) = (days, within) {
-        read.problem("days", format!("{days} is not between 1 and 60"));
+        reader.add_problem("days", format!("{days} is not between 1 and 60"));
     }
     ForecastConfig {
         days: within.flatten().unwrap_or(default.days),
-        quantile: read.within("quantile", 0.0..=1.0, default.quantile),
-        safety_factor: read.within("safety_factor", -10.0..=100.0, default.safety_factor),
-        retention_factor: read.amount("retention_factor").unwrap_or(default.retention_factor),
-        by_weekday: read.table.bool("by_weekday").unwrap_or_default(),
-        lead_time: read.duration("lead_time", default.lead_time),
-        max_idle_slot_hours_per_day: read.amount("max_idle_slot_hours_per_day"),
+        quantile: reader.within("quantile", 0.0..=1.0, default.quantile),
+        safety_factor: reader.within("safety_factor", -10.0..=100.0, default.safety_factor),
+        retention_factor: reader.amount("retention_factor").unwrap_or(default.retention_factor),
+        by_weekday: reader.table.bool("by_weekday").unwrap_or_default(),
+        lead_time: reader.duration("lead_time", default.lead_time),
+        max_idle_slot_hours_per_day: reader.amount("max_idle_slot_hours_per_day"),
     }
 }
 
-fn density(read: &mut Reader<'_>) -> Density {
+fn density(reader: &mut Reader<'_>) -> Density {
     let default = Density::default();
-    let cpus = read.amount("slot_cpus").unwrap_or_default();
-    let memory = read.table.str("slot_memory").map(|text| (text, memory_bytes(text)));
+    let cpus = reader.amount("slot_cpus").unwrap_or_default();
+    let memory = reader.table.str("slot_memory").map(|text| (text, memory_bytes(text)));
     if let Some((text, None)) = memory {
-        read.problem("slot_memory", format!("`{text}` is not a valid amount of memory; write for example 2g"));
+        reader.add_problem("slot_memory", format!("`{text}` is not a valid amount of memory; write for example 2g"));
     }
-    let runs = read.count("min_runs");
+    let runs = reader.count("min_runs");
     // Zero means the default, as for durations.
-    let margin = read.amount("usage_margin").filter(|margin| *margin > 0.0);
+    let margin = reader.amount("usage_margin").filter(|margin| *margin > 0.0);
     Density {
         slot: ResourceRequest {
             cpu_milli: cpu_milli(&cpus.to_string()),
             memory_bytes: memory.and_then(|(_, bytes)| bytes),
         },
-        learn_from_usage: read.table.bool("learn_from_usage").unwrap_or_default(),
+        learn_from_usage: reader.table.bool("learn_from_usage").unwrap_or_default(),
         min_runs: if runs > 0 { runs as usize } else { default.min_runs },
         usage_margin: margin.unwrap_or(default.usage_margin),
     }

@@ -193,11 +193,11 @@ pub struct Schema {
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| FILES.iter().fold(Schema::empty(), Schema::read));
 
 /// Entries by path of their table, and name in lower case.
-static NAMES: LazyLock<BTreeMap<(String, String), Vec<Entry>>> = LazyLock::new(|| {
-    let mut names: BTreeMap<_, Vec<Entry>> = BTreeMap::new();
+static NAMES: LazyLock<BTreeMap<(String, String), Entry>> = LazyLock::new(|| {
+    let mut names = BTreeMap::new();
     for table in schema().tables() {
         for entry in schema().entries(&table.path) {
-            names.entry((table.path.clone(), entry.name().to_lowercase())).or_default().push(entry);
+            names.insert((table.path.clone(), entry.name().to_lowercase()), entry);
         }
     }
     names
@@ -236,11 +236,10 @@ impl Schema {
         keys.map(Entry::Key).chain(tables.map(Entry::Table))
     }
 
-    /// Returns the entry `name` of the table. An exact spelling takes precedence over a spelling that differs in case.
+    /// Returns the entry `name` of the table, in upper or lower case.
     #[must_use]
     pub fn find(&'static self, path: &str, name: &str) -> Option<Entry> {
-        let candidates = NAMES.get(&(path.to_owned(), name.to_lowercase()))?;
-        candidates.iter().find(|entry| entry.name() == name).or(candidates.first()).copied()
+        NAMES.get(&(path.to_owned(), name.to_lowercase())).copied()
     }
 
     /// Returns whether some table has a secret with this name. Its value is not shown, even in a wrong table.
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_names_match_before_case_insensitive_ones() {
+    fn entries_are_found_regardless_of_case() {
         let name = |path, name| schema().find(path, name).map(|entry| entry.name());
         assert_eq!(name("runners", "limit"), Some("limit"));
         assert_eq!(name("runners", "LIMIT"), Some("limit"));

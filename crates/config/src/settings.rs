@@ -97,7 +97,7 @@ pub struct Settings {
     pub log_format: Option<String>,
     /// Time to keep reconnecting to an unreachable agent before its job fails.
     pub agent_reconnect_timeout: Duration,
-    /// Maximum number of ended jobs that wait for their report without a slot. Read at start only.
+    /// Maximum number of ended jobs without a slot whose final report has not been acknowledged yet. Read at start only.
     pub max_unreported_jobs: usize,
     /// Time for which the manager tries to store a state again before it exits.
     pub state_write_timeout: Duration,
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn carry_over_keeps_unchanged_and_renewed_runners() {
+    fn carry_over_shares_unchanged_runners_and_keeps_keys_under_new_tokens() {
         let named = |token, name: &str| Arc::new(RunnerSettings { name: name.to_owned(), ..runner(token, 0) });
         let old = Settings { runners: vec![named("one", "a"), named("two", "b")], ..Settings::new() };
         let new = Settings {

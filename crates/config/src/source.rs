@@ -60,7 +60,8 @@ impl<'a> Source<'a> {
         self.line_starts.get(line).map_or(self.text.len(), |next| next - 1)
     }
 
-    /// Returns the location of a range. Its text ends with the range, because a comment after it may contain a secret.
+    /// Returns the location of a range. Its text ends with the range and the closing brackets and quotes after it,
+    /// because a comment after them may contain a secret.
     pub(super) fn location_of(&self, span: &Range<usize>) -> ProblemLocation {
         let start = self.char_start(span.start.min(self.text.len()));
         let (line, column) = self.position(start);
@@ -91,19 +92,18 @@ impl<'a> Source<'a> {
 
     /// Returns the location of a range in invalid TOML, where it is unknown which parts are secret.
     ///
-    /// Shows only names of the schema and short values of plain keys.
+    /// Shows only names of the schema, and values of plain keys that are as short as a number, a boolean or a duration.
     pub(super) fn redacted_location(&self, span: &Range<usize>) -> ProblemLocation {
-        const MAX_PLAIN_CHARS: usize = 40;
         let at = self.char_start(span.start.min(self.text.len()));
         let (line, column) = self.position(at);
-        let shown = self.text.get(self.line_start(line)..self.line_end(line)).unwrap_or_default().trim_end();
-        let header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_schema_name);
+        let shown = self.text.get(self.line_start(line)..self.line_end(line)).unwrap_or_default();
+        // A comment may contain a secret.
+        let shown = shown.split('#').next().unwrap_or_default().trim_end();
+        let is_schema_header = |text: &str| text.trim().trim_matches(['[', ']']).split('.').all(is_schema_name);
         let text = match shown.split_once('=') {
-            Some((name, value)) if is_plain_key(name.trim()) && value.chars().count() <= MAX_PLAIN_CHARS => {
-                escaped(shown)
-            }
+            Some((name, value)) if is_plain_key(name.trim()) && is_plain_value(value) => escaped(shown),
             Some((name, _)) if is_schema_name(name.trim()) => format!("{}= {MASK}", escaped(name)),
-            None if shown.trim_start().starts_with('[') && header(shown) => escaped(shown),
+            None if shown.trim_start().starts_with('[') && is_schema_header(shown) => escaped(shown),
             None if shown.is_empty() => String::new(),
             _ => MASK.to_owned(),
         };
@@ -145,6 +145,13 @@ fn is_plain_key(name: &str) -> bool {
     let plain = |kind| matches!(kind, Kind::Int | Kind::Bool | Kind::Float | Kind::Duration);
     let mut known = schema().tables().iter().flat_map(|table| &table.keys).filter(|key| key.name == name).peekable();
     known.peek().is_some() && known.all(|key| !key.secret && plain(key.kind))
+}
+
+/// Returns whether a text could be a mistyped number, boolean or duration. Tokens are longer.
+fn is_plain_value(text: &str) -> bool {
+    const MAX_PLAIN_CHARS: usize = 16;
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "+-._:\"' ".contains(c);
+    text.trim().len() <= MAX_PLAIN_CHARS && text.chars().all(is_allowed)
 }
 
 /// Replaces control characters. A tab becomes one space, so that marks stay aligned.

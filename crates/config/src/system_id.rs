@@ -37,9 +37,9 @@ pub fn system_id(directory: &Path) -> String {
     id
 }
 
-/// Returns the ID in `directory` if it is of another machine (check C027).
+/// Returns the ID in `directory` if it was derived from the ID of another machine (check C027).
 #[must_use]
-pub(crate) fn from_other_machine(directory: &Path) -> Option<String> {
+pub(crate) fn id_of_other_machine(directory: &Path) -> Option<String> {
     let stored = std::fs::read_to_string(directory.join(FILE)).ok()?;
     is_from_other_machine(stored.trim(), &machine_id()).then(|| stored.trim().to_owned())
 }
@@ -53,6 +53,7 @@ fn machine_id() -> String {
     MACHINE_ID_FILES.iter().find_map(|file| std::fs::read_to_string(file).ok()).unwrap_or_default()
 }
 
+/// Derives a system ID from the machine's ID. Returns a random one if the machine has no ID.
 fn derive_id(machine: &str) -> String {
     let machine = machine.trim();
     if machine.is_empty() {
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn unstorable_system_id_is_valid_for_process() {
+    fn system_id_is_valid_even_if_it_cannot_be_stored() {
         assert!(is_valid(&system_id(Path::new("/proc/no such folder"))));
     }
 }

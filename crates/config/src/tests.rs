@@ -182,6 +182,10 @@ fn invalid_toml_is_reported_without_secrets() {
     assert!(!all.contains("very") && !all.contains("secret"), "{all}");
     let output = parse("concurrent = 1O\n", &facts()).problems[0].render(std::path::Path::new("c.toml"));
     assert!(output.contains("concurrent = 1O"), "{output}");
+    for text in ["concurrent = 1O # abcdefghij", "concurrent = \"abcdefghijklmnopq", "concurrent = 1O, x = \"abc\""] {
+        let output = parse(text, &facts()).problems[0].render(std::path::Path::new("c.toml"));
+        assert!(output.contains("concurrent = ") && !output.contains("abc"), "{output}");
+    }
 }
 
 #[test]
@@ -262,14 +266,14 @@ fn instance_executor_supports_every_shell_option() {
             let with = |executor: &str| {
                 let runner = RUNNER.replace("\"shell\"", &format!("\"{executor}\""));
                 let loaded = parse(&format!("{runner}{header}{name} = {value}\n"), &facts());
-                let output: Vec<_> = loaded.problems.iter().map(|problem| problem.code).collect();
+                let codes: Vec<_> = loaded.problems.iter().map(|problem| problem.code).collect();
                 let config = loaded.config.unwrap_or_else(|| panic!("{name}: {:?}", loaded.problems));
                 let mut settings = settings(&config, &SettingsContext::default()).runners.remove(0);
                 let runner = std::sync::Arc::make_mut(&mut settings);
                 runner.executor.clear();
                 // Each executor decides how a shell is started.
                 runner.login = false;
-                (runner.clone(), output.contains(&"C009") || output.contains(&"C010") || output.contains(&"C014"))
+                (runner.clone(), codes.contains(&"C009") || codes.contains(&"C010") || codes.contains(&"C014"))
             };
             let (plain, scaled) = (with("shell"), with("instance"));
             assert!(plain == scaled && !plain.1, "{}.{name}: {plain:?}\n{scaled:?}", table.path);

@@ -5,6 +5,9 @@ use std::ops::Range;
 use super::problem::{Problem, Problems, shown_name};
 use super::schema::{parent, schema};
 
+/// Path of the table that the text of [`parse_scaling`](super::parse_scaling) stands for.
+pub(super) const SCALING_TABLE: &str = "runners.autoscaler";
+
 /// Name, version of the removal, and replacement.
 const REMOVED: &[(&str, &str, &str)] = &[
     ("metrics_server", "12.0", "listen_address"),
@@ -15,19 +18,20 @@ const REMOVED: &[(&str, &str, &str)] = &[
     ("metric_queries", "12.7", "queries"),
 ];
 
-/// Reports an unknown key. If `strict` is set, the key is an error and not ignored.
+/// Reports an unknown key. `strict` means that the text has only the keys of [`SCALING_TABLE`], and that an unknown key
+/// is an error instead of being ignored.
 pub(super) fn report(problems: &mut Problems, path: &str, name: &str, span: &Range<usize>, strict: bool) {
     let shown = shown_name(name);
     if problems.is_full() {
         return problems.add(Problem::new("C010", String::new()));
     }
+    let ignored = if strict { "" } else { "; the value is ignored" };
     if let Some((_, version, new)) = REMOVED.iter().find(|(removed, ..)| removed.eq_ignore_ascii_case(name)) {
-        let message = format!("`{shown}` was removed in GitLab Runner {version}; the value is ignored");
+        let message = format!("`{shown}` was removed in GitLab Runner {version}{ignored}");
         return problems.add(Problem::new("C011", message).at(span).help(format!("use `{new}`")));
     }
-    if let Some(owner) = enclosing_table(path, name) {
-        let message =
-            format!("`{shown}` belongs to {} but was read in {}; the value is ignored", header(owner), header(path));
+    if let Some(owner) = enclosing_table(path, name).filter(|owner| !strict || owner.starts_with(SCALING_TABLE)) {
+        let message = format!("`{shown}` belongs to {} but was read in {}{ignored}", header(owner), header(path));
         let help = format!("TOML assigns it to the last header above it: move the line above {}", header(path));
         return problems.add(Problem::new("C018", message).at(span).help(help));
     }

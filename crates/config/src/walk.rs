@@ -41,11 +41,9 @@ impl Walk {
             match schema().find(path, name.text) {
                 Some(entry) if tree.node(entry.name()).is_some() => {
                     self.hide(item);
-                    let message = format!(
-                        "`{}` is ignored, because it is the same key as `{}`, which is also set",
-                        shown_name(name.text),
-                        entry.name()
-                    );
+                    let ignored = if self.strict { "" } else { "ignored, because it is " };
+                    let (name_text, entry) = (shown_name(name.text), entry.name());
+                    let message = format!("`{name_text}` is {ignored}the same key as `{entry}`, which is also set");
                     self.problems.add(Problem::new("C010", message).at(&name.span).help("remove one of the two"));
                 }
                 Some(Entry::Key(known)) => self.add_key(path, known, &name, item, &mut tree),
@@ -85,8 +83,8 @@ impl Walk {
             // As in gitlab-runner, a table may stand for an array with one table.
             (true, None, Some(table)) => Value::Tables(vec![self.table(path, table, span.clone())]),
             (false, None, Some(table)) => Value::Table(self.table(path, table, span.clone())),
-            (true, ..) => return self.report_wrong_kind(path, &name.span, "an array of tables", found(item), item),
-            (false, ..) => return self.report_wrong_kind(path, &name.span, "a table", found(item), item),
+            (true, ..) => return self.report_wrong_kind(path, &name.span, "an array of tables", kind_of(item), item),
+            (false, ..) => return self.report_wrong_kind(path, &name.span, "a table", kind_of(item), item),
         };
         tree.push(last, Node { value, span, key: name.span.clone() });
     }
@@ -100,14 +98,14 @@ impl Walk {
         let value = match known.kind {
             Kind::Any => match item.as_table_like() {
                 Some(_) => Ok(Value::Any(full_text(item))),
-                None => Err(found(item)),
+                None => Err(kind_of(item)),
             },
             Kind::Map | Kind::MapBool | Kind::MapInt | Kind::MapList => {
                 return self.add_map(&full, known, name, item, tree);
             }
             kind => match item.as_value() {
                 Some(value) => convert(kind, value, &span),
-                None => Err(found(item)),
+                None => Err(kind_of(item)),
             },
         };
         match value {
@@ -121,7 +119,7 @@ impl Walk {
 
     fn add_map(&mut self, path: &str, known: &'static Key, name: &Name<'_>, item: &Item, tree: &mut Table) {
         let Some(map) = item.as_table_like() else {
-            return self.report_wrong_kind(path, &name.span, known.kind.description(), found(item), item);
+            return self.report_wrong_kind(path, &name.span, known.kind.description(), kind_of(item), item);
         };
         let kind = match known.kind {
             Kind::MapBool => Kind::Bool,
@@ -136,7 +134,7 @@ impl Walk {
             }
             let span = item.span().unwrap_or_else(|| table.header.clone());
             let key = map.get_key_value(name).and_then(|(key, _)| key.span()).unwrap_or_else(|| span.clone());
-            match item.as_value().ok_or_else(|| found(item)).and_then(|value| convert(kind, value, &span)) {
+            match item.as_value().ok_or_else(|| kind_of(item)).and_then(|value| convert(kind, value, &span)) {
                 Ok(value) => table.push(name, Node { value, span, key }),
                 Err(found) => self.report_wrong_kind(
                     &format!("{path}.{}", shown_name(name)),
@@ -210,16 +208,17 @@ pub fn has_secret(text: &str) -> bool {
     (text.contains('@') && text.contains("://")) || contains_token(text)
 }
 
-fn found(item: &Item) -> &'static str {
+/// Returns a description of the kind of an item for messages, such as `a string`.
+fn kind_of(item: &Item) -> &'static str {
     match item {
         Item::None => "nothing",
         Item::Table(_) => "a table",
         Item::ArrayOfTables(_) => "an array of tables",
-        Item::Value(value) => found_value(value),
+        Item::Value(value) => kind_of_value(value),
     }
 }
 
-fn found_value(value: &Toml) -> &'static str {
+fn kind_of_value(value: &Toml) -> &'static str {
     match value {
         Toml::String(_) => "a string",
         Toml::Integer(_) => "an integer",
@@ -245,7 +244,7 @@ fn convert(kind: Kind, value: &Toml, span: &Range<usize>) -> Result<Value, &'sta
             };
             list.iter().map(node).collect::<Result<_, _>>().map(Value::List)
         }
-        other => Err(found_value(other)),
+        other => Err(kind_of_value(other)),
     };
     match (kind, value) {
         (Kind::Str | Kind::Regex | Kind::StrOrList, Toml::String(text)) => Ok(Value::Str(text.value().clone())),
@@ -265,7 +264,7 @@ fn convert(kind: Kind, value: &Toml, span: &Range<usize>) -> Result<Value, &'sta
         (Kind::List | Kind::StrOrList, _) => list(Kind::Str),
         (Kind::ListInt, _) => list(Kind::Int),
         (Kind::ListFloat, _) => list(Kind::Float),
-        (_, other) => Err(found_value(other)),
+        (_, other) => Err(kind_of_value(other)),
     }
 }
 

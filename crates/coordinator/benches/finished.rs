@@ -93,8 +93,8 @@ async fn start(dir: &Path, pipelines: i64) {
     println!("{elapsed} {memory}");
 }
 
-/// Prints the memory in KiB after a tenth of the pipelines, and after all of them.
-async fn live(dir: &Path) {
+/// Runs [`SEQUENTIAL_PIPELINES`]. Prints the memory in KiB after a tenth of them, and after all of them.
+async fn run_sequentially(dir: &Path) {
     let (coordinator, token) = open(dir).await;
     let mut early = 0;
     for number in 1..=SEQUENTIAL_PIPELINES {
@@ -145,7 +145,7 @@ fn compare(pipelines: &str) {
         println!("ratio: start time {:.2}, memory {:.2}", full.0 / empty.0, full.1 / empty.1);
     }
     let dir = tempfile::tempdir().expect("failed to create a directory");
-    let (early, late) = measure(&["live", dir.path().to_str().expect("a UTF-8 path"), "0"]);
+    let (early, late) = measure(&["sequential", dir.path().to_str().expect("a UTF-8 path"), "0"]);
     println!(
         "one process: memory {:.1} MiB after {} pipelines, {:.1} MiB after {SEQUENTIAL_PIPELINES}, ratio {:.2}",
         early / 1024.0,
@@ -173,7 +173,7 @@ fn main() {
     match arguments.as_slice() {
         ["seed", dir, count] => runtime.block_on(seed(Path::new(dir), number(count))),
         ["start", dir, count] => runtime.block_on(start(Path::new(dir), number(count))),
-        ["live", dir, _] => runtime.block_on(live(Path::new(dir))),
+        ["sequential", dir, _] => runtime.block_on(run_sequentially(Path::new(dir))),
         [count] => compare(count),
         _ => compare("100000"),
     }

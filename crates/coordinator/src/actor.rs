@@ -80,7 +80,8 @@ pub(crate) enum StagedReply {
     },
 }
 
-enum UndeliveredChange {
+/// A change that was not stored, or whose answer was not delivered.
+enum LostChange {
     /// The assignment of a job, with its number.
     Assignment(JobId, u32),
     Pipeline(PipelineId),
@@ -127,7 +128,7 @@ impl Actor {
         self.expiry.query(self.now());
         self.commit().await;
         loop {
-            let next_timer = self.timers.next().map(|at| self.options.clock.sleep_until(at));
+            let next_timer = self.timers.next_due().map(|at| self.options.clock.sleep_until(at));
             // All branches are cancel-safe: nothing is lost if another branch completes first.
             let command = tokio::select! {
                 command = commands.recv() => match command {
@@ -197,9 +198,9 @@ impl Actor {
             self.dispatch().await;
             self.residency.update_open_marks(&mut self.state);
             let written = self.write().await;
-            let undelivered = self.send_replies(written.as_ref().err());
-            let all_delivered = undelivered.is_empty();
-            for change in undelivered {
+            let lost = self.send_replies(written.as_ref().err());
+            let all_delivered = lost.is_empty();
+            for change in lost {
                 self.roll_back(change);
             }
             if let Err(error) = written {
@@ -307,8 +308,8 @@ impl Actor {
     }
 
     /// Sends the staged answers. Returns the changes to roll back, because they were not stored or not delivered.
-    fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<UndeliveredChange> {
-        let mut undelivered = Vec::new();
+    fn send_replies(&mut self, failure: Option<&StoreError>) -> Vec<LostChange> {
+        let mut lost = Vec::new();
         for staged in std::mem::take(&mut self.staged) {
             match (staged, failure) {
                 (StagedReply::Answer(send), None) => send(Ok(())),
@@ -318,26 +319,26 @@ impl Actor {
                 }
                 (StagedReply::Pipeline { id, reply }, Some(error)) => {
                     let _ = reply.send(Err(error.clone().into()));
-                    undelivered.push(UndeliveredChange::Pipeline(id));
+                    lost.push(LostChange::Pipeline(id));
                 }
                 (StagedReply::Assignment { job, assignment, answer, reply }, None) => {
                     if reply.send(Ok(answer)).is_err() {
-                        undelivered.push(UndeliveredChange::Assignment(job, assignment));
+                        lost.push(LostChange::Assignment(job, assignment));
                     }
                 }
                 (StagedReply::Assignment { job, assignment, reply, .. }, Some(error)) => {
                     let _ = reply.send(Err(ServiceError::from(error.clone())));
-                    undelivered.push(UndeliveredChange::Assignment(job, assignment));
+                    lost.push(LostChange::Assignment(job, assignment));
                 }
             }
         }
-        undelivered
+        lost
     }
 
-    fn roll_back(&mut self, undelivered: UndeliveredChange) {
-        match undelivered {
-            UndeliveredChange::Assignment(job, assignment) => self.requeue(job, assignment),
-            UndeliveredChange::Pipeline(id) => {
+    fn roll_back(&mut self, lost: LostChange) {
+        match lost {
+            LostChange::Assignment(job, assignment) => self.requeue(job, assignment),
+            LostChange::Pipeline(id) => {
                 let target = Target::Pipeline(id);
                 if let Err(rejection) = self.apply_event(id, schedule::Event::Cancel { target }) {
                     tracing::debug!(pipeline = %id, %rejection, "pipeline that was not stored has already ended");

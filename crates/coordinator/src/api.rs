@@ -123,8 +123,8 @@ impl Actor {
                 let status = self.state.jobs.get(&job).map(crate::store::JobRow::status);
                 self.service_reply(reply, status.ok_or(ServiceError::Forbidden { status: None }));
             }
-            Command::ReportRejected { job, token, reason, reply } => {
-                let result = self.report_rejected(job, &token, reason);
+            Command::RecordInvalidReport { job, token, reason, reply } => {
+                let result = self.record_invalid_report(job, &token, reason);
                 self.service_reply(reply, result);
             }
             Command::ArtifactStored { job, token, artifact, reply } => {

@@ -116,7 +116,7 @@ impl Actor {
             self.blobs.close_trace(id);
             self.state.last_contact.remove(&id);
             if let Some(key) = key {
-                self.state.keys.remove(&key);
+                self.state.jobs_by_key.remove(&key);
             }
         }
     }

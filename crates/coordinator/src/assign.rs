@@ -20,7 +20,7 @@ use crate::store::Member;
 use crate::timers::Timer;
 use crate::upstream::{Obstacle, UpstreamResolver};
 
-/// After a failed read, the time until the job is checked again, unless a command comes first.
+/// Delay before a failed read is repeated, unless a command comes first.
 const READ_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Actor {
@@ -86,7 +86,7 @@ impl Actor {
 
     /// Returns the payload of the job that an earlier request with this key got, if the job is still on a runner.
     fn assignment_for_key(&mut self, runner: RunnerId, key: &str, info: &VersionInfo) -> Option<JobPayload> {
-        let job = *self.state.keys.get(&(runner, key.to_owned()))?;
+        let job = *self.state.jobs_by_key.get(&(runner, key.to_owned()))?;
         let row = self.state.jobs.get(&job)?;
         if !row.status().is_on_runner() || row.detail.idempotency_key.as_deref() != Some(key) {
             return None;
@@ -99,7 +99,7 @@ impl Actor {
 
     pub(crate) fn earlier_assignment(&self, request: &JobRequest) -> Option<JobId> {
         let runner = self.state.registry.runner_of(&request.token, self.now())?;
-        self.state.keys.get(&(runner, request.idempotency_key.clone()?)).copied()
+        self.state.jobs_by_key.get(&(runner, request.idempotency_key.clone()?)).copied()
     }
 
     /// Returns a pipeline that must be read into memory because a job needs its artifacts.
@@ -164,7 +164,7 @@ impl Actor {
         row.detail.environment_url = prepared.environment_url;
         row.detail.idempotency_key.clone_from(&held.request.idempotency_key);
         if let Some(key) = &held.request.idempotency_key {
-            self.state.keys.insert((held.runner, key.clone()), job);
+            self.state.jobs_by_key.insert((held.runner, key.clone()), job);
         }
         let assignment = prepared.assignment;
         self.state.add_event(now, job, JobChange::Assigned { runner: held.runner, system_id, assignment });
@@ -190,7 +190,7 @@ impl Actor {
             let key = row.runner.take().zip(row.detail.idempotency_key.take());
             row.system_id = None;
             if let Some(key) = key {
-                self.state.keys.remove(&key);
+                self.state.jobs_by_key.remove(&key);
             }
         }
         self.state.last_contact.remove(&job);

@@ -117,7 +117,7 @@ pub(crate) enum Command {
         reply: ServiceReply<RunnerCredentials>,
     },
     /// Records that an invalid report was uploaded. The job fails even if its runner ignores the answer (docs/spec/pipeline-yaml.md, case C163).
-    ReportRejected {
+    RecordInvalidReport {
         job: JobId,
         token: String,
         reason: String,
@@ -150,7 +150,7 @@ impl Command {
             | Self::DropJob { job, .. } => vec![Member::Job(*job)],
             Self::Authorize { job, token, .. }
             | Self::Finish { job, token, .. }
-            | Self::ReportRejected { job, token, .. }
+            | Self::RecordInvalidReport { job, token, .. }
             | Self::ArtifactStored { job, token, .. } => if_valid(job, token).into_iter().collect(),
             Self::Download { producer, token, .. } => {
                 let consumer = keys.read(token).map(|(consumer, _)| [Member::Job(consumer), Member::Job(*producer)]);
@@ -188,7 +188,7 @@ impl Command {
             Self::PlayJob { reply, .. } | Self::RetryJob { reply, .. } => reply_to_caller(reply, error),
             Self::DropJob { reply, .. } | Self::Finish { reply, .. } => reply_to_manager(reply, error),
             Self::Authorize { reply, .. } => reply_to_manager(reply, error),
-            Self::ReportRejected { reply, .. } => reply_to_manager(reply, error),
+            Self::RecordInvalidReport { reply, .. } => reply_to_manager(reply, error),
             Self::ArtifactStored { reply, .. } => reply_to_manager(reply, error),
             Self::Download { reply, .. } => reply_to_manager(reply, error),
             Self::RequestJob { reply, .. } => reply_to_manager(reply, error),

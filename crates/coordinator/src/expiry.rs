@@ -20,8 +20,8 @@ use crate::store::{ArtifactRow, Store};
 
 const MAX_DELETIONS: usize = 64;
 
-/// Minimum delay before the timer repeats a query that failed, or that found artifacts and may find them again. A query
-/// that follows a deletion starts without a delay.
+/// Minimum delay after a query that failed or found artifacts, before the timer starts the next query, which may find
+/// the same artifacts again. A query that follows a deletion does not wait for the timer.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) enum ExpiryStep {

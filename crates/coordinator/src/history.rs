@@ -89,13 +89,13 @@ impl History {
     /// # Errors
     /// [`CoordinatorError::NotFound`] if the job does not exist, or another [`CoordinatorError`].
     pub async fn job_setup(&self, job: JobId) -> Result<JobSetup, CoordinatorError> {
-        let missing = || not_found(Member::Job(job));
+        let job_not_found = || not_found(Member::Job(job));
         let mut state = self.stored_pipelines.hierarchy(Member::Job(job)).await?;
-        let row = state.jobs.get(&job).cloned().ok_or_else(missing)?;
+        let row = state.jobs.get(&job).cloned().ok_or_else(job_not_found)?;
         let upstream = self.stored_pipelines.upstream(&mut state, &row).await?;
-        let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(missing)?;
-        let context = state.contexts.get(&row.pipeline).ok_or_else(missing)?;
-        let compiled = pipeline.compiled.jobs.get(row.job_index).ok_or_else(missing)?;
+        let pipeline = state.pipelines.get(&row.pipeline).ok_or_else(job_not_found)?;
+        let context = state.contexts.get(&row.pipeline).ok_or_else(job_not_found)?;
+        let compiled = pipeline.compiled.jobs.get(row.job_index).ok_or_else(job_not_found)?;
         let now = row.started_at.unwrap_or(pipeline.created_at);
         let runner = row.runner.and_then(|runner| state.registry.get(runner));
         let assignment = JobAssignment {

@@ -25,6 +25,10 @@ const MAX_NOTE_CHARS: usize = 1024;
 
 type ManagerKey = (RunnerId, String);
 
+fn manager_key(runner: RunnerId, system_id: &str) -> ManagerKey {
+    (runner, if system_id.is_empty() { LEGACY_SYSTEM } else { system_id }.to_owned())
+}
+
 #[derive(Default)]
 pub(crate) struct RunnerRegistry {
     runners: BTreeMap<RunnerId, RunnerRow>,
@@ -60,7 +64,7 @@ impl RunnerRegistry {
     }
 
     pub(crate) fn has_manager(&self, runner: RunnerId, system_id: &str) -> bool {
-        self.managers.contains_key(&(runner, system_id.to_owned()))
+        self.managers.contains_key(&manager_key(runner, system_id))
     }
 
     pub(crate) fn add_changes<'a>(&'a self, changes: &mut Changes<'a>) {
@@ -235,8 +239,7 @@ impl RunnerRegistry {
         info: Option<&VersionInfo>,
         now: Timestamp,
     ) {
-        let system_id = if system_id.is_empty() { LEGACY_SYSTEM } else { system_id };
-        let key = (runner, system_id.to_owned());
+        let key = manager_key(runner, system_id);
         let known = self.managers.get(&key);
         let is_current = known
             .is_some_and(|row| now - row.contacted_at < MAX_CONTACT_AGE && info.is_none_or(|info| *info == row.info));

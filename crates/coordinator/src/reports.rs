@@ -117,7 +117,8 @@ impl Actor {
         Ok(status)
     }
 
-    /// Returns the result, and the file to delete, if any: the replaced file, or the new file if it was rejected.
+    /// Adds the row of an artifact whose content is stored. Returns the result, and the file to delete, if any: the
+    /// replaced file, or the new file if it was rejected.
     pub(crate) fn artifact_stored(&mut self, job: JobId, token: &str, artifact: NewArtifact) -> StoredUpload {
         let (kind, filename) = (artifact.kind.clone(), artifact.filename.clone());
         let previous = self.state.artifact(job, &kind).map(|row| row.filename.clone());
@@ -160,7 +161,12 @@ impl Actor {
         Ok(())
     }
 
-    pub(crate) fn report_rejected(&mut self, job: JobId, token: &str, reason: String) -> Result<(), ServiceError> {
+    pub(crate) fn record_invalid_report(
+        &mut self,
+        job: JobId,
+        token: &str,
+        reason: String,
+    ) -> Result<(), ServiceError> {
         self.authorize(job, token, TokenUse::Transfer)?;
         if let Some(row) = self.state.job_mut(job) {
             row.detail.invalid_report = Some(reason);

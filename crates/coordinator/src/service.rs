@@ -153,7 +153,7 @@ impl RunnerService for Coordinator {
             Upload::Received(incoming, artifact) => self.store_upload(job, token, incoming, artifact).await,
             Upload::Rejected(reason) => {
                 let message = reason.to_string();
-                self.call(|reply| Command::ReportRejected { job, token, reason: message.clone(), reply }).await?;
+                self.call(|reply| Command::RecordInvalidReport { job, token, reason: message.clone(), reply }).await?;
                 Err(ServiceError::BadRequest(message))
             }
         }

@@ -39,7 +39,7 @@ impl Timers {
         self.0.push(Reverse((at, timer)));
     }
 
-    pub(crate) fn next(&self) -> Option<Timestamp> {
+    pub(crate) fn next_due(&self) -> Option<Timestamp> {
         self.0.peek().map(|Reverse((at, _))| *at)
     }
 
@@ -65,7 +65,7 @@ impl Timers {
     }
 
     pub(crate) fn pop_due(&mut self, now: Timestamp) -> Option<Timer> {
-        if self.next()? > now {
+        if self.next_due()? > now {
             return None;
         }
         self.0.pop().map(|Reverse((_, timer))| timer)

@@ -45,7 +45,7 @@ pub struct PipelineSummary {
 pub struct PipelineView {
     /// The pipeline without its jobs.
     pub summary: PipelineSummary,
-    /// Jobs by ID: in the order of their creation, with retries last.
+    /// Jobs ordered by ID, which is the order of their creation, so retries are last.
     pub jobs: Vec<JobView>,
 }
 

@@ -140,14 +140,14 @@ async fn measure(instances: u32, rate: u32, boot_ms: u32) {
     let mut spec = PluginSpec::new(std::env::current_exe().unwrap());
     spec.arguments = vec![PLUGIN.to_owned()];
     spec.config = serde_json::json!({ "max_size": instances, "creations_per_second": rate, "boot_ms": boot_ms });
-    let host: Arc<dyn InstanceGroupPort> = PluginGroup::new(Group::start(spec).await.unwrap());
+    let group: Arc<dyn InstanceGroupPort> = PluginGroup::new(Group::start(spec).await.unwrap());
     // Each job has a separate instance.
     let mut config = Config::new(GroupConfig::new("rate", instances));
     config.max_uses = Some(NonZeroU32::MIN);
     config.policies = Policies::always(IdleTarget::default());
     let store = Box::new(FileLedger::new(directory.path().join("ledger")));
     let scaler =
-        Scaler::start(config, vec![host], Arc::new(ReadyWhenReachable), store, &Buckets::default(), unix_seconds)
+        Scaler::start(config, vec![group], Arc::new(ReadyWhenReachable), store, &Buckets::default(), unix_seconds)
             .await
             .unwrap();
     let begin = micros();

@@ -88,7 +88,7 @@ pub fn open(path: &Path) -> Result<File, FileError> {
 pub fn open_following_links(path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path);
-    checked(opened, path, || path.metadata())
+    require_regular(opened, path, || path.metadata())
 }
 
 /// Opens a regular file with `options`.
@@ -98,7 +98,7 @@ pub fn open_following_links(path: &Path) -> Result<File, FileError> {
 pub fn open_with(options: &mut OpenOptions, path: &Path) -> Result<File, FileError> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
-    checked(opened, path, || path.symlink_metadata())
+    require_regular(opened, path, || path.symlink_metadata())
 }
 
 /// Opens the regular file `name` in a directory, which must not be a symbolic link.
@@ -129,7 +129,7 @@ pub fn open_at(directory: impl AsFd, dir: &Path, name: &str) -> Result<File, Fil
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = rustix::fs::openat(directory, name, flags, Mode::empty());
-    checked(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
+    require_regular(opened.map(File::from).map_err(Into::into), &path, || path.symlink_metadata())
 }
 
 /// Reads an open file.
@@ -151,14 +151,14 @@ pub fn read_open(file: File, path: &Path, limit: Limit) -> Result<Vec<u8>, FileE
 /// Reads a text file.
 pub async fn read(path: PathBuf, limit: Limit) -> Result<String, FileError> {
     let error_path = path.clone();
-    run_blocking(&error_path, move || text(read_open(open(&path)?, &path, limit)?, &path)).await
+    run_blocking(&error_path, move || decode_text(read_open(open(&path)?, &path, limit)?, &path)).await
 }
 
 /// Reads the text file `name` in a directory, which must not be a symbolic link.
 pub async fn read_in(dir: PathBuf, name: String, limit: Limit) -> Result<String, FileError> {
     let path = dir.join(&name);
     let error_path = path.clone();
-    run_blocking(&error_path, move || text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
+    run_blocking(&error_path, move || decode_text(read_open(open_in(&dir, &name)?, &path, limit)?, &path)).await
 }
 
 /// Reads up to `bytes` bytes from the end of a file. Invalid UTF-8 is replaced.
@@ -190,14 +190,14 @@ pub async fn run_blocking<T: Send + 'static>(
     }
 }
 
-fn text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
+fn decode_text(bytes: Vec<u8>, path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::new(path, Problem::NotText))
 }
 
 /// Returns the opened file if it is regular.
 ///
 /// After an error, `read_metadata` returns the metadata of the path, so that the error can name the type.
-fn checked(
+fn require_regular(
     opened: io::Result<File>,
     path: &Path,
     read_metadata: impl FnOnce() -> io::Result<std::fs::Metadata>,
@@ -237,7 +237,7 @@ mod tests {
 
     const LIMIT: Limit = Limit { bytes: 8, remedy: "keep it short" };
 
-    fn fifo(path: &Path) {
+    fn create_fifo(path: &Path) {
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
     }
 
@@ -250,7 +250,7 @@ mod tests {
         std::fs::write(at("binary"), b"\xff").unwrap();
         File::create(at("sparse")).unwrap().set_len(1 << 40).unwrap();
         std::fs::create_dir(at("directory")).unwrap();
-        fifo(&at("fifo"));
+        create_fifo(&at("fifo"));
         symlink("/dev/zero", at("device")).unwrap();
         symlink("file", at("link")).unwrap();
         symlink("nowhere", at("dangling")).unwrap();
@@ -287,7 +287,7 @@ mod tests {
         std::io::Write::write_all(&mut File::options().append(true).open(&path).unwrap(), b"and the end").unwrap();
         assert_eq!(read_tail(path.clone(), 7).await.unwrap(), "the end");
         std::fs::remove_file(&path).unwrap();
-        fifo(&path);
+        create_fifo(&path);
         assert!(read_tail(path, 8).await.unwrap_err().to_string().contains("it is a FIFO"));
     }
 

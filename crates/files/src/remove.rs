@@ -78,8 +78,8 @@ struct Level {
 impl Level {
     /// Opens the directory. `None` means that it does not exist, or that it was another kind of file, which this
     /// function has removed.
-    fn enter(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> io::Result<Option<Self>> {
-        match open_directory(parent, name, unlock) {
+    fn enter(parent: BorrowedFd<'_>, name: &CString, add_permissions: bool) -> io::Result<Option<Self>> {
+        match open_directory(parent, name, add_permissions) {
             Ok(directory) => {
                 let (subdirectories, unremovable) = (Vec::new(), HashSet::new());
                 Ok(Some(Self { name: name.clone(), directory, subdirectories, unremovable, has_more: true }))
@@ -143,7 +143,7 @@ fn os_str(name: &CStr) -> &OsStr {
     OsStr::from_bytes(name.to_bytes())
 }
 
-fn remove(path: &Path, unlock: bool, on_error: &mut OnError<'_>) -> io::Result<()> {
+fn remove(path: &Path, add_permissions: bool, on_error: &mut OnError<'_>) -> io::Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     let found = statat(CWD, &name, AtFlags::SYMLINK_NOFOLLOW)?;
     match FileType::from_raw_mode(found.st_mode) {
@@ -151,7 +151,7 @@ fn remove(path: &Path, unlock: bool, on_error: &mut OnError<'_>) -> io::Result<(
         FileType::Symlink => return Ok(unlinkat(CWD, &name, AtFlags::empty())?),
         _ => return Err(Errno::NOTDIR.into()),
     }
-    let Some(mut top) = Level::enter(CWD, &name, unlock)? else { return Ok(()) };
+    let Some(mut top) = Level::enter(CWD, &name, add_permissions)? else { return Ok(()) };
     let mut below: Vec<Level> = Vec::new();
     // Path of the last level, for errors.
     let mut path = path.to_owned();
@@ -161,9 +161,9 @@ fn remove(path: &Path, unlock: bool, on_error: &mut OnError<'_>) -> io::Result<(
         if let Some(name) = level.subdirectories.pop() {
             let parent = &below.last().unwrap_or(&top).directory;
             let entered = if depth < MAX_OPEN_LEVELS {
-                Level::enter(parent.as_fd(), &name, unlock)
+                Level::enter(parent.as_fd(), &name, add_permissions)
             } else {
-                move_up(parent, &name, &top.directory, unlock).map(|()| {
+                move_up(parent, &name, &top.directory, add_permissions).map(|()| {
                     top.has_more = true;
                     None
                 })
@@ -197,18 +197,18 @@ fn remove(path: &Path, unlock: bool, on_error: &mut OnError<'_>) -> io::Result<(
 }
 
 /// Moves a directory into the top directory for later removal.
-fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, unlock: bool) -> io::Result<()> {
-    if unlock {
+fn move_up(parent: &OwnedFd, name: &CString, top: &OwnedFd, add_permissions: bool) -> io::Result<()> {
+    if add_permissions {
         // Moving a directory requires write permission in it, which `open_directory` adds.
-        drop(open_directory(parent.as_fd(), name, unlock));
+        drop(open_directory(parent.as_fd(), name, add_permissions));
     }
     let random = RandomState::new().build_hasher().finish();
     ignore_missing(renameat(parent, name, top, format!(".removed-{random:016x}")))
 }
 
-fn open_directory(parent: BorrowedFd<'_>, name: &CString, unlock: bool) -> Result<OwnedFd, Errno> {
+fn open_directory(parent: BorrowedFd<'_>, name: &CString, add_permissions: bool) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    if !unlock {
+    if !add_permissions {
         return openat(parent, name, flags | OFlags::RDONLY, Mode::empty());
     }
     let directory = openat(parent, name, flags | OFlags::PATH, Mode::empty())?;

@@ -94,13 +94,13 @@ pub type Behaviors = [Behavior; 8];
 
 /// First part of the shell script that the process runs: prints a valid handshake.
 /// The shell variable `$socket` has the path of the socket.
-pub const WELL_BEHAVED: &str = "echo \"1|0|unix|$socket|grpc|\"";
+pub const VALID_HANDSHAKE: &str = "echo \"1|0|unix|$socket|grpc|\"";
 /// Rest of the script: only waits.
 pub const IDLE_BODY: &str = "exec sleep 600";
 
 /// Possible first parts of the script.
 const STARTS: [&str; 9] = [
-    WELL_BEHAVED,
+    VALID_HANDSHAKE,
     "head -c 3000 /dev/urandom",
     "printf '1|0|unix|'",
     "printf '1|0|unix|'; exit 0",
@@ -122,7 +122,7 @@ const BODIES: [&str; 4] = [
 /// A plugin: the shell script that its process runs, and the behaviors of its service.
 #[derive(Debug, Clone)]
 pub struct Script {
-    /// First part of the shell script. [`WELL_BEHAVED`] prints a valid handshake.
+    /// First part of the shell script. [`VALID_HANDSHAKE`] prints a valid handshake.
     pub start: &'static str,
     /// Rest of the shell script.
     pub body: &'static str,
@@ -134,7 +134,7 @@ impl Script {
     /// Draws a plugin. Most plugins start correctly, because calls are only tested after a start.
     pub fn draw(random: &mut impl Rng) -> Self {
         let start =
-            if random.random_ratio(3, 4) { WELL_BEHAVED } else { STARTS.choose(random).unwrap_or(&WELL_BEHAVED) };
+            if random.random_ratio(3, 4) { VALID_HANDSHAKE } else { STARTS.choose(random).unwrap_or(&VALID_HANDSHAKE) };
         let mut behaviors: Behaviors =
             std::array::from_fn(|_| BEHAVIORS.choose(random).copied().unwrap_or(Behavior::Normal));
         if random.random_ratio(3, 4) {

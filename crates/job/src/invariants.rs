@@ -170,12 +170,12 @@ pub fn at_most<T: Ord>(limit: usize, jobs: impl IntoIterator<Item = (T, Option<T
         }
     }
     steps.sort();
-    let (mut running, mut found) = (0_usize, 0);
+    let (mut running, mut highest) = (0_usize, 0);
     for (_, starts) in steps {
         running = if starts { running + 1 } else { running.saturating_sub(1) };
-        found = found.max(running);
+        highest = highest.max(running);
     }
-    if found > limit { Err(Violation::ConcurrencyExceeded { found, limit }) } else { Ok(()) }
+    if highest > limit { Err(Violation::ConcurrencyExceeded { found: highest, limit }) } else { Ok(()) }
 }
 
 /// Compares each snapshot of a job with the previous one.

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_rule_denies_builtin_steps_except_calls_of_services_and_uploads() {
+    fn builtin_steps_need_no_rule_except_calls_of_services_and_uploads() {
         let builtin = |name: &str| StepReference::Builtin { name: name.to_owned() };
         let policy = StepPolicy {
             rules: vec![rule(1, false, "builtin:cache/*")],
@@ -296,6 +296,7 @@ mod tests {
             ("oci:host/*:1.*", "oci:host/a:1.2", true),
             ("oci:host/*:1.*", "oci:host/a:1", false),
             ("local:./**", "local:./a", true),
+            ("local:./**", "local:./", true),
             ("local:./**", "local:/a", false),
             ("**", "", true),
             ("script", "script", true),

@@ -104,7 +104,7 @@ impl fmt::Display for StepReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Script => f.write_str("script"),
-            Self::Local { path } => write!(f, "local:{}", clean(path)),
+            Self::Local { path } => write!(f, "local:{}", local_path(path)),
             Self::Git { url, path, revision } => {
                 let (scheme, rest) = match url.split_once("://") {
                     Some((scheme, rest)) if !scheme.eq_ignore_ascii_case("https") => (format!("{scheme}://"), rest),
@@ -140,7 +140,17 @@ fn step_path(path: &str) -> String {
     if DEFAULT_FILES.contains(&file) { dir.to_owned() } else { path.to_owned() }
 }
 
-/// Removes `.`, `..` and empty parts, as far as possible without the file system.
+/// Returns the path of a local step without default name of its step file.
+fn local_path(path: &str) -> String {
+    let path = clean(path);
+    match path.rsplit_once('/') {
+        Some((dir, file)) if DEFAULT_FILES.contains(&file) => clean(if dir.is_empty() { "/" } else { dir }),
+        _ => path,
+    }
+}
+
+/// Removes `.`, `..` and empty parts, as far as possible without the file system. A relative path starts with `./` or
+/// `../`, so that a rule for `./**` also matches the directory itself.
 fn clean(path: &str) -> String {
     let is_absolute = path.starts_with('/');
     let mut parts: Vec<&str> = Vec::new();
@@ -155,8 +165,8 @@ fn clean(path: &str) -> String {
     let joined = parts.join("/");
     match joined.as_str() {
         _ if is_absolute => format!("/{joined}"),
-        "" => ".".to_owned(),
-        outside if outside.starts_with("..") => outside.to_owned(),
+        outside if parts.last() == Some(&"..") => format!("{outside}/"),
+        outside if outside.starts_with("../") => outside.to_owned(),
         inside => format!("./{inside}"),
     }
 }
@@ -169,8 +179,15 @@ mod tests {
     fn references_have_one_canonical_text() {
         for (reference, text) in [
             ("./ci/../ci//build/", "local:./ci/build"),
-            (".", "local:."),
+            (".", "local:./"),
             ("../a", "local:../a"),
+            ("./ci/../../..", "local:../../"),
+            ("./..evil/step", "local:./..evil/step"),
+            ("./step.yml", "local:./"),
+            ("./..evil/step.yml", "local:./..evil"),
+            ("/opt/steps/build/func.yml", "local:/opt/steps/build"),
+            ("/step.yml", "local:/"),
+            ("../step.yml", "local:../"),
             ("/opt/../srv/x.yml", "local:/srv/x.yml"),
             ("git.Example.com/steps/build@v1", "git:git.example.com/steps/build@v1"),
             ("https://user:pw@git.example.com/steps/build.git@v1", "git:git.example.com/steps/build@v1"),

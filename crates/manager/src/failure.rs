@@ -39,13 +39,15 @@ pub(crate) fn from_result(payload: &JobPayload, result: &JobResult, from: u64, b
     }
 }
 
-/// The update has no checksum, because the manager has not seen the whole trace.
+/// Returns the final update of a job that the manager failed. It has no checksum, because the manager has not seen the
+/// whole trace.
 pub(crate) fn from_manager_outcome(payload: &JobPayload, outcome: &ManagerOutcome) -> UpdateRequest {
     let output = Output { checksum: None, bytesize: Some(outcome.trace_offset + outcome.trace_message.len() as u64) };
     UpdateRequest { output, ..update(payload, "failed", Some(outcome.reason), outcome.exit_code) }
 }
 
-pub(crate) fn running(payload: &JobPayload) -> UpdateRequest {
+/// Returns an update with the state `running`.
+pub(crate) fn running_update(payload: &JobPayload) -> UpdateRequest {
     update(payload, "running", None, None)
 }
 
@@ -122,7 +124,12 @@ mod tests {
         serde_json::from_value(serde_json::json!({ "id": 1, "token": "t", "features": features })).unwrap()
     }
 
-    fn reported(reason: FailureReason, cause: Option<TerminationCause>, known: &[&str], by_manager: bool) -> String {
+    fn reported_reason(
+        reason: FailureReason,
+        cause: Option<TerminationCause>,
+        known: &[&str],
+        by_manager: bool,
+    ) -> String {
         let outcome = Outcome::Failed { reason, exit_code: Some(0), cause };
         from_result(&payload(known), &result(outcome), 0, by_manager).failure_reason.unwrap()
     }
@@ -193,19 +200,25 @@ mod tests {
     #[test]
     fn failure_reasons_are_mapped_to_those_the_server_knows() {
         use FailureReason as R;
-        assert_eq!(reported(R::ScriptFailure, None, &[], false), "script_failure");
-        assert_eq!(reported(R::ScriptFailure, Some(TerminationCause::TimedOut), &[], false), "job_execution_timeout");
+        assert_eq!(reported_reason(R::ScriptFailure, None, &[], false), "script_failure");
         assert_eq!(
-            reported(R::ScriptFailure, Some(TerminationCause::EnvironmentLost), &[], false),
+            reported_reason(R::ScriptFailure, Some(TerminationCause::TimedOut), &[], false),
+            "job_execution_timeout"
+        );
+        assert_eq!(
+            reported_reason(R::ScriptFailure, Some(TerminationCause::EnvironmentLost), &[], false),
             "runner_system_failure"
         );
-        assert_eq!(reported(R::JobCanceled, Some(TerminationCause::CanceledByUser), &[], false), "unknown_failure");
+        assert_eq!(
+            reported_reason(R::JobCanceled, Some(TerminationCause::CanceledByUser), &[], false),
+            "unknown_failure"
+        );
         let known = ["job_canceled", "runner_interrupted", "image_pull_failure"];
-        assert_eq!(reported(R::JobCanceled, None, &known, false), "job_canceled");
-        assert_eq!(reported(R::JobCanceled, None, &known, true), "runner_interrupted");
-        assert_eq!(reported(R::ImagePullFailure, None, &known, false), "image_pull_failure");
-        assert_eq!(reported(R::ImagePullFailure, None, &[], false), "runner_system_failure");
-        assert_eq!(reported(R::RunnerConfigurationError, None, &[], false), "script_failure");
+        assert_eq!(reported_reason(R::JobCanceled, None, &known, false), "job_canceled");
+        assert_eq!(reported_reason(R::JobCanceled, None, &known, true), "runner_interrupted");
+        assert_eq!(reported_reason(R::ImagePullFailure, None, &known, false), "image_pull_failure");
+        assert_eq!(reported_reason(R::ImagePullFailure, None, &[], false), "runner_system_failure");
+        assert_eq!(reported_reason(R::RunnerConfigurationError, None, &[], false), "script_failure");
     }
 
     #[test]

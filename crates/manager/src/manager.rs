@@ -69,6 +69,7 @@ pub struct Manager {
     requests: Requests,
     observer: Arc<Observer>,
     jobs: JoinSet<Result<(), JobError>>,
+    /// Jobs, and the key with which the admission counts each of them.
     jobs_by_task: HashMap<Id, (JobRunId, RunnerKey)>,
     unreported: UnreportedJobs,
     reachability: ReachabilityTracker,
@@ -127,7 +128,7 @@ impl Manager {
         Self { run_tracker: RunLimitTracker::new(run_limits), ..self }
     }
 
-    /// Runs until a command or a run limit stops the manager and its jobs are reported.
+    /// Runs until a command or a run limit stops the manager, and then until all its jobs are reported.
     ///
     /// After [`ControlCommand::Leave`], or if the future is dropped, the jobs continue at their agents, and a later start restores them.
     ///
@@ -162,7 +163,7 @@ impl Manager {
         self.run_tracker.record_idle();
         let mut refusal = None;
         let mut has_control = true;
-        while self.run_state == RunState::Working || self.has_jobs_to_end() || !self.requests.is_empty() {
+        while self.run_state == RunState::Working || self.must_wait_for_jobs() || !self.requests.is_empty() {
             for (runner, capacity) in self.executors.capacities(&self.settings.runners) {
                 self.admission.set_capacity(&runner, capacity.jobs);
             }
@@ -204,7 +205,7 @@ impl Manager {
         self.settings.shutdown_timeout.saturating_sub(passed)
     }
 
-    fn has_jobs_to_end(&self) -> bool {
+    fn must_wait_for_jobs(&self) -> bool {
         self.run_state != RunState::Leaving && !self.jobs.is_empty()
     }
 
@@ -219,7 +220,8 @@ impl Manager {
                 continue;
             };
             let known = contexts.iter().find(|context| Arc::ptr_eq(&context.runner, &runner)).cloned();
-            let context = match known.map_or_else(|| self.context(&runner, None), Ok) {
+            let create = || self.client_for_jobs(&runner).map(|client| self.context(&runner, client));
+            let context = match known.map_or_else(create, Ok) {
                 Ok(context) => context,
                 Err(error) => {
                     tracing::error!(
@@ -336,10 +338,10 @@ impl Manager {
     /// If the manager must end because the coordinator refused the runner, returns the error with which it ends once
     /// its jobs have ended.
     fn on_poll_result(&mut self, answered: CompletedPoll) -> Result<Option<ManagerError>, ManagerError> {
-        let CompletedPoll { poll, runner, client, answer, is_repeatable } = answered;
+        let CompletedPoll { poll, runner, answer, is_repeatable } = answered;
         let now = Instant::now();
-        if let PollResult::Job(_) | PollResult::Empty { .. } = answer {
-            let at_once = matches!(answer, PollResult::Job(_)) && !self.admission.is_held(poll, now);
+        if let PollResult::Job { .. } | PollResult::Empty { .. } = answer {
+            let at_once = matches!(answer, PollResult::Job { .. }) && !self.admission.is_held(poll, now);
             self.executors.request_answered(&runner.key, at_once);
         }
         let notice = self.admission.answered(poll, answer.outcome(), now);
@@ -351,13 +353,11 @@ impl Manager {
             self.observer.answered(&runner, notice, &stats, has_capacity);
         }
         let error = match answer {
-            PollResult::Job(job) => {
-                match self.context(&runner, client) {
-                    Ok(context) => self.spawn(context, *job, false),
-                    Err(error) => {
-                        tracing::error!(%error, job = %job.run, "failed to create a client for a received job")
-                    }
-                }
+            PollResult::Job { job, client } => {
+                // The runner may have been removed and added with a new token, and thus a new key, during the request.
+                self.admission.job_ended(&runner.key);
+                self.admission.count_job(self.settings.key_of(&runner));
+                self.spawn(self.context(&runner, client), *job, false);
                 None
             }
             PollResult::Store(error) => return Err(error.into()),
@@ -374,14 +374,15 @@ impl Manager {
         Ok(None)
     }
 
-    fn context(&self, runner: &Arc<RunnerSettings>, client: Option<Client>) -> Result<Arc<RunnerContext>, ClientError> {
-        let age = self.settings.connection_max_age;
-        let create = || {
-            crate::client::with_deferred_tls(runner, age).map(|client| self.observer.counting_client(client, runner))
-        };
-        let client = client.map_or_else(create, Ok)?;
+    /// Returns a client for jobs of an earlier process.
+    fn client_for_jobs(&self, runner: &Arc<RunnerSettings>) -> Result<Client, ClientError> {
+        let client = crate::client::with_deferred_tls(runner, self.settings.connection_max_age)?;
+        Ok(self.observer.counting_client(client, runner))
+    }
+
+    fn context(&self, runner: &Arc<RunnerSettings>, client: Client) -> Arc<RunnerContext> {
         let key = self.settings.key_of(runner);
-        Ok(Arc::new(RunnerContext {
+        Arc::new(RunnerContext {
             client,
             runner: Arc::clone(runner),
             key: key.clone(),
@@ -395,7 +396,7 @@ impl Manager {
             cancel: self.cancel.clone(),
             unreported: self.unreported.clone(),
             reachability: self.reachability.clone(),
-        }))
+        })
     }
 
     fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
@@ -404,7 +405,7 @@ impl Manager {
             tracing::info!("This runner has received its last job, and exits when its jobs have ended");
             self.stop_requests(RunState::Draining);
         }
-        let (run, key) = (job.run.clone(), self.settings.key_of(&context.runner).clone());
+        let (run, key) = (job.run.clone(), context.key.clone());
         let span = tracing::info_span!("job", job = job.payload.id.0);
         let watch = span.in_scope(|| self.observer.watch_job(&context.runner, &job, recovered));
         let permit = job.state.held_lease().map(|_| self.limits.resume(&key));

@@ -35,7 +35,7 @@ pub(crate) struct GcArgs {
     directories: Vec<PathBuf>,
     #[command(flatten)]
     config: ConfigArg,
-    /// Time after which unused data is marked, and after which marked data is deleted. It must be longer than the longest job.
+    /// Minimum age of unused data that is marked. Marked data is deleted after the same time if it is still unused. This time must be longer than the longest job.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = flags::go_duration)]
     grace: Duration,
     /// Delete each cache that no job has saved for this time, such as 720h. By default, no cache is deleted.
@@ -80,7 +80,7 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
         for runner in &settings.runners {
             let Some(options) = options_of(args.due, runner, options) else { continue };
             let root = runner.cache_dir.clone().unwrap_or_else(|| PathBuf::from("cache"));
-            roots.entry(root).or_insert(options);
+            roots.entry(root).and_modify(|shared| *shared = shared_options(*shared, options)).or_insert(options);
             is_complete &= collect_objects(runner, options).await;
         }
     }
@@ -90,6 +90,16 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
         }
     }
     Ok(is_complete)
+}
+
+/// Returns the options for a directory that two runners share. Nothing is deleted that the settings of one of them retain.
+fn shared_options(first: CollectOptions, second: CollectOptions) -> CollectOptions {
+    CollectOptions {
+        grace: first.grace.max(second.grace),
+        max_age: first.max_age.zip(second.max_age).map(|(first, second)| first.max(second)),
+        min_interval: first.min_interval.min(second.min_interval),
+        ..first
+    }
 }
 
 /// Returns the options for the stores of a runner. With `only_due`, `None` means that the runner has no
@@ -164,4 +174,29 @@ fn print(store: &str, collection: &Collection, is_dry: bool) {
          their age",
         collection.marked, collection.used.0, collection.used.1, collection.expired
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_of_runners_with_the_same_directory_are_combined() {
+        let hours = |count: u64| Duration::from_secs(count * 3600);
+        let options = |grace, max_age: Option<u64>, interval| CollectOptions {
+            now: SystemTime::UNIX_EPOCH,
+            grace: hours(grace),
+            max_age: max_age.map(hours),
+            min_interval: Some(hours(interval)),
+            dry_run: false,
+        };
+        let shared = |first, second| {
+            let found = shared_options(first, second);
+            (found.grace, found.max_age, found.min_interval)
+        };
+        let (long, short, unlimited) = (options(24, Some(720), 24), options(2, Some(48), 1), options(2, None, 1));
+        assert_eq!(shared(long, short), (hours(24), Some(hours(720)), Some(hours(1))));
+        assert_eq!(shared(short, long), shared(long, short));
+        assert_eq!(shared(long, unlimited).1, None, "without a maximum age, no cache may be deleted");
+    }
 }

@@ -87,7 +87,7 @@ pub(crate) fn is_created_at_server(token: &str) -> bool {
 }
 
 /// Logs whether this process runs in system mode (as root) or user mode.
-pub(crate) fn log_mode() {
+pub(crate) fn log_system_or_user_mode() {
     if paths::is_root() {
         tracing::info!("Running in system-mode.");
     } else {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use muster_telemetry::logs::{Color, Format, LogHandle, LogOptions};
 
-const DIRECTIVES: &str = "MUSTER_LOG";
+const DIRECTIVES_VARIABLE: &str = "MUSTER_LOG";
 
 static HANDLE: OnceLock<LogHandle> = OnceLock::new();
 
@@ -31,7 +31,7 @@ pub(crate) fn handle() -> &'static LogHandle {
 }
 
 fn start(options: LogOptions) {
-    let directives = std::env::var(DIRECTIVES).ok().filter(|text| !text.is_empty());
+    let directives = std::env::var(DIRECTIVES_VARIABLE).ok().filter(|text| !text.is_empty());
     let (directives, invalid) = match directives.as_deref().map(str::parse) {
         Some(Ok(directives)) => (Some(directives), None),
         Some(Err(error)) => (options.directives, Some(error)),
@@ -39,7 +39,7 @@ fn start(options: LogOptions) {
     };
     HANDLE.get_or_init(|| LogHandle::install(LogOptions { directives, ..options }));
     if let Some(error) = invalid {
-        tracing::warn!(error = &error as &dyn std::error::Error, "ignored invalid {DIRECTIVES}");
+        tracing::warn!(error = &error as &dyn std::error::Error, "ignored invalid {DIRECTIVES_VARIABLE}");
     }
 }
 

@@ -1,4 +1,4 @@
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Returns the configuration file if neither `--config` nor `CONFIG_FILE` is set: `/etc/gitlab-runner/config.toml` for
 /// root, else `~/.gitlab-runner/config.toml`, else `config.toml` in the working directory.
@@ -19,24 +19,47 @@ pub(crate) fn is_root() -> bool {
 /// Returns the user's home directory: `HOME`, or the entry in `/etc/passwd`.
 pub(crate) fn home() -> Option<PathBuf> {
     let variable = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-    variable.or_else(|| home_of(|_, uid| uid == rustix::process::geteuid().as_raw()))
+    let own_uid = rustix::process::geteuid().as_raw();
+    variable.or_else(|| Some(find_user(Path::new(PASSWD), |_, uid| uid == own_uid)?.home))
 }
 
-pub(crate) fn home_of_user(name: &str) -> Option<PathBuf> {
-    home_of(|user, _| user == name)
+const PASSWD: &str = "/etc/passwd";
+
+/// Entry of a user in `/etc/passwd`.
+#[derive(Debug)]
+pub(crate) struct UserEntry {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) home: PathBuf,
 }
 
-/// Returns the home directory of the first user in `/etc/passwd` whose name and ID satisfy `predicate`.
+/// Returns a user of the system below `root`, or of this system if `root` is `None` or has no `/etc/passwd`.
+pub(crate) fn user_in(root: Option<&Path>, name: &str) -> Option<UserEntry> {
+    let passwd = root.map(|root| root.join("etc/passwd")).filter(|path| path.exists());
+    find_user(passwd.as_deref().unwrap_or(Path::new(PASSWD)), |user, _| user == name)
+}
+
+/// Returns the first user in the file `passwd` whose name and ID satisfy `predicate`.
 ///
 /// Reads the file itself, because a static executable cannot use the name service.
-fn home_of(predicate: impl Fn(&str, u32) -> bool) -> Option<PathBuf> {
-    let users = std::fs::read_to_string("/etc/passwd").ok()?;
+fn find_user(passwd: &Path, predicate: impl Fn(&str, u32) -> bool) -> Option<UserEntry> {
+    let users = std::fs::read_to_string(passwd).ok()?;
     users.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
-        let [name, _, uid, _, _, home, ..] = fields[..] else { return None };
-        let is_match = predicate(name, uid.parse().ok()?) && Path::new(home).is_absolute();
-        is_match.then(|| PathBuf::from(home))
+        let [name, _, uid, gid, _, home, ..] = fields[..] else { return None };
+        let (uid, gid) = (uid.parse().ok()?, gid.parse().ok()?);
+        let is_match = predicate(name, uid) && Path::new(home).is_absolute();
+        is_match.then(|| UserEntry { uid, gid, home: PathBuf::from(home) })
     })
+}
+
+/// Returns `path` relative to `directory`, or `None` if it is not in the directory. Both paths are absolute.
+///
+/// `directory` must be free of symbolic links. `path` may lead to the directory through symbolic links and `..`.
+pub(crate) fn relative_to(directory: &Path, path: &Path) -> Option<PathBuf> {
+    let is_directory = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|found| found == directory);
+    let relative = path.strip_prefix(path.ancestors().find(is_directory)?).ok()?;
+    relative.components().all(|part| matches!(part, Component::Normal(_))).then(|| relative.to_owned())
 }
 
 fn default_directory() -> PathBuf {

@@ -70,7 +70,8 @@ impl Blob {
         BlobReader { blob: self.clone(), position: 0 }
     }
 
-    /// Returns the content as the body of a request. `sent` counts only bytes of a file.
+    /// Returns the content as the body of a request. If the content is in a file, the sent bytes are added to `sent`.
+    /// Bytes in memory are not counted.
     pub(crate) fn body(&self, sent: &SentBytes) -> Body {
         if let Content::Memory(bytes) = &self.content {
             return Body::from(bytes.clone());

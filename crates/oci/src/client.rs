@@ -38,7 +38,7 @@ const MAX_QUOTED_CHARS: usize = 200;
 pub enum TagList {
     /// The tags.
     Tags(Vec<String>),
-    /// The registry does not list the tags, which may still exist.
+    /// The registry does not list its tags. The repository may have tags nevertheless.
     Unlisted,
 }
 
@@ -167,20 +167,21 @@ impl Registry {
         self.resolve(tag).await.map(|(_, index)| index)
     }
 
-    /// Fetches the index of a tag or digest, with its digest.
+    /// Fetches the index of a tag or digest (`reference`). Returns the index with its digest.
     ///
     /// # Errors
     /// As for [`Registry::index`].
-    pub async fn resolve(&self, tag: &str) -> Result<(Digest, Index), RegistryError> {
-        let url = self.url(&["manifests", tag])?;
-        let is_digest = tag.contains(':');
-        let content = format!("{}{}{tag}", self.repository, if is_digest { '@' } else { ':' });
-        let response = self.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
+    pub async fn resolve(&self, reference: &str) -> Result<(Digest, Index), RegistryError> {
+        let url = self.url(&["manifests", reference])?;
+        let is_digest = reference.contains(':');
+        let content = format!("{}{}{reference}", self.repository, if is_digest { '@' } else { ':' });
+        let response =
+            self.get(&url, accept_headers(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(content)).await?;
         let expected = response.headers().get("docker-content-digest").and_then(|value| value.to_str().ok());
         let expected = expected.map(str::to_owned);
         let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
         let digest = Digest::of(&body);
-        if let Some(expected) = if is_digest { Some(tag.to_owned()) } else { expected } {
+        if let Some(expected) = if is_digest { Some(reference.to_owned()) } else { expected } {
             verify(&url, &expected, digest)?;
         }
         let index = Index { bytes: body.len() as u64, ..parse(&url, &body)? };
@@ -197,7 +198,7 @@ impl Registry {
     /// [`RegistryError`], also if the content does not match its digest.
     pub async fn manifest(&self, entry: &Descriptor) -> Result<Manifest, RegistryError> {
         let url = self.url(&["manifests", &entry.digest])?;
-        let response = self.get(&url, accept(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
+        let response = self.get(&url, accept_headers(&MANIFEST_TYPES), Some(entry.digest.clone())).await?;
         let body = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;
         verify(&url, &entry.digest, Digest::of(&body))?;
         parse(&url, &body)
@@ -338,7 +339,7 @@ pub(super) fn verify(url: &Url, expected: &str, found: Digest) -> Result<(), Reg
     Err(RegistryError::Digest { url: url.into(), expected: expected.to_string(), found: found.to_string() })
 }
 
-pub(super) fn accept(types: &[&str]) -> HeaderMap {
+pub(super) fn accept_headers(types: &[&str]) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for value in types.iter().filter_map(|media_type| media_type.parse().ok()) {
         headers.append(ACCEPT, value);

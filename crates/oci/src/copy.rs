@@ -7,7 +7,7 @@ use url::Url;
 
 use crate::blob::Blob;
 use crate::body::read_body;
-use crate::client::{MAX_DOCUMENT_BYTES, Registry, accept, verify};
+use crate::client::{MAX_DOCUMENT_BYTES, Registry, accept_headers, verify};
 use crate::digest::{Digest, DigestError};
 use crate::error::{RegistryError, ResponseError};
 use crate::manifest::{Descriptor, INDEX_TYPES, MANIFEST_TYPES};
@@ -64,7 +64,8 @@ async fn fetch(from: &Registry, reference: &str) -> Result<(Document, References
     let is_digest = reference.contains(':');
     // Names the content in the error that it does not exist.
     let full_name = format!("{}{}{reference}", from.repository(), if is_digest { '@' } else { ':' });
-    let response = from.get(&url, accept(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(full_name)).await?;
+    let response =
+        from.get(&url, accept_headers(&[&INDEX_TYPES[..], &MANIFEST_TYPES[..]].concat()), Some(full_name)).await?;
     let header = response.headers().get(reqwest::header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let header = header.unwrap_or_default().to_owned();
     let bytes = read_body(response, url.as_str(), MAX_DOCUMENT_BYTES).await?;

@@ -109,15 +109,13 @@ pub(crate) fn key(registry: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
 
     use super::*;
 
     fn helper(script: &str) -> (tempfile::TempDir, CredentialHelper) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("docker-credential-test");
-        std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&file, format!("#!/bin/sh\n{script}\n"));
         let path = format!("{}:/usr/bin:/bin", dir.path().display());
         (dir, CredentialHelper::new("test").unwrap().with_search_path(path))
     }

@@ -70,7 +70,7 @@ impl DockerConfig {
     /// Stores credentials for a registry with its credential helper, or else in the file, which only the owner can
     /// read.
     ///
-    /// In the file, only entries of this registry are replaced.
+    /// In the file, only the entries of the registry itself are replaced, not those of single repositories.
     pub async fn put(&self, registry: &str, credentials: &Credentials) -> Result<(), CredentialsError> {
         let mut config = self.read()?;
         let key = key(registry);
@@ -82,7 +82,7 @@ impl DockerConfig {
         let Some(auths) = auths.as_object_mut() else {
             return Err(self.invalid("auths is not a JSON object".to_owned()));
         };
-        auths.retain(|name, _| *name == key || !is_same_registry(name, &key));
+        auths.retain(|name, _| *name == key || !is_spelling_of(name, &key));
         let auth = STANDARD.encode(format!("{}:{}", credentials.username, credentials.password));
         auths.insert(key, json!({ "auth": auth }));
         self.write(&config).map_err(|source| CredentialsError::File {
@@ -155,15 +155,55 @@ fn entry_credentials(config: &Map<String, Value>, keys: &[&str]) -> Result<Optio
 
 /// Returns whether two names have the same registry, regardless of scheme and path.
 fn is_same_registry(name: &str, key: &str) -> bool {
-    let host = |text: &str| {
-        let text = text.trim_start_matches("https://").trim_start_matches("http://");
-        text.split('/').next().unwrap_or_default().to_owned()
-    };
-    host(name) == host(key)
+    host_and_path(name).0 == host_and_path(key).0
+}
+
+/// Returns whether a name is the registry of the key, such as `https://HOST/v1/`, and not a repository at this registry.
+fn is_spelling_of(name: &str, key: &str) -> bool {
+    is_same_registry(name, key) && matches!(host_and_path(name).1.trim_end_matches('/'), "" | "v1" | "v2")
+}
+
+fn host_and_path(name: &str) -> (&str, &str) {
+    let name = name.trim_start_matches("https://").trim_start_matches("http://");
+    name.split_once('/').unwrap_or((name, ""))
 }
 
 fn configured_helper(config: &Map<String, Value>, key: &str) -> Option<String> {
     let registry_helper = config.get("credHelpers").and_then(|helpers| helpers.get(key));
     let helper = registry_helper.or_else(|| config.get("credsStore"))?.as_str()?;
     Some(helper.to_owned()).filter(|helper| !helper.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn login_replaces_only_the_spellings_of_its_registry() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = DockerConfig::in_directory(dir.path());
+        for (registry, others, replaced) in [
+            (
+                "r.example",
+                &["r.example/group/project", "https://r.example/group", "other.example"][..],
+                &["r.example", "r.example/", "https://r.example", "http://r.example/v2/", "r.example/v1"][..],
+            ),
+            ("docker.io", &["https://index.docker.io/group/app"], &["index.docker.io", "https://index.docker.io/v1/"]),
+        ] {
+            let auths: Map<String, Value> = others
+                .iter()
+                .chain(replaced)
+                .map(|name| ((*name).to_owned(), json!({"auth": "b2xkOm9sZA=="})))
+                .collect();
+            std::fs::write(config.path(), json!({"auths": auths}).to_string()).unwrap();
+            config.put(registry, &Credentials::new("new", "word")).await.unwrap();
+            let mut kept: Vec<String> = config.read().unwrap()["auths"].as_object().unwrap().keys().cloned().collect();
+            kept.retain(|name| *name != key(registry));
+            kept.sort();
+            let mut expected = others.to_vec();
+            expected.sort_unstable();
+            assert_eq!(kept, expected);
+            assert_eq!(config.get(registry).await.unwrap().unwrap().username, "new");
+        }
+    }
 }

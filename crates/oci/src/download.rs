@@ -41,6 +41,8 @@ impl Registry {
         let mut file =
             options.create(true).truncate(false).read(true).write(true).open(file_path).await.map_err(failed)?;
         let mut part = Part::read(file_path, blob.size).await.map_err(failed)?;
+        // Removes content that is not a part of this blob. If the blob is empty, nothing is requested that would replace it.
+        file.set_len(part.length).await.map_err(failed)?;
         let mut failures = 0;
         while part.length < blob.size {
             let length_before = part.length;
@@ -90,7 +92,8 @@ impl Registry {
         let is_partial = response.status() == StatusCode::PARTIAL_CONTENT;
         match if is_partial { first_byte(response.headers()) } else { Some(0) } {
             Some(first) if first == part.length => {}
-            // Without a requested range, only the digest shows whether this is the whole blob.
+            // The response names no range, and none was requested. It is accepted, because the digest will show whether
+            // it has the whole blob.
             None if part.length == 0 => {}
             // The registry ignores ranges and sends the whole blob.
             Some(0) => *part = Part::default(),
@@ -199,5 +202,15 @@ mod tests {
             served = serve_other_ranges(listener) => panic!("{served:?}"),
         }
         assert_eq!(std::fs::read(file.path()).unwrap(), CONTENT);
+    }
+    #[tokio::test]
+    async fn file_of_an_empty_blob_is_emptied() {
+        let repository = Repository::parse("r.example/app", &Defaults { registry: "docker.io", group: "library" });
+        let registry = Registry::new(repository.unwrap(), None).unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), CONTENT).unwrap();
+        let blob = Descriptor { digest: Digest::of(b"").to_string(), size: 0, ..Descriptor::default() };
+        registry.download(&blob, file.path()).await.unwrap();
+        assert_eq!(std::fs::read(file.path()).unwrap(), b"");
     }
 }

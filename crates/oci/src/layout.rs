@@ -2,7 +2,7 @@
 //!
 //! The version is the annotation `org.opencontainers.image.ref.name` of the index in `index.json`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::sync::Arc;
@@ -128,7 +128,9 @@ pub fn read_layout(from: File) -> Result<(String, BuiltIndex), LayoutError> {
     let index = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
     let references: References = parse(&entry.digest, &index.bytes)?;
     let (mut blobs, mut manifests) = (Vec::new(), Vec::new());
-    for entry in &references.manifests {
+    let mut digests = HashSet::new();
+    // The index can have an image several times, for example for several versions of an operating system.
+    for entry in references.manifests.iter().filter(|entry| digests.insert(&entry.digest)) {
         let manifest = Document { media_type: entry.media_type.clone(), bytes: take(&mut files, &entry.digest)? };
         let inner: References = parse(&entry.digest, &manifest.bytes)?;
         for blob in inner.config.iter().chain(&inner.layers) {
@@ -238,6 +240,20 @@ mod tests {
         let mut again = Vec::new();
         write_layout(&mut again, &read, "1.2.3").unwrap();
         assert_eq!(again, file);
+    }
+
+    #[test]
+    fn index_can_have_an_image_twice() {
+        let image = || Image {
+            platform: Platform { os: "linux".to_owned(), architecture: "amd64".to_owned(), ..Platform::default() },
+            layers: [b"layer".to_vec().into()].into(),
+        };
+        let written = BuiltIndex::new("layer/type", vec![image(), image()], &BTreeMap::new());
+        let mut file = Vec::new();
+        write_layout(&mut file, &written, "1").unwrap();
+        let (_, read) = read(&file).unwrap();
+        assert_eq!(read.index, written.index);
+        assert_eq!(read.manifests, written.manifests[..1], "an image is published once");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Fetches content from an OCI registry, verifies its digest and unpacks it. Also defines the lock file.
+//! Fetches content from OCI registries, verifies its digest and unpacks it. Also packs and publishes content, and
+//! defines the lock file.
 //!
 //! [`Registry`] is the client of one repository (OCI distribution specification).
 

@@ -37,7 +37,7 @@ impl Registry {
     }
 
     async fn get_index(&self, url: &url::Url) -> Result<Option<Index>, RegistryError> {
-        match self.get(url, crate::client::accept(&INDEX_TYPES[..1]), None).await {
+        match self.get(url, crate::client::accept_headers(&INDEX_TYPES[..1]), None).await {
             Ok(response) => parse_body(response, url).await.map(Some),
             Err(RegistryError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),

@@ -7,19 +7,20 @@ use crate::context::{ChildSource, Context, Sources};
 use crate::diagnostic::{Diagnostic, Severity};
 use crate::graph::{self, Graph};
 use crate::load::{self, Loaded};
+use crate::masked::MaskedValues;
 use crate::model::{NotCreated, Pipeline};
 use crate::node::Node;
 use crate::seed::{self, Outcome};
 use crate::source_map::SourceMap;
 
-/// Exactly one of three cases applies: `pipeline` is set, `not_created` is set, or `diagnostics` contains an error.
+/// Result of a compilation. Either `pipeline` is set, or `not_created` is set, or `diagnostics` contains an error.
 #[derive(Debug, Clone, Default)]
 pub struct Compiled {
     /// The pipeline, if the event creates one.
     pub pipeline: Option<Pipeline>,
     /// Reason why a valid configuration creates no pipeline for this event.
     pub not_created: Option<NotCreated>,
-    /// Errors and warnings, ordered by position. Errors of loading that have a position come first.
+    /// Errors and warnings, ordered by position. Errors of loading come before all others, if they have a position.
     pub diagnostics: Vec<Diagnostic>,
     /// Texts that the positions of the diagnostics refer to. The first is the root file or, for a child pipeline, the first entry of
     /// `trigger:include`.
@@ -50,21 +51,21 @@ pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn S
 }
 
 fn compile_loaded(mut loaded: Loaded, context: &Context, sources: &dyn Sources) -> Compiled {
-    let mut problems = Problems::after_load(&loaded.diagnostics);
+    let mut problems = Problems::with_load_diagnostics(&loaded.diagnostics);
     problems.patterns = std::mem::take(&mut loaded.patterns);
     let mut compiled = Compiled::default();
     let loaded_completely = !loaded.has_errors();
     if loaded_completely || loaded.root.as_map().is_some_and(|map| !map.is_empty()) {
         let (config, merged) = config::config(&loaded.root, loaded_completely, &loaded.gaps, &mut problems);
         compiled.merged = Some(merged);
-        problems.check_patterns(loaded.root.span);
+        problems.check_patterns_budget(loaded.root.span);
         // Files that could not be read may define the stages and jobs that other jobs refer to.
         let all_jobs_known = loaded.gaps.is_empty() || loaded.gaps.is_stub;
         let graph = if all_jobs_known { graph::graph(&config, &mut problems) } else { Graph::default() };
-        if problems.errors() == 0 {
+        if problems.error_count() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);
-            problems.check_patterns(loaded.root.span);
-            if problems.errors() == 0 {
+            problems.check_patterns_budget(loaded.root.span);
+            if problems.error_count() == 0 {
                 match outcome {
                     Outcome::Created(pipeline) => compiled.pipeline = Some(*pipeline),
                     Outcome::NotCreated(reason) => compiled.not_created = Some(reason),
@@ -73,7 +74,9 @@ fn compile_loaded(mut loaded: Loaded, context: &Context, sources: &dyn Sources) 
         }
     }
     compiled.diagnostics = problems.into_list();
+    let masked = MaskedValues::new(context);
     for diagnostic in &mut compiled.diagnostics {
+        masked.hide_in(diagnostic);
         diagnostic.narrow(&loaded.sources);
     }
     compiled.sources = loaded.sources;

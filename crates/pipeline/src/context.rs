@@ -24,7 +24,7 @@ pub enum PipelineSource {
 }
 
 impl PipelineSource {
-    /// All sources with the value of `CI_PIPELINE_SOURCE`.
+    /// All sources, each with its value of `CI_PIPELINE_SOURCE`.
     pub const ALL: &'static [(Self, &'static str)] = &[
         (Self::Push, "push"),
         (Self::MergeRequestEvent, "merge_request_event"),
@@ -248,6 +248,9 @@ pub enum SourceError {
 /// Reads files, and compares commits of the project. All that this crate uses besides its arguments comes from this
 /// trait.
 pub trait Sources {
+    /// Announces that a configuration will be loaded, for which the time limits of downloads start again.
+    fn begin_load(&self) {}
+
     /// Announces files that will be read, so that they can be downloaded concurrently.
     fn prefetch(&self, _targets: &[IncludeTarget]) {}
 

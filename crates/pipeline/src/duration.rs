@@ -58,7 +58,10 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
         if let Some(number) = number(&word) {
             amount = Some(match amount.take() {
                 None => (number, word),
-                Some((previous, text)) => (combine(previous, number).ok_or(DurationError::MissingUnit(text))?, word),
+                Some((previous, text)) => match combine(previous, is_digits(&text), number, is_digits(&word)) {
+                    Some(combined) => (combined, word),
+                    None => return Err(DurationError::MissingUnit(text)),
+                },
             });
         } else if let Some(unit) = unit(&word) {
             let (number, _) = amount.take().ok_or(DurationError::MissingAmount(word))?;
@@ -162,7 +165,7 @@ fn number(word: &str) -> Option<f64> {
     ];
     const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
 
-    if word.starts_with(|char: char| char.is_ascii_digit() || char == '.') {
+    if is_digits(word) {
         return word.parse().ok().filter(|value: &f64| value.is_finite());
     }
     let index = |list: &[&str]| list.iter().position(|known| *known == word).and_then(|at| u8::try_from(at).ok());
@@ -174,11 +177,21 @@ fn number(word: &str) -> Option<f64> {
     }
 }
 
-/// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. Returns `None` for `10
-/// 20`.
-fn combine(previous: f64, number: f64) -> Option<f64> {
+fn is_digits(word: &str) -> bool {
+    word.starts_with(|char: char| char.is_ascii_digit() || char == '.')
+}
+
+/// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. Of numbers in digits, only
+/// the first one can be combined, with `hundred` or `thousand`: `2 hundred`. Returns `None` for `20 5` and `20 five`.
+fn combine(previous: f64, previous_is_digits: bool, number: f64, number_is_digits: bool) -> Option<f64> {
+    if number_is_digits {
+        return None;
+    }
     if number >= 100.0 && (previous < 100.0 || number >= 1000.0) {
         return Some(previous * number);
+    }
+    if previous_is_digits {
+        return None;
     }
     let can_combine = (previous >= 100.0 && previous % 100.0 == 0.0 && number < 100.0)
         || (previous % 100.0 >= 20.0 && previous % 10.0 == 0.0 && number < 10.0);
@@ -209,6 +222,7 @@ mod tests {
             ("1.5 hours", 5400),
             ("Twenty-One Days", 21 * 86_400),
             ("two hundred seconds", 200),
+            ("2 hundred five seconds", 205),
             ("one hundred five seconds", 105),
             ("1:30:00", 5400),
             ("4:30", 270),
@@ -222,10 +236,14 @@ mod tests {
 
     #[test]
     fn rejects_invalid_durations() {
-        for text in ["soon", "", "  ", "and", "hour", "10 20 minutes", "-5 minutes", "1x", "1..5h", "5 minutes -", "1:"]
-        {
+        for text in ["soon", "", "  ", "and", "hour", "-5 minutes", "1x", "1..5h", "5 minutes -", "1:"] {
             assert!(parse(text).is_err(), "{text}");
         }
+        for text in ["10 20 minutes", "10 100 seconds", "20 5 minutes", "20 five minutes"] {
+            let amount = text.split(' ').next().unwrap().to_owned();
+            assert_eq!(parse(text), Err(DurationError::MissingUnit(amount)), "{text}");
+        }
+        assert_eq!(parse("twenty 5 minutes"), Err(DurationError::MissingUnit("twenty".to_owned())));
         assert_eq!(parse("soon"), Err(DurationError::UnknownWord("soon".to_owned())));
         assert_eq!(parse("an hour and a half minute"), Err(DurationError::UnknownWord("half".to_owned())));
         assert_eq!(parse("99999999999999999999999999 years"), Err(DurationError::TooLong));
@@ -233,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn never_is_only_accepted_by_parse_or_never() {
+    fn parse_or_never_accepts_durations_and_the_word_never() {
         assert_eq!(parse_or_never("Never"), Ok(None));
         assert_eq!(parse_or_never("1h"), Ok(Some(Duration::from_secs(3600))));
         assert!(parse_or_never("nevermore").is_err());

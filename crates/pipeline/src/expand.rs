@@ -3,12 +3,44 @@
 //!
 //! `$$` and `%%` are not changed. The runner later replaces `$$` with `$`.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use muster_job::Variable;
 
 /// Maximum length of an expanded value in bytes. A value that would become longer is not expanded.
 pub const MAX_VALUE_BYTES: usize = 1024 * 1024;
+/// Maximum total length in bytes of the values that one call of [`expand_all`] expands. Further values are not expanded.
+pub const MAX_TOTAL_BYTES: usize = 64 * 1024 * 1024;
+
+/// Number of bytes that expansions may still insert.
+#[derive(Debug)]
+pub struct ByteBudget {
+    /// `None` means that the budget was exceeded.
+    remaining: Cell<Option<usize>>,
+}
+
+impl ByteBudget {
+    /// Creates a budget.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self { remaining: Cell::new(Some(bytes)) }
+    }
+
+    /// Subtracts `bytes`. Returns false if they exceed the budget. After that, every call returns false.
+    #[must_use]
+    pub fn spend(&self, bytes: usize) -> bool {
+        let remaining = self.remaining.get().and_then(|remaining| remaining.checked_sub(bytes));
+        self.remaining.set(remaining);
+        remaining.is_some()
+    }
+
+    /// Returns true if a call of [`ByteBudget::spend`] has exceeded the budget.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        self.remaining.get().is_none()
+    }
+}
 
 /// What to do with a reference to an undefined variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,25 +58,40 @@ enum Piece<'a> {
 }
 
 /// Replaces the references in `text` once. References in the inserted values are not expanded.
+///
+/// If a value would make the inserted values longer than [`MAX_VALUE_BYTES`] in total, its reference and all later ones
+/// count as undefined.
 #[must_use]
 pub fn expand_text(text: &str, lookup: &dyn Fn(&str) -> Option<String>, unknown: Unknown) -> String {
     let mut out = String::with_capacity(text.len());
+    let budget = ByteBudget::new(MAX_VALUE_BYTES);
     for piece in pieces(text) {
-        match piece {
-            Piece::Text(text) => out.push_str(text),
-            Piece::Reference { name, written } => match lookup(name) {
-                Some(value) => out.push_str(&value),
-                None if unknown == Unknown::Keep => out.push_str(written),
-                None => {}
-            },
+        let (name, written) = match piece {
+            Piece::Text(text) => {
+                out.push_str(text);
+                continue;
+            }
+            Piece::Reference { name, written } => (name, written),
+        };
+        let value = if budget.is_exceeded() { None } else { lookup(name) };
+        match value.filter(|value| budget.spend(value.len())) {
+            Some(value) => out.push_str(&value),
+            None if unknown == Unknown::Keep => out.push_str(written),
+            None => {}
         }
     }
     out
 }
 
+/// Returns false if `text` certainly refers to no variable.
+#[must_use]
+pub fn may_have_references(text: &str) -> bool {
+    text.contains('$') || text.contains('%')
+}
+
 /// Returns the names of the variables that `text` refers to, including repetitions.
 pub fn references(text: &str) -> impl Iterator<Item = &str> {
-    let pieces = if text.contains(['$', '%']) { pieces(text) } else { Vec::new() };
+    let pieces = if may_have_references(text) { pieces(text) } else { Vec::new() };
     pieces.into_iter().filter_map(|piece| match piece {
         Piece::Text(_) => None,
         Piece::Reference { name, .. } => Some(name),
@@ -55,7 +102,7 @@ pub fn references(text: &str) -> impl Iterator<Item = &str> {
 ///
 /// References to unknown names, file variables and raw variables are not expanded, because the runner resolves them. Raw
 /// variables, and variables whose references form a cycle, keep their values. If a name occurs more than once, the last
-/// variable wins.
+/// variable wins. The total length of the expanded values is limited to [`MAX_TOTAL_BYTES`].
 #[expect(clippy::indexing_slicing, reason = "each index is of a variable of this list")]
 pub fn expand_all(variables: &mut [Variable]) {
     let by_name: HashMap<&str, usize> =
@@ -63,13 +110,17 @@ pub fn expand_all(variables: &mut [Variable]) {
     let graph = Graph::new(variables, &by_name);
     let circular = graph.circular();
     let mut expanded: HashMap<usize, String> = HashMap::new();
+    let mut remaining = MAX_TOTAL_BYTES;
     for index in graph.dependency_order(&circular) {
-        let value = expand_one(&variables[index].value, &|name| {
+        let max_bytes = remaining.min(MAX_VALUE_BYTES);
+        let value = expand_one(&variables[index].value, max_bytes, &|name| {
             let target = *by_name.get(name)?;
             let variable = variables.get(target)?;
             let value = expanded.get(&target).unwrap_or(&variable.value);
             (!variable.file && !variable.raw && !circular[target]).then_some(value.as_str())
         });
+        // A value that is too long counts, too, because it was copied up to the limit.
+        remaining -= value.as_ref().map_or(max_bytes, String::len);
         expanded.extend(value.map(|value| (index, value)));
     }
     for (index, value) in expanded {
@@ -78,17 +129,18 @@ pub fn expand_all(variables: &mut [Variable]) {
 }
 
 /// Expands the references in `text`, and keeps references for which `lookup` returns `None`. Returns `None` if the
-/// result would be longer than [`MAX_VALUE_BYTES`].
-fn expand_one<'a>(text: &str, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
-    let mut out = String::with_capacity(text.len());
+/// result would be longer than `max_bytes`.
+fn expand_one<'a>(text: &str, max_bytes: usize, lookup: &dyn Fn(&str) -> Option<&'a str>) -> Option<String> {
+    let mut out = String::with_capacity(text.len().min(max_bytes));
     for piece in pieces(text) {
-        out.push_str(match piece {
+        let added = match piece {
             Piece::Text(text) => text,
             Piece::Reference { name, written } => lookup(name).unwrap_or(written),
-        });
-        if out.len() > MAX_VALUE_BYTES {
+        };
+        if out.len().saturating_add(added.len()) > max_bytes {
             return None;
         }
+        out.push_str(added);
     }
     Some(out)
 }
@@ -102,6 +154,8 @@ struct Graph {
 impl Graph {
     fn new(variables: &[Variable], by_name: &HashMap<&str, usize>) -> Self {
         let mut graph = Self { uses: vec![Vec::new(); variables.len()], used_by: vec![Vec::new(); variables.len()] };
+        // Index of the last variable that refers to each variable, to add a repeated reference only once.
+        let mut last_user = vec![usize::MAX; variables.len()];
         for (index, variable) in variables.iter().enumerate() {
             if variable.raw {
                 continue;
@@ -110,8 +164,9 @@ impl Graph {
                 if let Some(&target) = by_name.get(name)
                     && !variables[target].raw
                     && !variables[target].file
-                    && !graph.uses[index].contains(&target)
+                    && last_user[target] != index
                 {
+                    last_user[target] = index;
                     graph.uses[index].push(target);
                     graph.used_by[target].push(index);
                 }
@@ -258,6 +313,25 @@ mod tests {
         expand_all(&mut variables);
         assert!(variables.iter().all(|variable| variable.value.len() <= MAX_VALUE_BYTES));
         assert_eq!(variables[3].value.len(), 80, "each variable doubles the 10 characters of `V0`");
+    }
+
+    #[test]
+    fn total_length_of_expanded_values_is_bounded() {
+        let mut variables = vec![Variable::public("B", "x".repeat(MAX_VALUE_BYTES))];
+        variables.extend((0..1000).map(|index| Variable::public(format!("V{index}"), "$B")));
+        variables.extend((0..1000).map(|index| Variable::public(format!("W{index}"), "$B$B")));
+        expand_all(&mut variables);
+        let total: usize = variables.iter().skip(1).map(|variable| variable.value.len()).sum();
+        assert!(total <= MAX_TOTAL_BYTES + 8000, "{total}");
+    }
+
+    #[test]
+    fn inserted_values_are_bounded() {
+        let value = "x".repeat(MAX_VALUE_BYTES / 2);
+        let lookup = |_: &str| Some(value.clone());
+        let text = "$B".repeat(100_000);
+        assert_eq!(expand_text(&text, &lookup, Unknown::Empty).len(), MAX_VALUE_BYTES);
+        assert!(expand_text(&text, &lookup, Unknown::Keep).ends_with("$B$B"));
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Glob {
     ///
     /// # Errors
     /// Returns [`GlobError`] if the pattern is too large.
-    pub fn include(pattern: &str) -> Result<Self, GlobError> {
+    pub fn of_include(pattern: &str) -> Result<Self, GlobError> {
         check_length(pattern)?;
         let mut source = String::new();
         let mut rest = pattern;
@@ -98,7 +98,7 @@ impl Glob {
 
     /// Returns true if a pattern of [`Glob::new`] is a plain path without special characters.
     ///
-    /// Always false for a pattern of [`Glob::include`].
+    /// Always false for a pattern of [`Glob::of_include`].
     #[must_use]
     pub fn is_exact(&self) -> bool {
         matches!(self.matcher, Matcher::Exact)
@@ -323,10 +323,10 @@ mod tests {
         for (pattern, expected) in
             [("ci/*.yml", [true, false]), ("ci/**.yml", [true, true]), ("ci/**/*.yml", [false, true])]
         {
-            let glob = Glob::include(pattern).unwrap();
+            let glob = Glob::of_include(pattern).unwrap();
             assert_eq!(["ci/a.yml", "ci/sub/b.yml"].map(|path| glob.is_match(path)), expected, "{pattern}");
         }
-        assert!(!Glob::include("ci/*.yml").unwrap().is_match("ci/axyml"));
+        assert!(!Glob::of_include("ci/*.yml").unwrap().is_match("ci/axyml"));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod graph;
 pub mod layers;
 pub mod limits;
 pub mod load;
+mod masked;
 pub mod model;
 pub mod node;
 mod patterns;

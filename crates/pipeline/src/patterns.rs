@@ -26,7 +26,7 @@ impl Patterns {
     /// Compiles a pattern as [`regexp::compile_with_flags`] does.
     ///
     /// Once the budget is exceeded, every new pattern matches all texts, so that no further errors follow. The owner of
-    /// the budget must report [`Patterns::problem`].
+    /// the budget must report [`Patterns::budget_error`].
     pub(crate) fn compile(&mut self, pattern: &str, flags: &str) -> Result<Regex, RegexpError> {
         let key = format!("{flags}/{pattern}");
         if let Some(known) = self.compiled.get(&key) {
@@ -49,7 +49,8 @@ impl Patterns {
         regexp::compile("")
     }
 
-    pub(crate) fn problem(&self, span: Span) -> Option<Diagnostic> {
+    /// Returns the error to report if the budget is exceeded.
+    pub(crate) fn budget_error(&self, span: Span) -> Option<Diagnostic> {
         let message = format!(
             "the regular expressions of the configuration exceed {} MiB in total",
             MAX_PATTERNS_BYTES / (1024 * 1024)

@@ -11,13 +11,16 @@ use crate::sys;
 
 /// Known host keys of machines, or their certificates for HTTPS.
 ///
-/// If keys are pinned, only these are accepted. Otherwise, the first connection determines the only accepted key.
+/// If keys are pinned, only these are accepted. Otherwise, the first connection determines the only accepted key. The
+/// exception is [`KnownHosts::any`].
 #[derive(Debug, Clone, Default)]
 pub struct KnownHosts(Arc<Mutex<Hosts>>);
 
 #[derive(Debug, Default)]
 struct Hosts {
     keys: HashMap<String, Keys>,
+    /// Whether every key is accepted, and none is learned.
+    accepts_any: bool,
     /// Stores the keys of first connections. `None` means that they are only in memory.
     file: Option<HostKeyFile>,
 }
@@ -51,6 +54,12 @@ struct HostKeyFile {
 const MAX_SURPLUS_LINES: usize = 1000;
 
 impl KnownHosts {
+    /// Returns a store that accepts every key of every machine, also if the key of a machine changes.
+    #[must_use]
+    pub fn any() -> Self {
+        Self(Arc::new(Mutex::new(Hosts { accepts_any: true, ..Hosts::default() })))
+    }
+
     /// Loads the keys from a file, which also stores the keys of first connections. A missing file is created.
     ///
     /// # Errors
@@ -71,18 +80,25 @@ impl KnownHosts {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        let mut hosts = Hosts { keys, file: Some(HostKeyFile { path: path.to_owned(), file: None, lines: 0 }) };
+        let file = Some(HostKeyFile { path: path.to_owned(), file: None, lines: 0 });
+        let mut hosts = Hosts { keys, accepts_any: false, file };
         hosts.rewrite()?;
         Ok(Self(Arc::new(Mutex::new(hosts))))
     }
 
     /// Checks a fingerprint. Returns the known fingerprints if none of them matches. If the machine has no known
-    /// fingerprint, accepts and stores this one.
+    /// fingerprint, accepts this one.
+    #[cfg(feature = "winrm")]
+    pub(super) fn check(&self, machine: &str, fingerprint: &str) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).check(machine, fingerprint)
+    }
+
+    /// Like [`Self::check`], but also stores the fingerprint if the machine has no known fingerprint. The machine must
+    /// have proved that it has the key.
     pub(super) fn check_or_learn(&self, machine: &str, fingerprint: &str) -> Option<String> {
         let mut hosts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = hosts.keys.get(machine) {
-            let known = &known.fingerprints;
-            return (!known.iter().any(|known| known == fingerprint)).then(|| known.join(" or "));
+        if hosts.accepts_any || hosts.keys.contains_key(machine) {
+            return hosts.check(machine, fingerprint);
         }
         let first = Keys { fingerprints: vec![fingerprint.to_owned()], is_pinned: false, types: Vec::new() };
         hosts.keys.insert(machine.to_owned(), first);
@@ -142,6 +158,11 @@ impl KnownHosts {
 }
 
 impl Hosts {
+    fn check(&self, machine: &str, fingerprint: &str) -> Option<String> {
+        let known = &self.keys.get(machine).filter(|_| !self.accepts_any)?.fingerprints;
+        (!known.iter().any(|known| known == fingerprint)).then(|| known.join(" or "))
+    }
+
     fn forget(&mut self, machine: &str) {
         // Pinned keys are not stored, but the file may contain an earlier key of the machine.
         if self.keys.remove(machine).is_some() {

@@ -187,10 +187,11 @@ pub trait Session: Send + Sync {
     /// [`RunError`]. [`RunError::Refused`] also means that the session does not support such streams.
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError>;
 
-    /// Returns stdin and stdout of a remote command as one stream.
+    /// Starts a remote command, and returns its stdin and stdout as one stream.
     ///
     /// # Errors
-    /// [`RunError`] if the command cannot be started.
+    /// [`RunError`] if the command cannot be started. If this is found only after this call has returned, the stream
+    /// ends instead.
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError>;
 
     /// Closes the connection.

@@ -21,13 +21,13 @@ const MAX_MISSED_KEEPALIVES: usize = 3;
 
 const STOP_GRACE: Duration = Duration::from_secs(10);
 
-/// Dropping this value closes the channel, which otherwise counts against the server's limit.
-struct OpenChannel {
+/// A channel that is closed when this value is dropped, because an open channel counts against the server's limit.
+struct ChannelGuard {
     channel: Arc<ChannelWriteHalf<client::Msg>>,
     is_closed: AtomicBool,
 }
 
-impl Drop for OpenChannel {
+impl Drop for ChannelGuard {
     fn drop(&mut self) {
         let channel = Arc::clone(&self.channel);
         // Without a runtime, the whole connection is closed anyway.
@@ -205,7 +205,7 @@ fn lost(cause: impl ToString) -> RunError {
 }
 
 impl SshSession {
-    async fn channel(&self) -> Result<Channel<client::Msg>, RunError> {
+    async fn open_channel(&self) -> Result<Channel<client::Msg>, RunError> {
         self.handle.channel_open_session().await.map_err(|error| match error {
             russh::Error::ChannelOpenFailure(reason) => RunError::Refused {
                 request: "another session on the connection".to_owned(),
@@ -220,11 +220,11 @@ impl SshSession {
 impl Session for SshSession {
     async fn run(&self, command: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
         let RemoteCommand { command, stdin, mut stdout, mut stderr, stop } = command;
-        let channel = self.channel().await?;
+        let channel = self.open_channel().await?;
         channel.exec(true, command).await.map_err(lost)?;
         let (mut read, write) = channel.split();
-        let open = OpenChannel { channel: Arc::new(write), is_closed: AtomicBool::new(false) };
-        let write = Arc::clone(&open.channel);
+        let guard = ChannelGuard { channel: Arc::new(write), is_closed: AtomicBool::new(false) };
+        let write = Arc::clone(&guard.channel);
         let feed = async {
             if let Some(stdin) = stdin {
                 copy(stdin, write.make_writer()).await;
@@ -242,12 +242,12 @@ impl Session for SshSession {
                 () = &mut feed => continue,
                 () = stop.cancelled(), if deadline.is_none() => {
                     deadline = Some(Instant::now() + STOP_GRACE);
-                    let _ = open.channel.signal(Sig::TERM).await;
+                    let _ = guard.channel.signal(Sig::TERM).await;
                     continue;
                 }
                 // Some servers ignore signals, and some commands ignore SIGTERM.
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    let _ = open.channel.signal(Sig::KILL).await;
+                    let _ = guard.channel.signal(Sig::KILL).await;
                     let seconds = STOP_GRACE.as_secs();
                     return Err(lost(format!("the command did not end within {seconds} s after it was canceled")));
                 }
@@ -269,7 +269,7 @@ impl Session for SshSession {
                     exit = Some(Exit::Signal(signal_text(&signal_name)))
                 }
                 Some(ChannelMsg::Close) | None => {
-                    open.is_closed.store(true, Ordering::Relaxed);
+                    guard.is_closed.store(true, Ordering::Relaxed);
                     break;
                 }
                 Some(_) => {}
@@ -309,7 +309,7 @@ impl Session for SshSession {
     }
 
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        let channel = self.channel().await?;
+        let channel = self.open_channel().await?;
         channel.exec(false, command).await.map_err(lost)?;
         Ok(Box::new(channel.into_stream()))
     }

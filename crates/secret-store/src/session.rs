@@ -35,7 +35,7 @@ impl VaultSession {
     pub async fn fetch(&mut self, secret: &VaultSecret) -> Result<Secret, VaultError> {
         let path = secret.api_path()?;
         let server = self.transport(&secret.server)?;
-        let token = self.token(&server, &secret.server).await?;
+        let token = self.log_in_once(&server, &secret.server).await?;
         let answer = server.send(&Method::GET, &path, Some(&token), None).await?;
         let namespace = namespace_text(&secret.server);
         let missing = |missing| VaultError::NotFound { url: server.url(), missing, namespace: namespace.clone() };
@@ -69,7 +69,8 @@ impl VaultSession {
         Ok(Transport { client, base, namespace, timeout, max_retries, retry_delay })
     }
 
-    async fn token(&mut self, server: &Transport, login: &VaultServer) -> Result<Secret, VaultError> {
+    /// Returns the token of an earlier login, or logs in.
+    async fn log_in_once(&mut self, server: &Transport, login: &VaultServer) -> Result<Secret, VaultError> {
         if let Some((_, token)) = self.logins.iter().find(|(known, _)| known == login) {
             return Ok(token.clone());
         }

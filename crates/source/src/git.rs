@@ -96,6 +96,10 @@ impl Git {
         if output.status.success() { Ok(output.stdout) } else { Err(self.failure(arguments, &output)) }
     }
 
+    /// Runs git with `input` as its standard input, and returns its standard output.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if git cannot be started, fails, or does not read the whole input.
     pub(crate) fn run_with_input<S: AsRef<OsStr>>(
         &self,
         arguments: &[S],
@@ -104,10 +108,16 @@ impl Git {
         let mut command = self.command(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| self.not_started(error))?;
-        let written = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(input));
-        let output = child.wait_with_output().map_err(SnapshotError::NoGit)?;
+        let stdin = child.stdin.take();
+        // On another thread, because git may write before it has read the whole input.
+        let (written, output) = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| stdin.map_or(Ok(()), |mut pipe| pipe.write_all(input)));
+            let output = child.wait_with_output();
+            (writer.join(), output)
+        });
+        let output = output.map_err(SnapshotError::NoGit)?;
         match written {
-            Ok(()) if output.status.success() => Ok(output.stdout),
+            Ok(Ok(())) if output.status.success() => Ok(output.stdout),
             _ => Err(self.failure(arguments, &output)),
         }
     }
@@ -171,4 +181,29 @@ pub fn nul_separated(output: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[must_use]
 pub fn line(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim_end_matches(['\n', '\r']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn input_and_output_may_be_larger_than_the_buffers_of_their_pipes() {
+        let home = tempfile::tempdir().unwrap();
+        let repository = home.path().join("store.git");
+        let created = std::process::Command::new("git").args(["init", "-q", "--bare"]).arg(&repository).status();
+        assert!(created.unwrap().success());
+        let git = Git::bare(&repository);
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            let input = "missing\n".repeat(50_000);
+            let output = git.run_with_input(&["cat-file", "--batch-check"], input.as_bytes()).unwrap();
+            sender.send(output.len()).unwrap();
+        });
+        let length = receiver.recv_timeout(Duration::from_secs(60)).expect("git and its caller wait for each other");
+        assert_eq!(length, "missing missing\n".len() * 50_000);
+    }
 }

@@ -116,12 +116,16 @@ async fn upload_pack(
         Err(error) => return failed(&error),
     };
     let Some(mut stdin) = child.stdin.take() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
-    // git reads the whole request before it writes, so this cannot deadlock. It may close its input early.
-    if let Err(error) = stdin.write_all(&request).await {
-        tracing::debug!(%error, "git upload-pack closed its input");
-    }
-    drop(stdin);
-    response("application/x-git-upload-pack-result", Body::from_stream(output(child, stdout)))
+    // With version 0 of the protocol, git answers before it has read the whole request.
+    let input = async move {
+        if let Err(error) = stdin.write_all(&request).await {
+            tracing::debug!(%error, "git upload-pack closed its input");
+        }
+        None
+    };
+    let input = futures::stream::once(input).filter_map(std::future::ready);
+    let body = Body::from_stream(futures::stream::select(input, output(child, stdout)));
+    response("application/x-git-upload-pack-result", body)
 }
 
 impl GitServer {

@@ -235,7 +235,7 @@ impl Snapshot {
             None => (self.commit(&format!("refs/remotes/origin/{name}")), None),
         };
         match (local, upstream) {
-            (Some(local), Some(upstream)) if self.contains_commit(&local, &upstream) => Some((local, name.to_owned())),
+            (Some(local), Some(upstream)) if self.is_ancestor(&upstream, &local) => Some((local, name.to_owned())),
             (_, Some(upstream)) => Some((upstream, upstream_name.unwrap_or_else(|| format!("origin/{name}")))),
             _ => Some((self.resolve(name)?, name.to_owned())),
         }
@@ -254,8 +254,8 @@ impl Snapshot {
         output.status.success().then(|| line(&output.stdout)).filter(|name| !name.is_empty())
     }
 
-    fn contains_commit(&self, commit: &str, other: &str) -> bool {
-        let answer = self.git.output(&["merge-base", "--is-ancestor", other, commit]);
+    fn is_ancestor(&self, ancestor: &str, commit: &str) -> bool {
+        let answer = self.git.output(&["merge-base", "--is-ancestor", ancestor, commit]);
         answer.is_ok_and(|output| output.status.success())
     }
 

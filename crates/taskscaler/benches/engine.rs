@@ -72,7 +72,7 @@ impl Fleet {
     }
 }
 
-fn list() -> Vec<(InstanceId, InstanceState)> {
+fn running_instances() -> Vec<(InstanceId, InstanceState)> {
     (0..INSTANCES)
         .map(|n| (InstanceId::new(format!("projects/p/zones/z/instances/runner-{n:08}")), InstanceState::Running))
         .collect()
@@ -123,8 +123,8 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     let before = counting::allocated();
     fleet.handle(Event::PluginUp { group: G, max_size: 0 });
     let call = fleet.call;
-    fleet.handle(Event::Listed { group: G, call, result: Ok(list()) });
-    for (id, _) in list() {
+    fleet.handle(Event::Listed { group: G, call, result: Ok(running_instances()) });
+    for (id, _) in running_instances() {
         fleet.handle(Event::Prepared { group: G, id, result: Ok(()) });
     }
     for job in 0..running {
@@ -157,7 +157,7 @@ fn measure(config: Config, running: usize, request: fn(usize) -> SlotRequest) {
     for _ in 0..300 {
         fleet.at += 120_000;
         fleet.handle(Event::Tick);
-        let (call, all) = (fleet.call, list());
+        let (call, all) = (fleet.call, running_instances());
         lists.push(timed(|| fleet.handle(Event::Listed { group: G, call, result: Ok(all) })).0);
     }
     // Each list is the same work. The best of three excludes interruptions by other processes.

@@ -143,7 +143,7 @@ fn main() {
     let seeds: Vec<u64> = std::env::args().skip(1).filter_map(|seed| seed.parse().ok()).collect();
     for seed in if seeds.is_empty() { vec![1, 2, 3] } else { seeds } {
         let pattern = Pattern { shape: Shape::Day, days: DAYS, daily_variation: 1.6, ..Pattern::default() };
-        let jobs = pattern.jobs(seed);
+        let jobs = pattern.jobs(seed, usize::MAX);
         let (fixed, predictive) =
             (simulate_all(&fixed_policies(), &jobs, seed), simulate_all(&forecast_policies(), &jobs, seed));
         println!("\nseed {seed}: {} jobs, {} fixed policies, {} forecasts", jobs.len(), fixed.len(), predictive.len());

@@ -114,7 +114,7 @@ pub enum GroupSelection {
     Price,
 }
 
-/// How to treat instances of a group that this manager did not create.
+/// How to treat unmanaged instances: instances that belong to a group, but were not created by this manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum UnmanagedPolicy {
     /// Unmanaged instances are reported and not used.

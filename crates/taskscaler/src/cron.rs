@@ -83,7 +83,7 @@ pub enum CronErrorCause {
         /// The step.
         step: String,
     },
-    /// A value is not a number and not a name of the field.
+    /// A value is neither a number nor the name of a month or weekday that the field allows.
     #[error("{field}: `{value}` is neither a number nor a known name")]
     Value {
         /// Name of the field.

@@ -167,6 +167,8 @@ pub enum RemovalReason {
     Unclaimed,
     /// No job resumed the environment within `suspended_ttl`.
     Expired,
+    /// Suspended, but the new configuration lets instances run several jobs.
+    NotResumable,
     /// Resuming the environment failed.
     ResumeFailed {
         /// Error of the resume call or the preparation.
@@ -189,6 +191,11 @@ pub enum RemovalReason {
 }
 
 impl RemovalReason {
+    /// Whether an operator can revert a drain for this reason.
+    pub(crate) fn is_revertible(&self) -> bool {
+        matches!(self, Self::Operator { .. } | Self::GroupDrained { .. })
+    }
+
     /// Whether even a cordoned instance is deleted for this reason.
     pub(crate) fn overrides_cordon(&self) -> bool {
         matches!(
@@ -216,6 +223,9 @@ impl fmt::Display for RemovalReason {
             Self::Retired { reason } => write!(f, "retired: {reason}"),
             Self::Unclaimed => f.write_str("its jobs did not survive a restart of the manager"),
             Self::Expired => f.write_str("no job resumed its environment within suspended_ttl"),
+            Self::NotResumable => {
+                f.write_str("its environment cannot be resumed, because instances may now run several jobs")
+            }
             Self::ResumeFailed { error } => write!(f, "failed to resume its environment: {error}"),
             Self::NoSpareInstance => f.write_str("suspended, and the limits leave no other instance for jobs"),
             Self::GroupDrained { by } => write!(f, "its group was drained by {by}"),

@@ -32,15 +32,15 @@ fn cloud() -> CloudConfig {
 /// A single test, because allocations are counted for the whole process.
 #[test]
 fn fleets_meet_wait_cost_and_memory_targets() {
-    working_day_starts_jobs_in_time_with_few_idle_slots();
+    jobs_of_a_working_day_start_in_time_with_few_idle_slots();
     reserving_ahead_shortens_waits_without_more_instances();
     five_thousand_queued_jobs_need_little_memory();
 }
 
 /// Requirement R036 (docs/requirements.md).
-fn working_day_starts_jobs_in_time_with_few_idle_slots() {
+fn jobs_of_a_working_day_start_in_time_with_few_idle_slots() {
     let pattern = Pattern { shape: Shape::Day, days: 1, ..Pattern::default() };
-    let jobs = pattern.jobs(7);
+    let jobs = pattern.jobs(7, usize::MAX);
     let idle_target = IdleTarget { idle_time: Duration::from_secs(120), ..IdleTarget::default() };
     let end = Time::ZERO + Duration::from_secs(86_400);
     let scenario = Scenario::fault_free(fleet(0, 4, idle_target), vec![cloud()], 7, end);
@@ -101,8 +101,8 @@ fn reserving_ahead_shortens_waits_without_more_instances() {
     let median = (on.wait(0.5).as_secs(), off.wait(0.5).as_secs());
     assert!(median.0 * 5 < median.1 && on.wait(0.95) * 3 < off.wait(0.95), "median wait in seconds: {median:?}");
     assert_eq!((on.machines, off.machines), (402, 402), "expected one machine per job and two idle machines");
-    // With `reserve_ahead`, each of the ten pipelines ends earlier, by at most the longest wait without it. After a
-    // pipeline, two instances are idle, and thus for longer by the same time.
+    // With `reserve_ahead`, each of the ten pipelines ends earlier, by at most the longest wait without it. Two
+    // instances are idle after the end of a pipeline, so each of them can be idle for that much longer.
     let extra_idle_hours = 2.0 * 10.0 * off.wait(1.0).as_secs_f64() / 3600.0;
     assert!(on.machine_hours <= off.machine_hours + extra_idle_hours, "{} and {}", on.machine_hours, off.machine_hours);
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_fleeting::sdk::{InstanceId, InstanceState};
 use tokio_util::sync::CancellationToken;
 
-/// Number of consecutive lists with an error or no state of a machine after which it is removed. More than one, because
-/// cloud APIs fail occasionally.
+/// A machine is removed after this number of consecutive lists that show an error or no state for it. The number is
+/// greater than one, because cloud APIs fail occasionally.
 const MAX_FAILED_POLLS: u32 = 3;
 
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ enum MachineState {
     /// Canceling the token prevents a creation that has not started.
     Creating(CancellationToken),
     Ready {
-        /// Number of consecutive lists with an error or no state of the machine.
+        /// Number of consecutive lists, up to the last one, that show an error or no state for the machine.
         failed_polls: u32,
         /// Whether docker-machine has listed the machine since its creation.
         listed: bool,

@@ -113,12 +113,12 @@ impl Inner {
     async fn remove_orphan(self: Arc<Self>, name: String) {
         let timeout = self.docker_machine.create_timeout();
         let exit = async {
-            while creating_process(&name).is_some() {
+            while find_creation_process(&name).is_some() {
                 tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
         if tokio::time::timeout(timeout, exit).await.is_err()
-            && let Some(pid) = creating_process(&name)
+            && let Some(pid) = find_creation_process(&name)
         {
             tracing::error!(machine = name, "creation exceeded create_timeout_s, stopping it");
             let _ = kill_process(pid, Signal::KILL);
@@ -149,7 +149,7 @@ fn remove_marker(creation_markers: &Path, name: &str) -> bool {
 }
 
 /// Finds the docker-machine process that creates a machine. Its arguments contain the machine's name.
-fn creating_process(name: &str) -> Option<Pid> {
+fn find_creation_process(name: &str) -> Option<Pid> {
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     let mut pids = processes.filter_map(|process| {
         let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;

@@ -12,7 +12,7 @@ const MOUNT_POINT: &str = "/sys/fs/cgroup";
 const PREFIX: &str = "muster-local-";
 /// In microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
-/// The removal of a cgroup fails while it has processes.
+/// Maximum number of attempts to remove a cgroup, which fails while the cgroup has processes.
 const MAX_REMOVE_ATTEMPTS: u32 = 40;
 const REMOVE_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -78,15 +78,32 @@ pub(crate) struct Cgroups {
 pub(crate) struct InstanceCgroup(Vec<PathBuf>);
 
 impl Cgroups {
-    /// # Errors
-    /// The reason why limits cannot be set, with a hint.
-    pub(crate) fn new(limits: Limits) -> Result<Self, String> {
-        let own = std::fs::read_to_string("/proc/self/cgroup")
-            .map_err(|error| format!("failed to read /proc/self/cgroup: {error}"))?;
-        Self::create_below(Path::new(MOUNT_POINT), &own, limits)
+    /// `None` if no limits are set, or if cgroups cannot be created.
+    pub(crate) fn for_limits(limits: Limits) -> Option<Self> {
+        if limits.is_unlimited() {
+            return None;
+        }
+        match Self::new(limits) {
+            Ok(cgroups) => Some(cgroups),
+            Err(error) => {
+                tracing::warn!(
+                    error,
+                    "failed to create cgroups; max_memory_mib, max_cpus and max_processes have no effect"
+                );
+                None
+            }
+        }
     }
 
-    fn create_below(mount: &Path, own: &str, limits: Limits) -> Result<Self, String> {
+    /// # Errors
+    /// The reason why limits cannot be set, with a hint.
+    fn new(limits: Limits) -> Result<Self, String> {
+        let proc_self_cgroup = std::fs::read_to_string("/proc/self/cgroup")
+            .map_err(|error| format!("failed to read /proc/self/cgroup: {error}"))?;
+        Self::create_below(Path::new(MOUNT_POINT), &proc_self_cgroup, limits)
+    }
+
+    fn create_below(mount: &Path, proc_self_cgroup: &str, limits: Limits) -> Result<Self, String> {
         let version = if mount.join("cgroup.controllers").exists() { Version::V2 } else { Version::V1 };
         let mut controllers: Vec<&'static str> =
             limits.settings(version).into_iter().map(|(controller, ..)| controller).collect();
@@ -96,7 +113,8 @@ impl Cgroups {
         match version {
             Version::V1 => {
                 for controller in controllers {
-                    let own_cgroup = cgroup_directory(&mount.join(controller), controller_path(own, controller));
+                    let path = controller_path(proc_self_cgroup, controller);
+                    let own_cgroup = cgroup_directory(&mount.join(controller), path);
                     remove_stale(&own_cgroup);
                     let parent = own_cgroup.join(&name);
                     create_cgroup(&parent)?;
@@ -104,12 +122,12 @@ impl Cgroups {
                 }
             }
             Version::V2 => {
-                let own_cgroup = cgroup_directory(mount, controller_path(own, ""));
+                let own_cgroup = cgroup_directory(mount, controller_path(proc_self_cgroup, ""));
                 remove_stale(&own_cgroup);
-                enable(&own_cgroup, &controllers)?;
+                enable_for_children(&own_cgroup, &controllers)?;
                 let parent = own_cgroup.join(&name);
                 create_cgroup(&parent)?;
-                enable(&parent, &controllers)?;
+                enable_for_children(&parent, &controllers)?;
                 parents.push(("", parent));
             }
         }
@@ -118,6 +136,18 @@ impl Cgroups {
 
     pub(crate) fn create(&self, instance: &str) -> Result<InstanceCgroup, String> {
         let group = InstanceCgroup(self.parents.iter().map(|(_, parent)| parent.join(instance)).collect());
+        match self.set_up(instance, &group) {
+            Ok(()) => Ok(group),
+            Err(error) => {
+                for path in &group.0 {
+                    let _ = std::fs::remove_dir(path);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn set_up(&self, instance: &str, group: &InstanceCgroup) -> Result<(), String> {
         for path in &group.0 {
             create_cgroup(path)?;
         }
@@ -127,12 +157,12 @@ impl Cgroups {
                 write(&parent.join(instance).join(file), &value)?;
             }
         }
-        Ok(group)
+        Ok(())
     }
 }
 
 impl Cgroups {
-    /// Removes the cgroups. All instances must have ended.
+    /// Removes the plugin's cgroups, in which the cgroups of the instances must have been removed before.
     pub(crate) fn remove(&self) {
         for (_, parent) in &self.parents {
             let _ = std::fs::remove_dir(parent);
@@ -193,9 +223,9 @@ impl InstanceCgroup {
 
 /// Returns the path of this process's cgroup for a controller. The controller of version 2 is "".
 ///
-/// `own` is the text of `/proc/self/cgroup`.
-fn controller_path<'a>(own: &'a str, controller: &str) -> &'a str {
-    let path = own.lines().find_map(|line| {
+/// `proc_self_cgroup` is the text of `/proc/self/cgroup`.
+fn controller_path<'a>(proc_self_cgroup: &'a str, controller: &str) -> &'a str {
+    let path = proc_self_cgroup.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
         controllers.split(',').any(|name| name == controller).then_some(path)
     });
@@ -209,7 +239,8 @@ fn cgroup_directory(mount: &Path, path: &str) -> PathBuf {
     if directory.is_dir() { directory } else { mount.to_owned() }
 }
 
-fn enable(group: &Path, controllers: &[&str]) -> Result<(), String> {
+/// Enables controllers for the child cgroups of `group`.
+fn enable_for_children(group: &Path, controllers: &[&str]) -> Result<(), String> {
     let enabled: Vec<String> = controllers.iter().map(|controller| format!("+{controller}")).collect();
     write(&group.join("cgroup.subtree_control"), &enabled.join(" ")).map_err(|error| {
         format!("{error}; run the manager in a separate cgroup that is delegated to it (systemd: Delegate=yes and DelegateSubgroup=manager)")
@@ -260,13 +291,28 @@ mod tests {
         for directory in ["memory/ci", "cpu", "pids"] {
             std::fs::create_dir_all(mount.path().join(directory)).unwrap();
         }
-        let own = "4:memory:/ci\n2:cpu,cpuacct:/of-the-host\n3:pids:/\n0::/\n";
-        let groups = Cgroups::create_below(mount.path(), own, LIMITS).unwrap();
+        let proc_self_cgroup = "4:memory:/ci\n2:cpu,cpuacct:/of-the-host\n3:pids:/\n0::/\n";
+        let groups = Cgroups::create_below(mount.path(), proc_self_cgroup, LIMITS).unwrap();
         groups.create("local-1").unwrap();
         let group = |base: &str| mount.path().join(base).join(format!("muster-local-{}/local-1", std::process::id()));
         assert_eq!(read(group("memory/ci").join("memory.limit_in_bytes")), (64 << 20).to_string());
         assert_eq!(read(group("cpu").join("cpu.cfs_quota_us")), "150000");
         assert_eq!(read(group("pids").join("pids.max")), "20");
+    }
+
+    #[test]
+    fn failed_creation_leaves_no_cgroup() {
+        let mount = tempfile::tempdir().unwrap();
+        for controller in ["memory", "cpu", "pids"] {
+            std::fs::create_dir(mount.path().join(controller)).unwrap();
+        }
+        let groups = Cgroups::create_below(mount.path(), "", LIMITS).unwrap();
+        let parent = |controller: &str| mount.path().join(format!("{controller}/muster-local-{}", std::process::id()));
+        std::fs::remove_dir(parent("pids")).unwrap();
+        groups.create("local-1").unwrap_err();
+        for controller in ["memory", "cpu"] {
+            assert_eq!(parent(controller).read_dir().unwrap().count(), 0, "{controller}");
+        }
     }
 
     #[test]

@@ -122,11 +122,11 @@ mod tests {
         assert_eq!(simulator(|config| config.max_instances_per_request = 3).accept_create(10, Instant::now()), Ok(3));
         assert_eq!(simulator(|config| config.acceptance_rate = 0.5).accept_create(11, Instant::now()), Ok(5));
         assert_eq!(simulator(|config| config.acceptance_rate = 0.5).accept_create(1, Instant::now()), Ok(1));
-        let mut first = simulator(|config| config.request_failures = 2);
-        let results: Vec<_> = (0..4).map(|_| first.accept_create(1, Instant::now()).ok()).collect();
+        let mut failing_at_start = simulator(|config| config.request_failures = 2);
+        let results: Vec<_> = (0..4).map(|_| failing_at_start.accept_create(1, Instant::now()).ok()).collect();
         assert_eq!(results, [None, None, Some(1), Some(1)]);
-        let mut failing = simulator(|config| config.request_failure_rate = 0.5);
-        let failed = (0..1000).filter(|_| failing.accept_create(1, Instant::now()).is_err()).count();
+        let mut failing_at_random = simulator(|config| config.request_failure_rate = 0.5);
+        let failed = (0..1000).filter(|_| failing_at_random.accept_create(1, Instant::now()).is_err()).count();
         assert!((400..600).contains(&failed), "{failed} of 1000 with rate 0.5");
     }
 

@@ -58,7 +58,7 @@ pub(crate) struct Config {
     pub(crate) currency: String,
     /// Memory limit of an instance in MiB, by cgroup. 0 means no limit.
     pub(crate) max_memory_mib: u64,
-    /// Limit for the number of CPUs of an instance, by cgroup. 0 means no limit.
+    /// Limit for the number of CPUs of an instance, by cgroup, at least 0.01. 0 means no limit.
     pub(crate) max_cpus: f64,
     /// Limit for the number of processes of an instance, by cgroup. 0 means no limit.
     pub(crate) max_processes: u32,
@@ -161,8 +161,9 @@ impl Config {
         if !(0.0..=86_400.0).contains(&self.preemption_notice_s) {
             return Err(format!("preemption_notice_s = {} must be from 0 to 86400", self.preemption_notice_s));
         }
-        if !(0.0..=65_536.0).contains(&self.max_cpus) {
-            return Err(format!("max_cpus = {} must be from 0 to 65536", self.max_cpus));
+        // The kernel rejects smaller quotas.
+        if self.max_cpus != 0.0 && !(0.01..=65_536.0).contains(&self.max_cpus) {
+            return Err(format!("max_cpus = {} must be 0, or from 0.01 to 65536", self.max_cpus));
         }
         Ok(())
     }

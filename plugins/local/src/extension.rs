@@ -40,7 +40,7 @@ impl Extension for Local {
             name: OFFER.to_owned(),
             zone: "localhost".to_owned(),
             interruptible: config.preemptions_per_minute > 0.0,
-            available: Some(self.available()),
+            available: Some(self.available_instances()),
             price: (config.price_micros_per_hour > 0).then_some(price),
             cpus: std::thread::available_parallelism().ok().and_then(|n| u32::try_from(n.get()).ok()).unwrap_or(0),
             memory_bytes: config.limits().memory_bytes,
@@ -48,7 +48,7 @@ impl Extension for Local {
     }
 
     fn notices(&self) -> Notices {
-        // A host that reads too slowly misses old notices.
+        // A plugin host that reads too slowly misses old notices.
         Box::pin(BroadcastStream::new(self.subscribe()).filter_map(|notice| std::future::ready(notice.ok())))
     }
 

@@ -73,8 +73,8 @@ pub(crate) struct Start<'a> {
     pub(crate) record: Option<&'a Path>,
 }
 
-/// The error names the setting that requires namespaces: `persistent_instances` if `is_persistent` is true, otherwise
-/// `isolation`.
+/// Returns the message that namespaces are required but cannot be created. It names the setting that requires them:
+/// `persistent_instances` if `is_persistent` is true, otherwise `isolation`.
 pub(crate) fn no_namespaces_error(is_persistent: bool) -> String {
     let (key, remedy) = match is_persistent {
         true => ("persistent_instances", "set persistent_instances = false"),

@@ -14,6 +14,7 @@ use russh::keys::{Algorithm, HashAlg, PrivateKey, PublicKey};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::Command;
+use tokio::signal::unix::SignalKind;
 
 use crate::instance::{INSTANCE_ARG, PERSISTENT_ARG, plugin_arguments};
 use crate::{orphans, server};
@@ -81,6 +82,9 @@ impl SshServer {
 
 async fn serve() -> std::io::Result<()> {
     let mut stdin = BufReader::new(tokio::io::stdin());
+    // If the plugin is killed, the kernel continues a suspended instance, and sends it SIGHUP. The instance must not
+    // die of that signal, because it still has to kill its processes.
+    let _hangups = tokio::signal::unix::signal(SignalKind::hangup())?;
     let server = SshServer::start(&mut stdin).await?;
     orphans::adopt()?;
     let commands = server::Commands::default();
@@ -112,18 +116,18 @@ async fn run_persistent() -> std::io::Result<()> {
     };
     loop {
         let Ok(mut child) = start_server() else {
-            // No process or file could be created.
+            // For example, the limit of processes or of open files was reached.
             tokio::time::sleep(RESTART_DELAY).await;
             continue;
         };
-        let group = server_processes.begin(&child);
+        let group = server_processes.register(&child);
         // The pipe must stay open until the server has exited.
         let mut keys = child.stdin.take();
         if let Some(keys) = &mut keys {
             let _ = keys.write_all(format!("{authorized}\n{}\n", host_key.trim_end()).as_bytes()).await;
         }
         let _ = child.wait().await;
-        server_processes.end(group);
+        server_processes.unregister(group);
         tokio::time::sleep(RESTART_DELAY).await;
     }
 }

@@ -11,6 +11,7 @@ use crate::server::Commands;
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
+/// Makes this process the parent of descendants that become orphans later.
 pub(crate) fn adopt() -> std::io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }

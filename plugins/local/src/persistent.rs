@@ -48,6 +48,8 @@ pub(crate) struct InstanceRecord {
     pub(crate) key: String,
 }
 
+/// Locks the directory `root` for this plugin, and returns the lock file. Closing the file releases the lock.
+///
 /// # Errors
 /// Another plugin uses the directory, or the lock file cannot be opened.
 pub(crate) async fn lock(root: &Path) -> Result<File, String> {

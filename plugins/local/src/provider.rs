@@ -70,6 +70,17 @@ struct InstanceEntry {
     stop: CancellationToken,
 }
 
+impl InstanceEntry {
+    /// Stops the instance. Continues a suspended instance first, because it could not react otherwise.
+    fn begin_stop(&mut self) {
+        if let (InstanceState::Suspended, Some(connection)) = (self.state, &self.connection) {
+            suspend::resume(connection.pid);
+        }
+        self.state = InstanceState::Deleting;
+        self.stop.cancel();
+    }
+}
+
 impl Local {
     pub(crate) fn config(&self) -> &Config {
         &self.inner.config
@@ -79,7 +90,7 @@ impl Local {
         self.inner.notices.subscribe()
     }
 
-    pub(crate) fn available(&self) -> u32 {
+    pub(crate) fn available_instances(&self) -> u32 {
         self.inner.remaining_capacity(&self.inner.group())
     }
 
@@ -152,7 +163,10 @@ impl Inner {
         };
         tokio::select! {
             () = stop.cancelled() => {}
-            () = preempted => tracing::warn!(%id, "instance preempted (preemptions_per_minute)"),
+            () = preempted => {
+                tracing::warn!(%id, "instance preempted (preemptions_per_minute)");
+                self.group().instances.get_mut(&id).into_iter().for_each(InstanceEntry::begin_stop);
+            }
             () = running.wait_exit() => tracing::warn!(%id, "instance exited"),
         }
         running.stop().await;
@@ -290,24 +304,6 @@ impl Inner {
     }
 }
 
-/// `None` if no limits are set, or if cgroups cannot be created.
-fn create_cgroups(config: &Config) -> Option<Cgroups> {
-    let limits = config.limits();
-    if limits.is_unlimited() {
-        return None;
-    }
-    match Cgroups::new(limits) {
-        Ok(cgroups) => Some(cgroups),
-        Err(error) => {
-            tracing::warn!(
-                error,
-                "failed to create cgroups; max_memory_mib, max_cpus and max_processes have no effect"
-            );
-            None
-        }
-    }
-}
-
 #[async_trait]
 impl Provider for Local {
     const NAME: &'static str = "local";
@@ -339,7 +335,7 @@ impl Provider for Local {
             Init { id: format!("local/{}", config.name), max_size: config.max_size, can_suspend: config.suspendable };
         tracing::info!(group = init.id, namespaces, directory = %root.display(), "ready");
         let simulator = CloudSimulator::new(config.clone());
-        let cgroups = create_cgroups(&config);
+        let cgroups = Cgroups::for_limits(config.limits());
         let group = Mutex::new(GroupState { instances: BTreeMap::new(), created: 0, simulator, out_of_stock: false });
         let notices = broadcast::channel(MAX_NOTICES).0;
         let inner = Arc::new(Inner {
@@ -406,14 +402,7 @@ impl Provider for Local {
         // An instance that failed to start has no process and no files, so only its entry is removed.
         group.instances.retain(|id, entry| entry.state != InstanceState::Timeout || !ids.contains(id));
         for id in &ids {
-            if let Some(entry) = group.instances.get_mut(id) {
-                // A suspended instance cannot react to a stop request.
-                if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
-                    suspend::resume(connection.pid);
-                }
-                entry.state = InstanceState::Deleting;
-                entry.stop.cancel();
-            }
+            group.instances.get_mut(id).into_iter().for_each(InstanceEntry::begin_stop);
         }
         Ok(ids)
     }
@@ -457,13 +446,11 @@ impl Provider for Local {
         if self.inner.config.persistent_instances {
             return Ok(());
         }
-        for entry in self.inner.group().instances.values() {
-            if let (InstanceState::Suspended, Some(connection)) = (entry.state, &entry.connection) {
-                suspend::resume(connection.pid);
-            }
-            entry.stop.cancel();
+        let is_active = |entry: &InstanceEntry| entry.state != InstanceState::Timeout;
+        for entry in self.inner.group().instances.values_mut().filter(|entry| is_active(entry)) {
+            entry.begin_stop();
         }
-        let has_instances = || self.inner.group().instances.values().any(|entry| entry.state != InstanceState::Timeout);
+        let has_instances = || self.inner.group().instances.values().any(is_active);
         let deadline = Instant::now() + STOP_TIMEOUT;
         while has_instances() {
             if Instant::now() >= deadline {

@@ -8,11 +8,18 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, open};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::instance::INSTANCE_ARG;
 
 const PREFIX: &str = "fleeting-local-";
 const LOCK: &str = ".lock";
+/// Maximum time to wait until the instances of a killed plugin have exited.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A directory that is removed with its contents when this is dropped.
 #[derive(Debug)]
@@ -22,8 +29,8 @@ pub(crate) struct RunDir {
 }
 
 impl RunDir {
-    /// Creates a directory below `base`, which must exist. Removes directories that this user's killed plugins left
-    /// there.
+    /// Creates a directory below `base`, which must exist. Ends the instances that this user's killed plugins left
+    /// there, and removes their directories. Blocks the thread, usually for milliseconds.
     pub(crate) fn create(base: &Path) -> io::Result<Self> {
         remove_stale(base);
         // Only this user can read the directory, because jobs store secrets in their home directories.
@@ -65,6 +72,7 @@ fn remove_stale(base: &Path) {
             continue;
         }
         let path = entry.path();
+        wait_instances_exited(&path);
         match muster_files::remove_tree(&path) {
             Ok(()) => tracing::info!(directory = %path.display(), "directory of an earlier process removed"),
             Err(error) => {
@@ -72,6 +80,41 @@ fn remove_stale(base: &Path) {
             }
         }
     }
+}
+
+/// Waits until the instances in the directory of a killed plugin have exited.
+///
+/// Continues suspended instances, because only then can they notice the end of the plugin.
+fn wait_instances_exited(directory: &Path) {
+    let deadline = Instant::now() + EXIT_TIMEOUT;
+    loop {
+        let processes = instance_processes(directory);
+        if processes.is_empty() {
+            return;
+        }
+        if Instant::now() >= deadline {
+            tracing::warn!(directory = %directory.display(), ?processes, "instances of an earlier process did not exit");
+            return;
+        }
+        for pid in processes {
+            let _ = kill_process(pid, Signal::CONT);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Returns the processes of instances whose working directory is below `directory`. Processes of jobs are not included.
+fn instance_processes(directory: &Path) -> Vec<Pid> {
+    let Ok(directory) = directory.canonicalize() else { return Vec::new() };
+    let last_argument = format!("\0{INSTANCE_ARG}\0");
+    let instance_pid = |process: std::fs::DirEntry| {
+        let pid = process.file_name().to_str()?.parse().ok().and_then(Pid::from_raw)?;
+        let is_inside = std::fs::read_link(process.path().join("cwd")).ok()?.starts_with(&directory);
+        let is_instance =
+            is_inside && std::fs::read(process.path().join("cmdline")).ok()?.ends_with(last_argument.as_bytes());
+        is_instance.then_some(pid)
+    };
+    std::fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(instance_pid).collect()
 }
 
 /// Opens the lock file of a directory of this user.

@@ -15,6 +15,8 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::process::{Child, Command};
 
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Maximum size of the input that was received and that a command has not read, besides the pipe.
+const MAX_PENDING_INPUT_BYTES: usize = 16 * 1024 * 1024;
 
 /// Process groups of the running commands.
 #[derive(Debug, Clone, Default)]
@@ -26,7 +28,7 @@ impl Commands {
     }
 
     /// Adds a command, whose process must be the leader of its process group. Returns the group.
-    pub(crate) fn begin(&self, child: &Child) -> i32 {
+    pub(crate) fn register(&self, child: &Child) -> i32 {
         let group = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or(0);
         self.update(|groups| {
             groups.insert(group);
@@ -35,7 +37,7 @@ impl Commands {
     }
 
     /// Removes a command whose process was reaped.
-    pub(crate) fn end(&self, group: i32) {
+    pub(crate) fn unregister(&self, group: i32) {
         self.update(|groups| {
             groups.remove(&group);
         });
@@ -119,7 +121,7 @@ impl Handler for Connection {
         match command.spawn() {
             Ok(child) => {
                 // The command is registered before its exit can be observed.
-                let group = self.commands.begin(&child);
+                let group = self.commands.register(&child);
                 tokio::spawn(run(child, group, channel, self.commands.clone()));
                 session.channel_success(id)
             }
@@ -173,7 +175,7 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
     send_signal(group, Signal::KILL);
     // If the client closed the channel, the command was killed above and must be reaped.
     let _ = child.wait().await;
-    commands.end(group);
+    commands.unregister(group);
     if let Some(code) = exit {
         let _ = write.eof().await;
         let _ = write.exit_status(code).await;
@@ -182,13 +184,16 @@ async fn run(mut child: Child, group: i32, channel: Channel<Msg>, commands: Comm
 }
 
 /// Forwards input and output of a command until it exits. Returns `None` if the client closes the channel before.
+///
+/// Input is written separately, because a command that does not read it must still get signals. If more than
+/// [`MAX_PENDING_INPUT_BYTES`] are unread, signals wait until the command reads.
 async fn wait_exit(
     child: &mut Child,
     write: &ChannelWriteHalf<Msg>,
     group: i32,
     mut read: ChannelReadHalf,
 ) -> Option<u32> {
-    let (mut stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+    let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let forward_output = async {
         let forward_stdout = async {
             if let Some(stdout) = stdout {
@@ -202,19 +207,22 @@ async fn wait_exit(
         };
         tokio::join!(forward_stdout, forward_stderr);
     };
+    let (input, mut pending_input) = tokio::io::duplex(MAX_PENDING_INPUT_BYTES);
     let handle_messages = async {
+        let mut input = Some(input);
         loop {
             match read.wait().await {
                 Some(ChannelMsg::Data { data }) => {
-                    let written = match &mut stdin {
-                        Some(to) => to.write_all(&data).await,
+                    let written = match &mut input {
+                        Some(input) => input.write_all(&data).await,
                         None => Ok(()),
                     };
+                    // The command has closed its input.
                     if written.is_err() {
-                        stdin = None;
+                        input = None;
                     }
                 }
-                Some(ChannelMsg::Eof) => stdin = None,
+                Some(ChannelMsg::Eof) => input = None,
                 Some(ChannelMsg::Signal { signal: name }) => {
                     let unix_signal = match name {
                         russh::Sig::KILL => Signal::KILL,
@@ -230,6 +238,13 @@ async fn wait_exit(
             }
         }
     };
+    let write_input = async move {
+        if let Some(mut stdin) = stdin {
+            let _ = tokio::io::copy(&mut pending_input, &mut stdin).await;
+        }
+        drop(pending_input);
+        std::future::pending::<()>().await;
+    };
     let status = async {
         forward_output.await;
         child.wait().await
@@ -242,5 +257,6 @@ async fn wait_exit(
             u32::try_from(code).ok()
         }
         () = handle_messages => None,
+        () = write_input => None,
     }
 }

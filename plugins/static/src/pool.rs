@@ -324,7 +324,7 @@ mod tests {
         run_due_tasks(&mut pool, &["a"]);
         assert_eq!(pool.instances(), [], "the instance is deleted, but the machine is not available");
         assert!(pool.lease(1).is_empty());
-        assert_eq!(pool.leases().1, [lease("a", 1, true)]);
+        assert_eq!(pool.leases().1, [machine_lease("a", 1, true)]);
         run_due_tasks(&mut pool, &[]);
         assert_eq!(lease_names(&mut pool, 1), ["a/2"], "a new lease is a new instance");
         assert!(pool.release(&id).is_none(), "the old lease does not exist anymore");
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(lease_names(&mut second, 5), ["b/2"], "the removed machine is not leased");
     }
 
-    fn lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {
+    fn machine_lease(name: &str, lease: u64, cleaning: bool) -> MachineLease {
         MachineLease { machine: name.to_owned(), lease, cleaning, details: machine(name) }
     }
 }

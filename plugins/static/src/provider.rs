@@ -40,7 +40,7 @@ impl Inner {
     /// Stores the leases on another thread. The pool is locked meanwhile, so that callers see only durable state.
     ///
     /// Reverts the change if storing fails.
-    async fn store(
+    async fn save_leases(
         &self,
         mut pool: OwnedMutexGuard<Pool>,
         revert: impl FnOnce(&mut Pool) + Send + 'static,
@@ -67,7 +67,7 @@ impl Inner {
         };
         let mut pool = self.pool().await;
         if pool.finish_task(&task, result)
-            && let Err(error) = self.store(pool, |_| ()).await
+            && let Err(error) = self.save_leases(pool, |_| ()).await
         {
             // After a restart, the machine would be cleaned up again, which is harmless.
             tracing::error!(%error, "failed to store the leases");
@@ -82,7 +82,7 @@ impl Inner {
     /// Waits for the first checks, up to [`INITIAL_CHECK_TIMEOUT`].
     ///
     /// Once a machine is healthy, waits only briefly for the others.
-    async fn initial_check(&self, mut checks: JoinSet<()>) {
+    async fn wait_for_first_checks(&self, mut checks: JoinSet<()>) {
         let _ = tokio::time::timeout(INITIAL_CHECK_TIMEOUT, async {
             while checks.join_next().await.is_some() && !self.pool().await.has_available() {}
             let others = async { while checks.join_next().await.is_some() {} };
@@ -151,9 +151,9 @@ impl Provider for Static {
             task_permits: Semaphore::new(MAX_CONCURRENT_TASKS),
             machines_modified: Mutex::new(modified),
         });
-        inner.store(inner.pool().await, |_| ()).await?;
+        inner.save_leases(inner.pool().await, |_| ()).await?;
         let checks = inner.spawn_tasks(inner.pool().await.start_due_tasks());
-        inner.initial_check(checks).await;
+        inner.wait_for_first_checks(checks).await;
         tokio::spawn(Arc::clone(&inner).check_loop());
         tracing::info!(group = id, machines = machine_count, "ready");
         Ok((Self { inner }, Init { id, max_size, can_suspend: false }))
@@ -173,7 +173,7 @@ impl Provider for Static {
         let count = u32::try_from(leased.len())?;
         // The leases must be durable before they are reported.
         self.inner
-            .store(pool, move |pool| pool.revert_leases(&leased))
+            .save_leases(pool, move |pool| pool.revert_leases(&leased))
             .await
             .map_err(PartialFailure::none_succeeded)?;
         Ok(count)
@@ -182,7 +182,7 @@ impl Provider for Static {
     async fn decrease(&self, ids: Vec<InstanceId>) -> Result<Vec<InstanceId>, PartialFailure<Vec<InstanceId>>> {
         let mut pool = self.inner.pool().await;
         let released: Vec<_> = ids.iter().filter_map(|id| pool.release(id)).collect();
-        self.inner.store(pool, |_| ()).await.map_err(PartialFailure::none_succeeded)?;
+        self.inner.save_leases(pool, |_| ()).await.map_err(PartialFailure::none_succeeded)?;
         let mut pool = self.inner.pool().await;
         let tasks: Vec<MachineTask> = released.iter().filter_map(|machine| pool.start_task(&machine.name)).collect();
         self.inner.spawn_tasks(tasks).detach_all();

@@ -72,7 +72,10 @@ impl Store {
 }
 
 async fn lock(path: &Path) -> Result<File, StoreError> {
-    let lock = path.with_extension("lock");
+    // Added to the whole name, so that two state files never share a lock.
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    let lock = PathBuf::from(lock);
     let mut file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -123,5 +126,16 @@ mod tests {
         std::fs::write(&path, r#"{"version":2,"next":1,"leases":[]}"#).unwrap();
         let error = Store::open(path.clone()).await.unwrap_err().to_string();
         assert!(error.contains("unsupported version 2, expected 1"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn state_files_with_different_extensions_have_separate_locks() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut stores = Vec::new();
+        for name in ["pool", "pool.json", "pool.lock.json", "pool.other"] {
+            let (store, ..) = Store::open(directory.path().join(name)).await.unwrap();
+            store.save((1, Vec::new())).unwrap();
+            stores.push(store);
+        }
     }
 }

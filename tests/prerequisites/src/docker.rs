@@ -223,6 +223,9 @@ impl DockerEngine {
     }
 
     /// Starts the engine, and waits until it writes `ready` to its log. The error is the last line of the log.
+    ///
+    /// `describe` gets the directory of the engine, and returns a pair: the command that runs the engine, and
+    /// additional environment variables. `signal` is the signal that ends the engine.
     pub(crate) fn run(
         signal: &str,
         socket: &'static str,

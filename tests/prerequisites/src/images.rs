@@ -9,8 +9,8 @@ use crate::docker::DockerEngine;
 use crate::missing;
 
 const BUSYBOX: &str = "/bin/busybox";
-/// Names of busybox, which is the only executable in an image without a shell. It acts as the program by whose name it
-/// is called.
+/// Names under which an image without a shell contains busybox, its only executable. Busybox acts as the program by
+/// whose name it is called.
 const TOOLS: [&str; 4] = ["cat", "id", "pwd", "touch"];
 /// Message of an error that cannot occur, because the archive is in memory.
 const IN_MEMORY: &str = "failed to write to memory";
@@ -111,7 +111,7 @@ fn busybox() -> Option<Vec<u8>> {
     read.ok()
 }
 
-/// Returns an archive with busybox under all of its names, and the list of users.
+/// Returns an archive that contains busybox under all of its names, and the file `etc/passwd`.
 #[track_caller]
 fn with_busybox() -> Option<tar::Builder<Vec<u8>>> {
     let busybox = busybox()?;

@@ -8,6 +8,7 @@ mod images;
 mod mounts;
 mod openbao;
 mod podman;
+mod programs;
 mod registry;
 mod remote;
 
@@ -23,6 +24,7 @@ pub use images::{bash_root, busybox_root, shellless_root};
 pub use mounts::{mounts, run_with_mounts};
 pub use openbao::OpenBao;
 pub use podman::PodmanUser;
+pub use programs::{copy_program, create_program};
 pub use registry::{DockerRegistry, REGISTRY_PASSWORD, REGISTRY_USER};
 pub use remote::{RemoteEngine, certificates};
 

@@ -18,7 +18,8 @@ use tempfile::TempDir;
 use crate::variable;
 
 const ROOT_TOKEN: &str = "root";
-const MAX_PORTS: usize = 10;
+/// Maximum number of attempts to start the server, each on another port.
+const MAX_START_ATTEMPTS: usize = 10;
 const READY: &str = "Development mode should NOT be used";
 /// DER prefix of a public key on the curve P-256, before the point.
 const P256_PREFIX: [u8; 26] = [
@@ -63,7 +64,7 @@ impl OpenBao {
     #[track_caller]
     fn start_with(arguments: &[&str]) -> Option<Self> {
         let program = variable("MUSTER_TEST_OPENBAO", "bao, the executable of OpenBao")?;
-        let started = (0..MAX_PORTS).find_map(|_| Self::start_once(&program, arguments));
+        let started = (0..MAX_START_ATTEMPTS).find_map(|_| Self::start_once(&program, arguments));
         Some(started.expect("OpenBao does not start"))
     }
 

@@ -15,7 +15,7 @@ const NO_PODMAN: &str =
 /// Path of the socket in the engine's directory, whose subdirectory `run` is the user's `XDG_RUNTIME_DIR`. Clients
 /// expect the socket of a user's Podman at `$XDG_RUNTIME_DIR/podman/podman.sock`.
 const SOCKET: &str = "run/podman/podman.sock";
-/// Registries on this machine have no TLS.
+/// Podman's settings for the registries on this machine, which have no TLS.
 const REGISTRIES: &str = "[[registry]]\nlocation = \"127.0.0.1\"\ninsecure = true\n";
 const READY: &str = "API service listening on";
 /// Command that starts a shell in new namespaces. All processes of an engine end with this shell.

@@ -93,7 +93,6 @@ impl RemoteEngine {
     /// # Panics
     /// If a file cannot be written.
     pub fn create_ssh_client(&self, directory: &Path, address: SocketAddr) {
-        use std::os::unix::fs::PermissionsExt;
         let keys = self.engine.dir().join("ssh");
         let config = directory.join("ssh_config");
         let text = format!(
@@ -106,8 +105,7 @@ impl RemoteEngine {
         std::fs::write(&config, text).expect("failed to write the settings of ssh");
         let client = directory.join("ssh");
         let script = format!("#!/bin/sh\nexec /usr/bin/ssh -F '{}' \"$@\"\n", config.display());
-        std::fs::write(&client, script).expect("failed to write a script");
-        std::fs::set_permissions(&client, std::fs::Permissions::from_mode(0o755)).expect("failed to write a script");
+        crate::create_program(&client, script);
     }
 }
 

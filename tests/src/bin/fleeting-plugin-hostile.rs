@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use muster_fleeting::faulty_plugin::{FaultyPlugin, Script, WELL_BEHAVED};
+use muster_fleeting::faulty_plugin::{FaultyPlugin, Script, VALID_HANDSHAKE};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::net::UnixListener;
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         writeln!(pids, "{}", std::process::id())
     };
     match record_pid()
-        .and_then(|()| if script.start == WELL_BEHAVED { serve(&script) } else { Err(become_shell(&script)) })
+        .and_then(|()| if script.start == VALID_HANDSHAKE { serve(&script) } else { Err(become_shell(&script)) })
     {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error.to_string()),

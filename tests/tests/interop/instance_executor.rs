@@ -55,6 +55,7 @@ fn stock_runner_scales_with_local_plugin() {
     assert_eq!(homes.len(), JOBS, "max_use_count = 1: {homes:?}");
 }
 
+/// A pipeline, and a Muster runner that runs its jobs on instances.
 pub(crate) struct Fleet {
     _directory: tempfile::TempDir,
     home: PathBuf,

@@ -111,7 +111,7 @@ async fn damaged_ledger_of_removed_runner_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_survives_missing_plugin_until_configuration_is_reloaded() {
+async fn job_survives_missing_plugin_and_ends_after_configuration_is_reloaded() {
     let mut harness = Harness::with_instances(1, "max_instances = 1", "").await;
     let machines = start_waiting_job(&harness).await;
     harness.kill_manager();

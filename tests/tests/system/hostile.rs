@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_fleeting::faulty_plugin::{Behavior, Call, Script, WELL_BEHAVED};
+use muster_fleeting::faulty_plugin::{Behavior, Call, Script, VALID_HANDSHAKE};
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::{MemoryCoordinator, RUNNER_TOKEN, serve};
 use muster_tests::harness::Harness;
@@ -124,9 +124,10 @@ const HANDSHAKE_MESSAGES: &[&str] = &[
 
 /// Returns the possible messages about the first failing call of a plugin.
 ///
-/// Returns none if no call fails, or if a call other than `Init` hangs, because it times out only after minutes.
+/// Returns an empty list if no call fails, or if a call other than `Init` hangs, because it times out only after
+/// minutes.
 fn possible_messages(script: &Script) -> &'static [&'static str] {
-    if script.start != WELL_BEHAVED {
+    if script.start != VALID_HANDSHAKE {
         return HANDSHAKE_MESSAGES;
     }
     for call in [Call::Init, Call::Update, Call::Increase, Call::ConnectInfo] {

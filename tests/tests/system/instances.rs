@@ -275,8 +275,8 @@ async fn outdated_agent_finishes_its_job_and_is_replaced() {
     // The copy is one byte longer, so its hash differs, as after an upgrade.
     harness.kill_manager();
     let upgraded = harness.path("upgraded");
-    std::fs::copy(&harness.executable, &upgraded).unwrap();
-    std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&upgraded).unwrap(), b"\0").unwrap();
+    let content = [&std::fs::read(&harness.executable).unwrap()[..], b"\0"].concat();
+    muster_test_prerequisites::create_program(&upgraded, content);
     harness.executable = upgraded.clone();
     harness.start_manager();
     wait_until("the new manager is connected to the outdated agent", || {

@@ -4,7 +4,6 @@
 //! hypervisor.
 
 use std::path::Path;
-use std::process::Command;
 
 use muster_job::{JobId, JobStatus};
 use muster_runner_api::test_support::Job;
@@ -390,11 +389,7 @@ async fn nesting_daemon_of_gitlab_creates_virtual_machines() {
     let path = |name: &str| directory.path().join(name);
     let authorized = write_key(&path("key"));
     std::fs::write(path("authorized"), format!("{authorized}\n")).unwrap();
-    std::fs::write(path("script"), TART).unwrap();
-    // `install` copies the script: a file that this process wrote may still be open in a child process, and then cannot
-    // be executed.
-    let install = Command::new("install").args(["-m", "755"]).args([path("script"), path("tart")]).status();
-    assert!(install.unwrap().success());
+    muster_test_prerequisites::create_program(path("tart"), TART);
     let search_path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap());
     let mut daemon = tokio::process::Command::new(daemon)
         .args(["serve", "-hypervisor", "tart"])

@@ -308,8 +308,8 @@ fn check(
         // The trace has the output of the script until the kill, without a gap.
         if let Some((_, output)) = text.split_once("[[MASKED]]\n") {
             let output: String = output.split_inclusive('\n').take_while(|line| line.starts_with("line ")).collect();
-            let complete_lines = output.rfind('\n').map_or("", |end| &output[..end]);
-            assert!(lines.text().contains(complete_lines), "{text}");
+            let complete_lines = output.rfind('\n').map_or("", |end| &output[..=end]);
+            assert!(lines.text().starts_with(&format!("[[MASKED]]\n{complete_lines}")), "{text}");
         }
     }
 }

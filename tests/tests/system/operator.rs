@@ -12,7 +12,7 @@ const WAITING_SCRIPT: &str =
     "echo $$ >> \"$MARKS/started-$CI_JOB_ID\"; until test -e \"$MARKS/go\"; do sleep 0.02; done; echo continued";
 
 /// Returns the exit status and the output of `muster fleet`.
-fn fleet(harness: &Harness, arguments: &[&str]) -> (Option<i32>, String) {
+fn run_fleet(harness: &Harness, arguments: &[&str]) -> (Option<i32>, String) {
     let mut command = Command::new(muster());
     command.arg("fleet").args(arguments).arg("--state-dir").arg(harness.path("state")).env("USER", "ann");
     let output = command.env_remove("SUDO_USER").output().unwrap();
@@ -20,8 +20,8 @@ fn fleet(harness: &Harness, arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-fn fleet_ok(harness: &Harness, arguments: &[&str]) -> String {
-    let (code, text) = fleet(harness, arguments);
+fn run_fleet_successfully(harness: &Harness, arguments: &[&str]) -> String {
+    let (code, text) = run_fleet(harness, arguments);
     assert_eq!(code, Some(0), "{text}\n{}", harness.log());
     text
 }
@@ -50,11 +50,11 @@ async fn cordoned_instance_gets_no_jobs_and_survives_restart_until_drained() {
     let mut harness = Harness::with_instances(2, keys, "").await;
     start_job(&harness, 1).await;
     let machine = harness.machines.names().remove(0);
-    let output = fleet_ok(&harness, &["cordon", &machine, "--reason", "disk errors"]);
+    let output = run_fleet_successfully(&harness, &["cordon", &machine, "--reason", "disk errors"]);
     assert!(output.contains("cordoned; its running job continues"), "{output}");
     start_job(&harness, 2).await;
     harness.kill_manager();
-    let (code, output) = fleet(&harness, &["uncordon", &machine]);
+    let (code, output) = run_fleet(&harness, &["uncordon", &machine]);
     assert!(code == Some(2) && output.contains("no running manager with instances uses"), "{code:?} {output}");
     harness.start_manager();
     std::fs::write(harness.path("go"), "").unwrap();
@@ -66,7 +66,7 @@ async fn cordoned_instance_gets_no_jobs_and_survives_restart_until_drained() {
         let text = wait_for_success(&harness, job).await;
         assert!(!text.contains(&format!("Instance {machine} connected")), "{text}");
     }
-    let explanation = fleet_ok(&harness, &["explain", "instance", &machine]);
+    let explanation = run_fleet_successfully(&harness, &["explain", "instance", &machine]);
     assert!(explanation.contains("cordon by operator ann (user "), "{explanation}");
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     assert_eq!(harness.machines.names(), [machine.as_str()], "shutdown deletes all other instances: {}", harness.log());
@@ -74,12 +74,12 @@ async fn cordoned_instance_gets_no_jobs_and_survives_restart_until_drained() {
     let mut result = (None, String::new());
     let drained = wait_until(|| {
         // The manager accepts operator commands only after its start.
-        result = fleet(&harness, &["drain", &machine, "--reason", "replaced disk"]);
+        result = run_fleet(&harness, &["drain", &machine, "--reason", "replaced disk"]);
         result.0 == Some(0)
     });
     assert!(drained.await, "{result:?}\n{}", harness.log());
     wait_until_deleted(&harness, &machine).await;
-    let explanation = fleet_ok(&harness, &["explain", "instance", &machine]);
+    let explanation = run_fleet_successfully(&harness, &["explain", "instance", &machine]);
     for expected in ["cordon by operator ann", ": disk errors", "drain by operator ann", ": replaced disk"] {
         assert!(explanation.contains(expected), "{expected}: {explanation}");
     }
@@ -92,14 +92,14 @@ async fn forced_deletion_fails_the_job_and_names_the_operator() {
         Harness::with_instances(1, "max_instances = 1\n    delete_instances_on_shutdown = true", "").await;
     start_job(&harness, 1).await;
     let machine = harness.machines.names().remove(0);
-    let output = fleet_ok(&harness, &["delete", "--force", &machine, "--reason", "crypto miner"]);
+    let output = run_fleet_successfully(&harness, &["delete", "--force", &machine, "--reason", "crypto miner"]);
     assert!(output.contains("deleting; its running job is lost"), "{output}");
     let job = harness.coordinator.wait_for_end(JobId(1)).await;
     let (text, last) = (job.text(), job.reports().last().unwrap());
     assert_eq!(last.failure_reason.as_deref(), Some("runner_system_failure"), "{text}");
     assert_eq!(text.matches("instance deleted by operator ann").count(), 1, "{text}\n{}", harness.log());
     wait_until_deleted(&harness, &machine).await;
-    let (code, output) = fleet(&harness, &["delete", "unknown"]);
+    let (code, output) = run_fleet(&harness, &["delete", "unknown"]);
     assert!(code == Some(1) && output.contains("no runner has an instance or a group `unknown`"), "{code:?} {output}");
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
 }
@@ -110,16 +110,16 @@ async fn drained_group_requests_no_jobs_until_uncordoned() {
                 [[runners.autoscaler.policy]]\n      idle_count = 1\n      idle_time = \"1h\"";
     let mut harness = Harness::with_instances(1, keys, "").await;
     start_job(&harness, 1).await;
-    let output = fleet_ok(&harness, &["drain", "ours"]);
+    let output = run_fleet_successfully(&harness, &["drain", "ours"]);
     assert!(output.starts_with("group ours of runner ours: draining; "), "{output}");
     std::fs::write(harness.path("go"), "").unwrap();
     wait_for_success(&harness, 1).await;
     let is_empty = wait_until(|| harness.machines.names().is_empty()).await;
     assert!(is_empty, "the idle instance was not deleted:\n{}", harness.log());
     harness.push(2, &["echo second"], &json!({}));
-    let status = fleet_ok(&harness, &["explain", "group", "ours"]);
+    let status = run_fleet_successfully(&harness, &["explain", "group", "ours"]);
     assert!(status.contains("drained by operator ann"), "{status}");
-    fleet_ok(&harness, &["uncordon", "ours"]);
+    run_fleet_successfully(&harness, &["uncordon", "ours"]);
     wait_for_success(&harness, 2).await;
     assert_eq!(harness.stop_manager().await, Some(0), "{}", harness.log());
     assert_eq!(harness.machines.names(), [""; 0], "{}", harness.log());

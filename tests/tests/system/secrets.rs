@@ -102,7 +102,7 @@ async fn job_on_an_instance_gets_its_secrets_and_its_log_masks_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn job_does_not_start_without_its_secrets_and_its_log_has_the_reason() {
+async fn job_without_its_secrets_does_not_start_and_its_log_has_the_reason() {
     let Some(server) = start_server() else { return };
     let harness = Harness::start(1).await;
     let cases = [

@@ -62,14 +62,14 @@ impl JobScript {
     }
 }
 
-/// Maximum number of files and directories of one workspace. A job takes the lowest free slot, so the first jobs do not
-/// use all workspaces.
+/// Maximum number of files and directories of one workspace. A job takes the lowest free slot, so some workspaces may
+/// be created only after the first measurement.
 const WORKSPACE_ENTRIES: usize = 10;
 
 #[derive(Debug)]
 struct IdleUsage {
     memory_kib: u64,
-    files: usize,
+    open_files: usize,
     /// Files and directories in the state directory and the workspaces.
     entries: usize,
 }
@@ -94,10 +94,10 @@ impl IdleUsage {
         );
         let pids = harness.process_ids();
         assert_eq!(pids.len(), 2, "expected a manager and an agent:\n{}", harness.log());
-        let open_files = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+        let count_open_files = |pid: &i32| std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
         Self {
             memory_kib: pids.iter().map(|pid| resident_kib(*pid)).sum(),
-            files: pids.iter().map(open_files).sum(),
+            open_files: pids.iter().map(count_open_files).sum(),
             entries: paths_below(harness.path("state")).len() + paths_below(harness.path("builds")).len(),
         }
     }
@@ -150,7 +150,10 @@ async fn sustained_load_runs_each_job_once_without_resource_growth() {
         "memory has grown: {before:?}, then {after:?}"
     );
     // There are never more connections and workspaces than jobs that run at the same time.
-    assert!(after.files <= before.files + CONCURRENT, "the number of open files has grown: {before:?}, then {after:?}");
+    assert!(
+        after.open_files <= before.open_files + CONCURRENT,
+        "the number of open files has grown: {before:?}, then {after:?}"
+    );
     assert!(
         after.entries <= before.entries + CONCURRENT * WORKSPACE_ENTRIES,
         "the number of files on disk has grown: {before:?}, then {after:?}"

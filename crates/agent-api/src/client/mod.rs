@@ -26,8 +26,8 @@ pub use connection::{AgentConnection, Identity, KeepAlive, REMOTE_KEEPALIVE, Unr
 pub use follow::follow_to_end;
 pub use silence::Silence;
 
-/// Maximum size of a `WaitForResult` response beside the result, in bytes.
-const MESSAGE_HEADER_BYTES: usize = 16;
+/// Maximum number of bytes that a `WaitForResult` response has in addition to the result.
+const RESPONSE_OVERHEAD_BYTES: usize = 16;
 const MAX_PARSE_ERROR_BYTES: usize = 1024;
 /// Initial and maximum pause.
 const RETRY_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -44,7 +44,7 @@ pub enum AgentError {
     /// The agent never had the job, or has deleted it.
     #[error("the agent has no such job")]
     Unknown,
-    /// The agent rejects the request.
+    /// The agent rejects the request, or cannot read the job's log. A retry does not help.
     #[error("the agent rejected the request: {0}")]
     Refused(String),
     /// The result is too large or invalid.
@@ -63,6 +63,8 @@ impl From<Status> for AgentError {
             // The plan exceeds the agent's limit.
             | Code::OutOfRange
             | Code::Unimplemented
+            // The agent cannot read the job's log.
+            | Code::DataLoss
             | Code::PermissionDenied => Self::Refused(message),
             _ => Self::Broken(message),
         }
@@ -202,7 +204,7 @@ impl AgentConnection {
         if !self.identity().has_extension {
             return self.wait_for_status(id).await;
         }
-        let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(MESSAGE_HEADER_BYTES));
+        let mut agent = self.agent().max_decoding_message_size(max_bytes.saturating_add(RESPONSE_OVERHEAD_BYTES));
         let answer = match agent.wait_for_result(WaitForResultRequest { id: id.to_owned() }).await {
             // The client returns this code for a message above the limit. Agents do not return it here.
             Err(status) if status.code() == Code::OutOfRange => {

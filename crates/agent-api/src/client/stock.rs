@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn status_is_the_result_of_the_job() {
+    fn result_is_made_from_the_status_of_the_job() {
         assert_eq!(result(&status(State::Unspecified, "")), None);
         assert_eq!(result(&status(State::Running, "")), None);
         assert_eq!(result(&status(State::Success, "")).unwrap().outcome, Outcome::Success);

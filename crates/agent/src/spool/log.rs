@@ -122,7 +122,13 @@ impl LogFile {
     fn read(&self, offset: u64, length: usize) -> io::Result<Bytes> {
         CHUNKS.with_borrow_mut(|chunks| {
             chunks.resize(length, 0);
-            self.file.read_exact_at(chunks, offset)?;
+            self.file.read_exact_at(chunks, offset).map_err(|error| match error.kind() {
+                io::ErrorKind::UnexpectedEof => io::Error::new(
+                    io::ErrorKind::UnexpectedEof,
+                    "another process has shortened it; only the agent may change files in its spool",
+                ),
+                _ => error,
+            })?;
             Ok(chunks.split().freeze())
         })
     }

@@ -12,7 +12,8 @@
 //!   .steps/             cache of remote steps
 //!   .prepared-containers  engines that have prepared containers
 //! ```
-//! Nothing is synced to disk: a power failure may lose the last seconds. An incomplete record counts as in [`journal`].
+//! Nothing is synced to disk: a power failure may lose the last seconds. See [`journal`] for the meaning of an
+//! incomplete record.
 
 mod journal;
 mod log;
@@ -202,8 +203,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Writes the whole request or nothing. Keeps the log of an earlier attempt.
-    pub(crate) fn create(&self, request: &RunRequest) -> io::Result<Journal> {
+    /// Writes the whole request, and opens the log. After an error, nothing remains. Keeps the log of an earlier
+    /// attempt.
+    pub(crate) fn create(&self, request: &RunRequest) -> io::Result<(Journal, LogFile)> {
         if !self.recycler.take(&self.dir) {
             match fs::DirBuilder::new().mode(0o700).create(&self.dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -212,15 +214,16 @@ impl Entry {
             }
         }
         self.job_quota.count_existing(&self.id, self.bytes());
-        let journal = self
+        let created = self
             .job_quota
             .reserve(request.encoded_len() as u64)
-            .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request));
-        if journal.is_err() {
+            .and_then(|()| Journal::create(&self.dir.join(JOURNAL), request))
+            .and_then(|journal| Ok((journal, self.log()?)));
+        if created.is_err() {
             // The refused `Run` has no manager that closes the job.
             let _ = self.remove();
         }
-        journal
+        created
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -243,8 +246,8 @@ impl Entry {
         LogFile::open(&self.dir.join(LOG), self.job_quota.clone())
     }
 
-    /// Returns the time since the last write to the journal, which is the end of a finished job. Without a journal,
-    /// uses the directory.
+    /// Returns the time since the last write to the journal. For a finished job, this is the time since its end.
+    /// Without a journal, returns the time since the last change of the directory.
     pub(crate) fn age(&self) -> Duration {
         let paths = [self.dir.join(JOURNAL), self.dir.clone()];
         let metadata = paths.iter().find_map(|path| fs::metadata(path).ok());

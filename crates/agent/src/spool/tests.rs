@@ -29,7 +29,7 @@ fn entry_is_read_as_it_was_written() {
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
     let entry = spool.entry("7-1").unwrap();
     let request = RunRequest { id: "7-1".to_owned(), steps: "{}".to_owned(), ..RunRequest::default() };
-    let journal = entry.create(&request).unwrap();
+    let (journal, _) = entry.create(&request).unwrap();
     let contents = JournalContents { request: Some(request), ..JournalContents::default() };
     assert_eq!(entry.read_journal().unwrap(), contents);
     journal.record_result(&result()).unwrap();
@@ -60,9 +60,9 @@ fn recycled_directory_is_empty_and_reused() {
     let mut seen = Vec::new();
     for id in ["1-1", "2-1", "3-1"] {
         let entry = spool.entry(id).unwrap();
-        let journal = entry.create(&request(id)).unwrap();
+        let (journal, log) = entry.create(&request(id)).unwrap();
         let line = format!("log of {id}");
-        entry.log().unwrap().append(line.as_bytes()).unwrap();
+        log.append(line.as_bytes()).unwrap();
         journal.record_user_code().unwrap();
         assert_eq!(
             entry.read_journal().unwrap(),
@@ -100,7 +100,6 @@ fn removing_an_entry_with_a_replaced_log_ends_and_changes_no_other_file() {
         let entry = spool.entry("1-1").unwrap();
         let request = RunRequest { id: "1-1".to_owned(), ..RunRequest::default() };
         entry.create(&request).unwrap();
-        drop(entry.log().unwrap());
         let log = entry.dir.join(LOG);
         fs::remove_file(&log).unwrap();
         create(&log);
@@ -152,6 +151,19 @@ fn repeated_run_keeps_the_log() {
 }
 
 #[test]
+fn request_whose_log_cannot_be_opened_leaves_no_entry() {
+    let dir = tempfile::tempdir().unwrap();
+    let spool = Spool::open(dir.path(), 4_000).unwrap();
+    let entry = spool.entry("7-1").unwrap();
+    let request = RunRequest { id: "7-1".to_owned(), steps: "x".repeat(3000), ..RunRequest::default() };
+    fs::create_dir_all(entry.dir.join(LOG)).unwrap();
+    entry.create(&request).unwrap_err();
+    assert!(spool.is_empty());
+    // The request no longer counts toward the quota.
+    spool.entry("7-1").unwrap().create(&request).unwrap();
+}
+
+#[test]
 fn ids_cannot_refer_to_paths_outside_the_spool() {
     let dir = tempfile::tempdir().unwrap();
     let spool = Spool::open(dir.path(), u64::MAX).unwrap();
@@ -176,7 +188,7 @@ const SAMPLE: &[u8] = b"muster job 1 5\n\x0a\x037-1\n{\"boot\":\"one\"}\n\
     {\"result\":{\"outcome\":{\"state\":\"success\"},\"message\":\"\",\"log_bytes\":3,\"log_crc32\":4,\
     \"tree\":{\"name\":\"job\",\"status\":\"success\",\"started_ms\":1,\"duration_ms\":2}}}\n";
 
-fn sample(bytes: &[u8]) -> io::Result<JournalContents> {
+fn read_journal_bytes(bytes: &[u8]) -> io::Result<JournalContents> {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("journal"), bytes).unwrap();
     JournalContents::read(dir.path())
@@ -194,10 +206,10 @@ fn journal_sample_of_version_1_is_read() {
     let request = Some(RunRequest { id: "7-1".to_owned(), ..RunRequest::default() });
     let boot = Some("one".to_owned());
     assert_eq!(
-        sample(SAMPLE).unwrap(),
+        read_journal_bytes(SAMPLE).unwrap(),
         JournalContents { request, boot, process_records: process_records(), user_code: true, result: Some(result()) }
     );
-    let error = sample(b"muster job 3 5\n").unwrap_err();
+    let error = read_journal_bytes(b"muster job 3 5\n").unwrap_err();
     assert!(error.to_string().contains("`muster job 3 5` is not a journal of this version"), "{error}");
 }
 
@@ -218,10 +230,10 @@ fn process_records_of_an_earlier_boot_are_dropped() {
 }
 
 #[test]
-fn truncated_journal_has_no_result_and_counts_as_run() {
+fn truncated_journal_has_no_result_and_an_incomplete_line_counts_as_user_code() {
     let lines: Vec<usize> = (0..SAMPLE.len()).filter(|at| SAMPLE[*at] == b'\n').map(|at| at + 1).collect();
     for length in 0..SAMPLE.len() {
-        let contents = sample(&SAMPLE[..length]).unwrap();
+        let contents = read_journal_bytes(&SAMPLE[..length]).unwrap();
         let request_end = "muster job 1 5\n".len() + 5;
         assert_eq!(contents.request.is_some(), length > request_end, "{length}");
         // The final line break of a line may be missing.
@@ -277,11 +289,11 @@ fn quota_covers_all_jobs_except_final_messages() {
 }
 
 #[test]
-fn results_do_not_count_after_a_restart() {
+fn results_do_not_count_toward_the_quota_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let request = |id: &str| RunRequest { id: id.to_owned(), steps: "x".repeat(1000), ..RunRequest::default() };
     let spool = Spool::open(dir.path(), 4_000).unwrap();
-    let journal = spool.entry("1-1").unwrap().create(&request("1-1")).unwrap();
+    let (journal, _) = spool.entry("1-1").unwrap().create(&request("1-1")).unwrap();
     journal.record_result(&JobResult { message: "x".repeat(5000), ..result() }).unwrap();
     spool.entry("2-1").unwrap().create(&request("2-1")).unwrap();
     drop(spool);

@@ -164,7 +164,7 @@ async fn name_that_is_invalid_in_a_zip_fails_the_upload() {
 }
 
 #[tokio::test]
-async fn missing_artifacts_fail_the_job_before_its_script() {
+async fn failed_artifact_download_fails_the_job_before_its_script() {
     let (_coordinator, served) = coordinator().await;
     let mut agent = Agent::start().await;
     let plan = agent.plan(vec![download("wrong"), script(&["echo never"]), after_script(&["echo never"])]);

@@ -30,7 +30,7 @@ fn save(entry: CacheEntry) -> Step {
     step("archive_cache", When::OnSuccess, Call::builtin(&CacheSave { caches: vec![entry] }))
 }
 
-async fn run_job_with_cache(agent: &mut Agent, key: &str, content: &str) {
+async fn run_job_that_saves_cache(agent: &mut Agent, key: &str, content: &str) {
     let create = format!("mkdir -p vendor; echo {content} > vendor/lib");
     let plan = agent.plan(vec![script(&[&create]), save(entry(agent, key))]);
     agent.complete(&plan).await;
@@ -80,7 +80,7 @@ async fn cache_is_saved_and_restored() {
 #[tokio::test]
 async fn first_existing_fallback_key_is_restored() {
     let mut agent = Agent::start().await;
-    run_job_with_cache(&mut agent, "main", "from-main").await;
+    run_job_that_saves_cache(&mut agent, "main", "from-main").await;
     let fallback = vec!["missing".to_owned(), "main".to_owned()];
     let names = ["Branch", "Missing", "Main"].map(str::to_owned).into();
     let cache = CacheEntry { fallback_keys: fallback, names, ..entry(&agent, "branch") };
@@ -99,7 +99,7 @@ async fn first_existing_fallback_key_is_restored() {
 #[tokio::test]
 async fn cache_under_the_alternate_key_is_restored() {
     let mut agent = Agent::start().await;
-    run_job_with_cache(&mut agent, "plain", "old").await;
+    run_job_that_saves_cache(&mut agent, "plain", "old").await;
     let hashed = CacheEntry { alternate: "plain".to_owned(), ..entry(&agent, "0123abcd") };
     let plan = agent.plan(vec![restore(hashed.clone()), script(&["cat vendor/lib"]), save(hashed)]);
     let (log, _) = agent.complete(&plan).await;
@@ -110,7 +110,7 @@ async fn cache_under_the_alternate_key_is_restored() {
 #[tokio::test]
 async fn failed_extraction_is_a_warning_and_its_files_are_removed() {
     let mut agent = Agent::start().await;
-    run_job_with_cache(&mut agent, "main", "content").await;
+    run_job_that_saves_cache(&mut agent, "main", "content").await;
     let mut bytes = fs::read(archive(&agent, "main")).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle..middle + 8].fill(0);

@@ -57,7 +57,7 @@ fn repository(agent: &Agent) -> Checkout {
 }
 
 #[tokio::test]
-async fn list_checks_out_the_sources_of_its_job() {
+async fn step_of_a_list_checks_out_the_sources_of_the_job() {
     let mut agent = Agent::start().await;
     let sources = step("get_sources", When::OnSuccess, Call::builtin(&repository(&agent)));
     let entries = json!([
@@ -92,7 +92,7 @@ fn cache(agent: &Agent, key: &str, path: &str) -> CacheEntry {
 }
 
 #[tokio::test]
-async fn list_saves_and_restores_only_caches_of_its_job() {
+async fn steps_of_a_list_save_and_restore_only_caches_of_the_job() {
     let mut agent = Agent::start().await;
     let caches = vec![cache(&agent, "deps", "vendor/"), cache(&agent, "other", "other/")];
     let save = |when| step("archive_cache", when, Call::builtin(&CacheSave { caches: caches.clone() }));
@@ -135,7 +135,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
 }
 
 #[tokio::test]
-async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
+async fn steps_of_a_list_upload_artifacts_and_download_those_of_dependencies() {
     let (coordinator, served) = coordinator().await;
     let endpoint = ArtifactEndpoint {
         url: served.url.to_string(),
@@ -175,8 +175,8 @@ async fn list_uploads_artifacts_and_downloads_those_of_dependencies() {
 
     let missing = "the job declares no dependency with artifacts; add it with `needs`";
     assert_refused(Vec::new(), call("artifacts/download", json!({})), missing).await;
-    let bare = "there is no server for artifacts; call `builtin://artifacts/upload` in a job of a pipeline";
-    assert_refused(Vec::new(), call("artifacts/upload", json!({ "paths": ["out"] })), bare).await;
+    let no_server = "there is no server for artifacts; call `builtin://artifacts/upload` in a job of a pipeline";
+    assert_refused(Vec::new(), call("artifacts/upload", json!({ "paths": ["out"] })), no_server).await;
 }
 
 const SERVER: &str = "import http.server, sys; http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()";

@@ -6,6 +6,7 @@ use std::process::Command;
 use muster_agent_api::builtin::Checkout;
 use muster_agent_api::plan::{Call, JobPlan};
 use muster_agent_api::result::Outcome;
+use muster_test_prerequisites::create_program;
 
 use crate::harness::*;
 
@@ -25,8 +26,7 @@ pub(crate) fn repository(dir: &Path) -> (PathBuf, String) {
     let work = dir.join("upstream");
     std::fs::create_dir_all(work.join("sub")).unwrap();
     git(&work, &["init", "--quiet"]);
-    std::fs::write(work.join("run.sh"), "#!/bin/sh\necho ran\n").unwrap();
-    make_executable(&work.join("run.sh"));
+    create_program(work.join("run.sh"), "#!/bin/sh\necho ran\n");
     std::fs::write(work.join("sub/file"), "x".repeat(100_000)).unwrap();
     std::os::unix::fs::symlink("run.sh", work.join("link")).unwrap();
     git(&work, &["add", "."]);

@@ -29,7 +29,7 @@ impl Client {
         Self { service, states, id: id.to_owned() }
     }
 
-    async fn pause_after(&mut self, number: u64) -> Pause {
+    async fn wait_for_pause_after(&mut self, number: u64) -> Pause {
         let pausing = async {
             loop {
                 let state = self.states.message().await.unwrap().expect("the job ended without a pause");
@@ -108,7 +108,7 @@ async fn paused_step_shows_its_state_without_masked_values() {
     let secret = Variable { masked: true, ..variable("KEY", "masked-value") };
     agent.run("1-1", &plan, &[secret]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    let pause = client.pause_after(0).await;
+    let pause = client.wait_for_pause_after(0).await;
     assert_eq!((pause.path.as_str(), pause.is_after), ("run/second", false));
     let call = client.inspect(&pause).await;
     assert_eq!((&call.env["OWN"], &call.env["EXTRA"]), (&json!("value"), &json!("yes")));
@@ -132,7 +132,7 @@ async fn command_of_a_lost_client_is_ended_and_the_job_continues() {
     plan.development.debug.as_mut().unwrap().attach_timeout_ms = ATTACH_TIMEOUT_MS;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    let pause = client.pause_after(0).await;
+    let pause = client.wait_for_pause_after(0).await;
     let command = ["sh", "-c", "echo $$; exec sleep 1000"].map(str::to_owned).to_vec();
     let request = ExecuteRequest { id: "1-1".to_owned(), pause: pause.number, command };
     let mut events = client.service.execute(request).await.unwrap().into_inner();
@@ -149,12 +149,12 @@ async fn job_continues_when_its_last_debugger_is_lost() {
     plan.development.debug.as_mut().unwrap().attach_timeout_ms = ATTACH_TIMEOUT_MS;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    client.pause_after(0).await;
+    client.wait_for_pause_after(0).await;
     let mut other = Client::attach(&agent, "1-1").await;
     drop(client);
-    let pause = other.pause_after(0).await;
+    let pause = other.wait_for_pause_after(0).await;
     other.resume(&pause, ResumeAction::ResumeContinue).await.unwrap();
-    other.pause_after(pause.number).await;
+    other.wait_for_pause_after(pause.number).await;
     drop(other);
     assert_eq!(agent.wait("1-1").await.outcome, Outcome::Success);
 }
@@ -166,7 +166,7 @@ async fn cancel_ends_a_pause_and_after_script_runs() {
     let plan = debugged_plan(&agent, steps, &["before:second"]);
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    client.pause_after(0).await;
+    client.wait_for_pause_after(0).await;
     agent.cancel("1-1").await;
     let log = agent.log("1-1").await;
     assert!(log.contains("after\n") && !log.contains("extra is"), "{log}");
@@ -182,7 +182,7 @@ async fn time_of_a_pause_does_not_count_toward_the_timeout() {
     plan.timeout_ms = 3000;
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    let pause = client.pause_after(0).await;
+    let pause = client.wait_for_pause_after(0).await;
     assert_eq!(client.shell(&pause, "sleep 4; echo awake").await, ("awake\n".to_owned(), 0));
     client.resume(&pause, ResumeAction::ResumeContinue).await.unwrap();
     assert_eq!(agent.wait("1-1").await.outcome, Outcome::Success);
@@ -194,7 +194,7 @@ async fn steps_are_listed_with_their_states() {
     let plan = debugged_plan(&agent, vec![run_list()], &["before:second"]);
     agent.run("1-1", &plan, &[]).await;
     let mut client = Client::attach(&agent, "1-1").await;
-    let pause = client.pause_after(0).await;
+    let pause = client.wait_for_pause_after(0).await;
     let states = Client::attach(&agent, "1-1").await.states.message().await.unwrap().unwrap();
     let states: Vec<_> = states.steps.iter().map(|step| (step.path.as_str(), step.state.as_str())).collect();
     assert_eq!(
@@ -224,7 +224,7 @@ async fn parallel_steps_are_paused_one_after_the_other() {
     let mut client = Client::attach(&agent, "1-1").await;
     let (mut number, mut paths) = (0, Vec::new());
     for action in [ResumeAction::ResumeContinue, ResumeAction::ResumeSkip, ResumeAction::ResumeContinue] {
-        let pause = client.pause_after(number).await;
+        let pause = client.wait_for_pause_after(number).await;
         client.resume(&pause, action).await.unwrap();
         number = pause.number;
         paths.push(pause.path);

@@ -156,7 +156,7 @@ async fn environment_is_retried_when_machine_cannot_create_it() {
 }
 
 #[tokio::test]
-async fn beside_steps_run_outside_the_environment_before_its_steps_and_are_in_its_result() {
+async fn steps_beside_an_environment_run_outside_it_before_its_steps_and_are_in_its_result() {
     let mut agent = Agent::start().await;
     let second_agent = SecondAgent::below(&agent);
     let mut step = second_agent.step(vec![script(&["echo inside"])]);

@@ -164,7 +164,7 @@ async fn job_that_changes_the_mirror_does_not_change_what_other_jobs_get() {
     fixture.pass(&fixture.plan("one", "clone", 1, &["true"])).await;
     let mirror = fixture.mirror_dir();
     let blob = git(&fixture.agent.dir.path().join("bare.git"), &["rev-parse", &format!("{}:run.sh", fixture.sha)]);
-    add_wrong_object(fixture.agent.dir.path(), &mirror, &blob, b"#!/bin/sh\necho evil\n");
+    replace_object(fixture.agent.dir.path(), &mirror, &blob, b"#!/bin/sh\necho evil\n");
     let executed = fixture.agent.dir.path().join("executed");
     let hook = format!("#!/bin/sh\ntouch {}\n", executed.display());
     fs::create_dir_all(mirror.join("hooks")).unwrap();
@@ -308,7 +308,7 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     }
     let blob = git(&fixture.agent.dir.path().join("bare.git"), &["rev-parse", &format!("{}:run.sh", fixture.sha)]);
     let mirror = fixture.mirror_dir();
-    add_wrong_object(fixture.agent.dir.path(), &mirror, &blob, b"#!/bin/sh\necho evil\n");
+    replace_object(fixture.agent.dir.path(), &mirror, &blob, b"#!/bin/sh\necho evil\n");
     let plan = fixture.plan("three", "clone", 1, &commands);
     fixture.agent.run("1-1", &plan, &variables).await;
     let log = fixture.agent.log("1-1").await;
@@ -317,8 +317,8 @@ async fn job_without_git_reads_the_mirror_and_gets_no_wrong_content() {
     assert_eq!(fixture.agent.wait("1-1").await.outcome, Outcome::Success, "{log}");
 }
 
-/// Replaces an object in a mirror: the index of a new pack gives `content` the ID `name`.
-pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &[u8]) {
+/// Replaces the object with the ID `name` in a mirror: the index of a new pack gives this ID to `content`.
+pub(crate) fn replace_object(dir: &Path, mirror: &Path, name: &str, content: &[u8]) {
     let work = dir.join("wrong");
     fs::create_dir(&work).unwrap();
     git(&work, &["init", "--quiet"]);
@@ -332,7 +332,7 @@ pub(crate) fn add_wrong_object(dir: &Path, mirror: &Path, name: &str, content: &
         .unwrap();
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     let mut index = fs::read(work.join(format!("wrong-{id}.idx"))).unwrap();
-    // Version 2: magic and version, 256 counters, then the IDs.
+    // The index (version 2) consists of an 8-byte header, 256 counters, the IDs, and other tables.
     let bytes: Vec<u8> = (0..20).map(|at| u8::from_str_radix(&name[2 * at..2 * at + 2], 16).unwrap()).collect();
     for byte in 0..256 {
         let count = u32::from(byte >= usize::from(bytes[0])).to_be_bytes();

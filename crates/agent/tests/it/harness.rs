@@ -6,6 +6,7 @@ use muster_agent::{Options, ServeError, serve};
 use muster_agent_api::agent::agent_client::AgentClient;
 use muster_agent_api::agent::{ListJobsRequest, WaitForResultRequest};
 use muster_agent_api::builtin::Script;
+use muster_agent_api::client::{AgentConnection, AgentError, Reach};
 use muster_agent_api::plan::{Call, JobPlan, Step, When, job_steps};
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_agent_api::step_runner::step_runner_client::StepRunnerClient;
@@ -55,6 +56,19 @@ pub(crate) async fn connect(socket: PathBuf) -> Channel {
     Endpoint::from_static("http://agent").connect_with_connector(connector).await.unwrap()
 }
 
+/// Agent that listens on this socket.
+pub(crate) struct Socket(pub(crate) PathBuf);
+
+#[async_trait::async_trait]
+impl Reach for Socket {
+    async fn reach(&self) -> Result<AgentConnection, AgentError> {
+        let path = self.0.clone();
+        let opened =
+            AgentConnection::open(path.display().to_string(), move || tokio::net::UnixStream::connect(path.clone()));
+        opened.await.map_err(|error| AgentError::NotReached(error.into()))
+    }
+}
+
 impl Agent {
     pub(crate) async fn start() -> Self {
         Self::start_in(tempfile::tempdir().unwrap()).await
@@ -75,7 +89,7 @@ impl Agent {
         Self { dir, shutdown, task, steps, extension: AgentClient::new(channel) }
     }
 
-    /// Starts an agent on its own thread and runtime, so that it may block.
+    /// Starts an agent on a separate thread with its own runtime. The test still runs if the agent blocks this thread.
     pub(crate) async fn start_on_thread(dir: TempDir) -> Self {
         let (ready, is_ready) = oneshot::channel();
         let options = Options { ready: Some(ready), ..options(dir.path()) };
@@ -277,9 +291,4 @@ pub(crate) fn runs_in_separate_process(test: &str) -> bool {
 
 pub(crate) fn is_running(pid: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
-}
-
-pub(crate) fn make_executable(path: &Path) {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
 }

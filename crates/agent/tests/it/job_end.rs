@@ -50,7 +50,7 @@ async fn cancel_before_the_script_ends_the_job() {
 }
 
 #[tokio::test]
-async fn c197_job_timeout_runs_cleanup_steps_only() {
+async fn c197_after_a_job_timeout_no_step_runs_except_cleanup_steps() {
     let mut agent = Agent::start().await;
     let upload = step("upload", When::Always, script(&["echo never"]).call);
     let mut plan = agent.plan(vec![script(&["sleep 60"]), after_script(&["echo never"]), upload]);

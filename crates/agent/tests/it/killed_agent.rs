@@ -2,14 +2,17 @@
 
 use std::path::Path;
 use std::process::{Child, Command};
+use std::time::SystemTime;
 
 use muster_agent_api::builtin::Checkout;
 use muster_agent_api::plan::Call;
 use muster_agent_api::result::Outcome;
+use muster_agent_api::step_runner::StatusRequest;
 use muster_job::TerminationCause;
 
 use muster_agent::Options;
 use muster_steps::process::Containment;
+use muster_test_prerequisites::create_program;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::*;
@@ -126,8 +129,55 @@ async fn next_agent_serves_a_finished_job_unchanged() {
 
     let mut agent = Agent::start_in(agent.dir).await;
     assert_eq!((agent.wait("1-1").await, agent.log("1-1").await), (result, log));
+    let status = agent.steps.status(StatusRequest { id: "1-1".to_owned() }).await.unwrap().into_inner().jobs.remove(0);
+    let [start, end] = [status.start_time, status.end_time].map(|time| SystemTime::try_from(time.unwrap()).unwrap());
+    assert!(start <= end, "the job ended before it started: {start:?} to {end:?}");
     agent.close("1-1").await;
     assert!(agent.ids().await.is_empty());
+}
+
+#[tokio::test]
+async fn job_that_cannot_be_recovered_is_not_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let pid = agent.dir.path().join("pid");
+    let plan = agent.plan(vec![script(&[&format!("echo $$ >> {}; echo ready; exec sleep 600", pid.display())])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let journal = agent.dir.path().join("spool/1-1/journal");
+    let readable = std::fs::read(&journal).unwrap();
+    std::fs::write(&journal, "muster job 2 5\n").unwrap();
+
+    let mut agent = Agent::start_in(agent.dir).await;
+    let refused = agent.steps.run(request("1-1", &plan, &[])).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("`muster job 2 5` is not a journal of this version"), "{refused}");
+    // At the end of the job, the journal is readable again.
+    std::fs::write(&journal, readable).unwrap();
+    agent.close("1-1").await;
+    let pid = std::fs::read_to_string(pid).unwrap();
+    assert!(!is_running(pid.trim()), "the process {pid} of the first run must have ended, and there was no second run");
+    let (log, _) = agent.complete(&agent.plan(vec![script(&["echo new"])])).await;
+    assert!(log.contains("\nnew\n"), "{log}");
+}
+
+#[tokio::test]
+async fn lost_job_whose_log_is_full_has_its_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent(dir.path());
+    let mut agent = Agent::attach(dir).await;
+    let plan = agent.plan(vec![script(&["head -c 20000 /dev/zero | tr '\\0' x; echo; echo ready; exec sleep 600"])]);
+    agent.run("1-1", &plan, &[]).await;
+    agent.log_until("1-1", "\nready\n").await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let small = Options { spool_limit: 10_000, ..options(agent.dir.path()) };
+    let mut agent = Agent::start_with(small, agent.dir).await;
+    assert_eq!(agent.wait("1-1").await.tree.cause, Some(TerminationCause::EnvironmentLost));
 }
 
 #[tokio::test]
@@ -163,8 +213,7 @@ async fn job_before_its_first_command_can_run_again() {
         "#!/bin/sh\nuntil [ -e {} ]; do sleep 0.01; done\nexec /usr/bin/env PATH=\"$REAL_PATH\" git \"$@\"\n",
         gate.display()
     );
-    std::fs::write(bin.join("git"), git).unwrap();
-    make_executable(&bin.join("git"));
+    create_program(bin.join("git"), git);
     let path = std::env::var("PATH").unwrap();
     let variables = [variable("PATH", &format!("{}:{path}", bin.display())), variable("REAL_PATH", &path)];
     let counter = agent.dir.path().join("count");

@@ -9,7 +9,8 @@ use crate::harness::*;
 
 /// Secret with characters that quoting escapes.
 const SECRET: &str = "s3cret \"of\" the\\job";
-const PLAIN: &str = "s3cret-without-them";
+/// Secret without such characters.
+const SIMPLE_SECRET: &str = "s3cret-without-them";
 
 /// Runs a `run:` list, which must fail. `exec` defines the step `./exec`, and `./type` has an invalid input type.
 /// Returns the log, and an object with the job's result and the message of its status.
@@ -24,7 +25,7 @@ async fn run_failing_steps(list: Value, exec: Value) -> (String, Value) {
     let steps = step("step_run", When::OnSuccess, Call::Run(list));
     let plan = agent.plan(vec![steps]);
     let masked = |key, value| Variable { masked: true, ..variable(key, value) };
-    agent.run("1-1", &plan, &[masked("SECRET", SECRET), masked("PLAIN", PLAIN)]).await;
+    agent.run("1-1", &plan, &[masked("SECRET", SECRET), masked("SIMPLE_SECRET", SIMPLE_SECRET)]).await;
     let result = agent.wait("1-1").await;
     assert_eq!(failure(&result).0, "script_failure");
     let status = agent.steps.status(muster_agent_api::step_runner::StatusRequest { id: "1-1".to_owned() }).await;
@@ -42,7 +43,7 @@ async fn step_errors_do_not_show_masked_values() {
     let command = |command: &[&str]| json!({"exec": {"command": command}});
     let output = |line: &str| {
         let write = format!("printf '{line}\\n' \"$1\" > \"$2\"");
-        command(&["sh", "-c", &write, "sh", "${{ vars.PLAIN }}", "${{ output_file }}"])
+        command(&["sh", "-c", &write, "sh", "${{ vars.SIMPLE_SECRET }}", "${{ output_file }}"])
     };
     let cases = [
         ("a path", call(&format!("./{value}")), valid()),
@@ -70,9 +71,9 @@ async fn step_errors_do_not_show_masked_values() {
 async fn reason_for_a_missing_share_does_not_show_masked_values() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![script(&["true"])]);
-    let cgroup = format!("../{PLAIN}");
+    let cgroup = format!("../{SIMPLE_SECRET}");
     plan.share = Some(ResourceShare { cgroup, slots: 1, measure: true, ..ResourceShare::default() });
-    agent.run("1-1", &plan, &[Variable { masked: true, ..variable("PLAIN", PLAIN) }]).await;
+    agent.run("1-1", &plan, &[Variable { masked: true, ..variable("SIMPLE_SECRET", SIMPLE_SECRET) }]).await;
     let used = agent.wait("1-1").await.used.unwrap();
     assert_eq!(used.share_error, "`../[MASKED]` is not a valid name of a cgroup");
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use muster_agent_api::result::{JobResult, Outcome, StepStatus};
 use muster_job::{PolicyRule, StepLimits, StepPolicy};
+use muster_test_prerequisites::create_program;
 use serde_json::{Value, json};
 
 use crate::harness::*;
 use muster_agent_api::builtin::{ArtifactsList, ArtifactsUpload, Script};
 use muster_agent_api::plan::{Call, Step, When};
 
-fn operator(name: &str, commands: &[&str]) -> Step {
+fn operator_step(name: &str, commands: &[&str]) -> Step {
     let commands = commands.iter().map(ToString::to_string).collect();
     let env = BTreeMap::from([("OWN".to_owned(), "it's mine".to_owned())]);
     let script = Script { commands, env, by_operator: true, ..Script::default() };
@@ -21,7 +22,7 @@ fn operator(name: &str, commands: &[&str]) -> Step {
 
 /// Returns an operator's step after the job. `is_required` means that its failure fails the job.
 fn step_after_job(name: &str, commands: &[&str], is_required: bool) -> Step {
-    let mut step = operator(name, commands);
+    let mut step = operator_step(name, commands);
     step.policy.when = When::Finally;
     step.policy.allow_failure = !is_required;
     step.policy.timeout_ms = 60_000;
@@ -32,7 +33,7 @@ fn step_after_job(name: &str, commands: &[&str], is_required: bool) -> Step {
 async fn failed_step_before_the_job_is_a_system_failure() {
     let mut agent = Agent::start().await;
     let steps = vec![
-        operator("operator_before_audit", &["echo \"owned by $OWN\"; exit 3"]),
+        operator_step("operator_before_audit", &["echo \"owned by $OWN\"; exit 3"]),
         script(&["echo never"]),
         after_script(&["echo never"]),
         step_after_job("operator_after_report", &["echo \"job is $CI_JOB_STATUS\""], false),
@@ -99,8 +100,7 @@ async fn job_does_not_select_the_programs_of_the_operator() {
     let mut agent = Agent::start().await;
     let programs = agent.dir.path().join("programs");
     std::fs::create_dir(&programs).unwrap();
-    std::fs::write(programs.join("uname"), "#!/bin/sh\necho planted\n").unwrap();
-    make_executable(&programs.join("uname"));
+    create_program(programs.join("uname"), "#!/bin/sh\necho planted\n");
     let path = format!("{}:/usr/bin:/bin", programs.display());
     let variables =
         [variable("PATH", &path), variable("LD_PRELOAD", "/nonexistent.so"), variable("KEPT", "of the job")];
@@ -138,7 +138,7 @@ async fn job_cannot_replace_the_list_of_its_artifacts() {
     let artifact = ArtifactsUpload { paths: vec!["out/".to_owned()], ..ArtifactsUpload::default() };
     let list = Call::builtin(&ArtifactsList { artifacts: vec![artifact] });
     let mut list = step("operator_list_artifacts", When::OnSuccess, list);
-    let mut sign = operator("operator_before_upload_sign", &["echo \"signs\"; cat \"$MUSTER_ARTIFACT_FILES\""]);
+    let mut sign = operator_step("operator_before_upload_sign", &["echo \"signs\"; cat \"$MUSTER_ARTIFACT_FILES\""]);
     let of_job = agent.dir.path().join("of-the-job");
     std::fs::write(&of_job, "chosen by the job").unwrap();
     let variables = [variable("MUSTER_ARTIFACT_FILES", of_job.to_str().unwrap())];
@@ -235,7 +235,7 @@ async fn processes_of_the_job_have_no_network() {
     let ping = "python3 -c 'import socket; s=socket.create_server((\"127.0.0.1\",0)); socket.create_connection(s.getsockname()); print(\"loopback works\")'";
     let list = json!([{ "name": "inner", "script": interfaces("list") }]);
     let steps = vec![
-        operator("operator_before_x", &[&interfaces("operator")]),
+        operator_step("operator_before_x", &[&interfaces("operator")]),
         script(&[&interfaces("script"), ping]),
         step("step_run", When::OnSuccess, Call::Run(list)),
         after_script(&[&interfaces("after")]),
@@ -257,8 +257,10 @@ async fn files_of_the_job_have_a_maximum_size() {
     let limits = StepLimits { file_bytes: Some(1 << 20), ..StepLimits::default() };
     let write =
         |name: &str| format!("dd if=/dev/zero of={name} bs=1M count=2 2>/dev/null; echo {name} $(stat -c %s {name})");
-    let steps =
-        vec![operator("operator_before_x", &[&write("free")]), script(&[&format!("set +e; {}", write("limited"))])];
+    let steps = vec![
+        operator_step("operator_before_x", &[&write("free")]),
+        script(&[&format!("set +e; {}", write("limited"))]),
+    ];
     let Some((log, _)) = run_limited(limits, steps).await else { return };
     assert!(log.contains("\nlimited 1048576\n") && log.contains("\nfree 2097152\n"), "{log}");
 }
@@ -266,11 +268,12 @@ async fn files_of_the_job_have_a_maximum_size() {
 #[tokio::test]
 async fn memory_of_the_job_is_limited_and_its_excess_is_reported() {
     let limits = StepLimits { memory_bytes: Some(32 << 20), cpu_milli: Some(500), ..StepLimits::default() };
-    let steps = vec![script(&["echo begun", "python3 -c 'x = bytearray(200 << 20)'"]), after_script(&["echo after"])];
+    let steps = vec![script(&["echo begun", "python3 -c 'x = bytearray(200 << 20)'"]), after_script(&["exit 1"])];
     let Some((log, result)) = run_limited(limits, steps).await else { return };
     assert_eq!(failure(&result).0, "script_failure", "{log}");
     assert!(log.contains("\nbegun\n"), "{log}");
-    assert!(log.contains("ERROR: a process of the job was killed because it exceeded the memory limit"), "{log}");
+    let message = "ERROR: a process of the job was killed because it exceeded the memory limit";
+    assert_eq!(log.matches(message).count(), 1, "the failure of after_script has another cause: {log}");
 }
 
 /// Runs a `run:` list. Each rule allows the steps of a pattern and limits them, and `limits` apply to all steps. `None`
@@ -285,8 +288,7 @@ async fn run_with_rules(rules: &[(&str, StepLimits)], limits: StepLimits, list: 
     }
     let show = "#!/bin/sh\necho net $(tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' \\n')\n\
                 dd if=/dev/zero of=file bs=1M count=4 2>/dev/null; echo size $(stat -c %s file)\n";
-    std::fs::write(agent.project().join("show"), show).unwrap();
-    make_executable(&agent.project().join("show"));
+    create_program(agent.project().join("show"), show);
     let rule = |(line, (pattern, limits)): (usize, &(&str, StepLimits))| PolicyRule {
         line: line as u64,
         pattern: (*pattern).to_owned(),

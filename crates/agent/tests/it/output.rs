@@ -1,11 +1,12 @@
 //! Large output, invalid UTF-8, and secrets in pieces.
 
-use muster_agent_api::result::Outcome;
+use muster_agent_api::client::{AgentError, follow_to_end};
+use muster_agent_api::result::{MAX_RESULT_BYTES, Outcome};
 use muster_agent_api::step_runner::Variable;
 
 use crate::harness::*;
 
-const TIME_BYTES: usize = 28;
+const TIMESTAMP_BYTES: usize = 28;
 
 #[tokio::test]
 async fn ten_megabytes_of_output_are_complete() {
@@ -15,6 +16,19 @@ async fn ten_megabytes_of_output_are_complete() {
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
     assert!(log.contains(&(1_000_000..2_250_000).map(|number| format!("{number}\n")).collect::<String>()));
+}
+
+#[tokio::test]
+async fn shortened_log_is_an_error_that_is_not_retried() {
+    let mut agent = Agent::start().await;
+    agent.run("1-1", &agent.plan(vec![script(&["echo hello"])]), &[]).await;
+    agent.wait("1-1").await;
+    let log = std::fs::File::options().write(true).open(agent.dir.path().join("spool/1-1/log")).unwrap();
+    log.set_len(5).unwrap();
+    let socket = Socket(options(agent.dir.path()).socket);
+    let followed = follow_to_end(&socket, "1-1", TIMEOUT, MAX_RESULT_BYTES, |_| {});
+    let error = tokio::time::timeout(TIMEOUT, followed).await.expect("the client must not retry").unwrap_err();
+    assert!(matches!(&error, AgentError::Refused(message) if message.contains("another process has shortened it")));
 }
 
 #[tokio::test]
@@ -65,7 +79,7 @@ async fn lines_have_time_and_stream_if_timestamps_are_on() {
     let mut plan = agent.plan(vec![script(&["echo out; echo err >&2"])]);
     plan.timestamps = true;
     let (log, _) = agent.complete(&plan).await;
-    let without_timestamp = |line: &str| line.get(TIME_BYTES..).unwrap_or_default().to_owned();
+    let without_timestamp = |line: &str| line.get(TIMESTAMP_BYTES..).unwrap_or_default().to_owned();
     let lines: Vec<String> = log.lines().map(without_timestamp).collect();
     for expected in ["01O out", "01O err", "00O \x1b[32;1mJob succeeded\x1b[0;m"] {
         assert!(lines.iter().any(|line| line == expected), "{log}");
@@ -80,7 +94,7 @@ async fn lines_of_both_streams_are_in_write_order() {
     plan.timestamps = true;
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success);
-    let lines: Vec<&str> = log.lines().filter_map(|line| line.get(TIME_BYTES..)).collect();
+    let lines: Vec<&str> = log.lines().filter_map(|line| line.get(TIMESTAMP_BYTES..)).collect();
     let expected = (1..=1000).flat_map(|n| ["o", "e"].map(|letter| format!("01O {letter} {n}")));
     let expected: Vec<String> = expected.chain(["01O \x1b[32;1m$ echo end\x1b[0;m".to_owned()]).collect();
     let first = lines.iter().position(|line| *line == "01O o 1").unwrap();

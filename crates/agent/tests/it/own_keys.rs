@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-fn run(list: Value) -> muster_agent_api::plan::Step {
+fn list_step(list: Value) -> muster_agent_api::plan::Step {
     step("step_run", When::OnSuccess, Call::Run(list))
 }
 
@@ -18,7 +18,7 @@ async fn plan_sets_retry_delay_and_whether_steps_have_log_sections() {
         {"name": "a", "script": "echo a", "muster": {"parallel": true}},
         {"name": "b", "script": "echo b", "muster": {"parallel": true}},
     ]);
-    let mut plan = agent.plan(vec![run(list)]);
+    let mut plan = agent.plan(vec![list_step(list)]);
     // The default delay is too long for a test.
     plan.retry_wait_ms = (1, 1);
     plan.trace_sections = true;
@@ -45,7 +45,7 @@ async fn cancel_ends_all_parallel_steps_and_the_log_has_their_output() {
         {"name": "m", "script": script, "muster": {"parallel": true, "matrix": {"n": [1, 2]}, "retry": 3}},
         {"name": "after", "script": "echo never", "muster": {"when": "always"}},
     ]);
-    let plan = agent.plan(vec![run(list), after_script(&["echo after_script"])]);
+    let plan = agent.plan(vec![list_step(list), after_script(&["echo after_script"])]);
     std::fs::create_dir_all(agent.project()).unwrap();
     let fifos = [1, 2].map(|number| agent.project().join(format!("fifo-{number}")));
     for fifo in &fifos {
@@ -79,7 +79,7 @@ async fn values_that_become_sensitive_in_a_parallel_step_are_masked_everywhere()
          "muster": {"parallel": true, "matrix": {"n": [1, 2]}}},
         {"name": "show", "script": "echo seen top-1-value top-2-value"},
     ]);
-    let (log, result) = agent.complete(&agent.plan(vec![run(list)])).await;
+    let (log, result) = agent.complete(&agent.plan(vec![list_step(list)])).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nseen [MASKED] [MASKED]\n") && !log.contains("top-1-value"), "{log}");
 }

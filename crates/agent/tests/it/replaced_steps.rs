@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
-fn step_file(agent: &Agent, name: &str, text: &str) -> String {
+fn write_step_file(agent: &Agent, name: &str, text: &str) -> String {
     let dir = agent.dir.path().join("steps").join(name);
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("step.yml"), text).unwrap();
@@ -37,14 +37,14 @@ fn plan(agent: &Agent, steps: Vec<Step>) -> JobPlan {
 }
 
 #[tokio::test]
-async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() {
+async fn replacement_of_the_checkout_gets_its_declared_inputs_and_those_of_the_operator() {
     let mut agent = Agent::start().await;
     let text = "spec:\n  inputs:\n    ref: {type: string}\n    refspecs: {type: array}\n    depth: {type: number}\n    \
                 mirror: {type: string}\n    extra: {type: string, default: unset}\n---\nenv:\n  REF: ${{ inputs.ref }}\n  \
                 REFSPECS: ${{ inputs.refspecs }}\nexec:\n  command:\n    - sh\n    - -c\n    - |\n      \
                 echo \"$REF $REFSPECS $1 $2 $3\" >sources; pwd; env | grep -c '^OF_THE_JOB=' || true\n    - sh\n    \
                 - ${{ inputs.depth }}\n    - ${{ inputs.mirror }}\n    - ${{ inputs.extra }}\n";
-    let reference = step_file(&agent, "checkout", text);
+    let reference = write_step_file(&agent, "checkout", text);
     let inputs = Checkout {
         ref_name: "${{ vars.OF_THE_JOB }}".to_owned(),
         refspecs: vec!["+refs/heads/main".to_owned()],
@@ -76,7 +76,8 @@ async fn replaced_checkout_gets_its_declared_inputs_and_those_of_the_operator() 
 #[tokio::test]
 async fn failed_replacement_is_repeated_and_is_then_a_failure_of_the_runner() {
     let mut agent = Agent::start().await;
-    let failing = step_file(&agent, "failing", "{}\n---\nexec: {command: [sh, -c, 'echo tried >>../tried; exit 9']}\n");
+    let failing =
+        write_step_file(&agent, "failing", "{}\n---\nexec: {command: [sh, -c, 'echo tried >>../tried; exit 9']}\n");
     let mut sources = checkout(replacing_call(&Checkout::default(), failing.clone(), json!({})));
     sources.policy.attempts = 3;
     let (log, result) = agent.complete(&plan(&agent, vec![sources, script(&["echo never"])])).await;
@@ -117,7 +118,7 @@ async fn replacements_of_script_and_after_script_keep_exit_code_and_environment(
                 - -c\n    - |\n      import json, subprocess, sys\n      print('after' if sys.argv[2] == 'true' else 'wrapped', flush=True)\n      \
                 sys.exit(subprocess.call(['sh', '-ec', '\\n'.join(json.loads(sys.argv[1]))]))\n    - ${{ inputs.commands }}\n    \
                 - ${{ inputs.after_script }}\n";
-    let wrapper = step_file(&agent, "wrapper", text);
+    let wrapper = write_step_file(&agent, "wrapper", text);
     let call = |commands: &[&str], after_script| {
         let commands = commands.iter().map(ToString::to_string).collect();
         replacing_call(&Script { commands, after_script, ..Script::default() }, wrapper.clone(), json!({}))
@@ -154,9 +155,9 @@ async fn run_with_secrets(agent: &mut Agent) -> (String, JobResult) {
     };
     let cache =
         CacheEntry { key: "deps".to_owned(), objects: [("deps".to_owned(), object)].into(), ..CacheEntry::default() };
-    let reference = step_file(agent, "cache", &printing("caches"));
+    let reference = write_step_file(agent, "cache", &printing("caches"));
     let restore = replacing_call(&CacheRestore { caches: vec![cache] }, reference, json!({}));
-    let reference = step_file(agent, "upload", &printing("token"));
+    let reference = write_step_file(agent, "upload", &printing("token"));
     let artifacts = vec![ArtifactsUpload { paths: vec!["out".to_owned()], ..ArtifactsUpload::default() }];
     let upload = replacing_call(&ArtifactsUploadList { artifacts }, reference, json!({}));
     let show = script(&["cat caches token; echo; cut -d? -f2 caches | cut -c1-27; grep -c 'signature=5ecret' caches"]);
@@ -201,24 +202,25 @@ fn documented_inputs(builtin: &str) -> Vec<String> {
 async fn every_documented_input_reaches_the_replacement() {
     let mut agent = Agent::start().await;
     let caches = || vec![CacheEntry { key: "deps".to_owned(), ..CacheEntry::default() }];
-    let empty = "{}".to_owned();
+    // The loop replaces this reference.
+    let placeholder = String::new();
     let calls = [
-        replacing_call(&Checkout::default(), empty.clone(), json!({})),
-        replacing_call(&CacheRestore { caches: caches() }, empty.clone(), json!({})),
-        replacing_call(&muster_agent_api::builtin::CacheSave { caches: caches() }, empty.clone(), json!({})),
+        replacing_call(&Checkout::default(), placeholder.clone(), json!({})),
+        replacing_call(&CacheRestore { caches: caches() }, placeholder.clone(), json!({})),
+        replacing_call(&muster_agent_api::builtin::CacheSave { caches: caches() }, placeholder.clone(), json!({})),
         replacing_call(
             &muster_agent_api::builtin::ArtifactsDownload {
                 from: vec![muster_agent_api::builtin::ArtifactSource::default()],
             },
-            empty.clone(),
+            placeholder.clone(),
             json!({}),
         ),
         replacing_call(
             &ArtifactsUploadList { artifacts: vec![muster_agent_api::builtin::ArtifactsUpload::default()] },
-            empty.clone(),
+            placeholder.clone(),
             json!({}),
         ),
-        replacing_call(&Script { commands: vec!["true".to_owned()], ..Script::default() }, empty, json!({})),
+        replacing_call(&Script { commands: vec!["true".to_owned()], ..Script::default() }, placeholder, json!({})),
     ];
     for mut call in calls {
         let Call::Replaced { name, step: reference, .. } = &mut call else { unreachable!() };
@@ -227,7 +229,7 @@ async fn every_documented_input_reaches_the_replacement() {
         // The step declares its inputs without defaults, so it fails if it does not get one of them.
         let inputs: Vec<_> = names.iter().map(|name| format!("{name}: {{type: string}}")).collect();
         let text = format!("spec: {{inputs: {{{}}}}}\n---\nexec: {{command: [echo, it ran]}}\n", inputs.join(", "));
-        *reference = step_file(&agent, &name.replace('/', "-"), &text);
+        *reference = write_step_file(&agent, &name.replace('/', "-"), &text);
         let (log, _) = agent.complete(&plan(&agent, vec![step("step", When::OnSuccess, call)])).await;
         assert!(log.contains("\nit ran\n"), "{names:?}: {log}");
     }

@@ -8,7 +8,7 @@ use crate::harness::*;
 
 impl Agent {
     /// Runs a step file in a missing directory. Returns its log, state and message.
-    async fn run_text(&mut self, id: &str, steps: &str, variables: &[Variable]) -> (String, Status, String) {
+    async fn run_step_file(&mut self, id: &str, steps: &str, variables: &[Variable]) -> (String, Status, String) {
         let work_dir = self.dir.path().join("work").join(id).to_string_lossy().into_owned();
         let request = RunRequest {
             id: id.to_owned(),
@@ -39,7 +39,7 @@ async fn step_file_log_is_the_output_of_its_steps() {
         greet.display()
     );
     let secret = Variable { masked: true, ..variable("SECRET", "hunter22hunter") };
-    let (log, status, message) = agent.run_text("1", &steps, &[variable("WHO", "world"), secret]).await;
+    let (log, status, message) = agent.run_step_file("1", &steps, &[variable("WHO", "world"), secret]).await;
     assert_eq!(log, "Running step name=greet\nhello world in 1\nRunning step name=secret\n[MASKED]\n");
     assert_eq!((status, message.as_str()), (Status::Success, ""));
     let result = agent.wait("1").await;
@@ -52,7 +52,7 @@ async fn step_file_log_is_the_output_of_its_steps() {
 async fn failed_and_canceled_steps_have_their_status() {
     let mut agent = Agent::start().await;
     let failing = "{}\n---\nexec: {command: [sh, -c, 'echo before; exit 7']}\n";
-    let (log, status, message) = agent.run_text("1", failing, &[]).await;
+    let (log, status, message) = agent.run_step_file("1", failing, &[]).await;
     assert_eq!((status, message.as_str()), (Status::Failure, "exec: exit status 7"));
     assert_eq!(log, "Running step name=\nbefore\n");
 

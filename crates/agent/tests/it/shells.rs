@@ -14,11 +14,11 @@ fn in_shell(shell: &Script, commands: &[&str]) -> Step {
     step("step_script", When::OnSuccess, Call::builtin(&Script { commands, ..shell.clone() }))
 }
 
-fn login() -> Script {
+fn login_shell() -> Script {
     Script { shell: "bash".to_owned(), login: true, ..Script::default() }
 }
 
-fn home(agent: &Agent, profile: &str) -> String {
+fn create_home(agent: &Agent, profile: &str) -> String {
     let home = agent.dir.path().join("home");
     fs::create_dir_all(&home).unwrap();
     fs::write(home.join(".bash_profile"), profile).unwrap();
@@ -28,8 +28,8 @@ fn home(agent: &Agent, profile: &str) -> String {
 #[tokio::test]
 async fn job_variables_override_the_profile() {
     let mut agent = Agent::start().await;
-    let home = home(&agent, "export A=of-the-profile FROM_PROFILE=yes\n");
-    let plan = agent.plan(vec![in_shell(&login(), &["echo \"$A $FROM_PROFILE $QUOTED\""])]);
+    let home = create_home(&agent, "export A=of-the-profile FROM_PROFILE=yes\n");
+    let plan = agent.plan(vec![in_shell(&login_shell(), &["echo \"$A $FROM_PROFILE $QUOTED\""])]);
     let variables = [variable("HOME", &home), variable("A", "of-the-job"), variable("QUOTED", "it's $A\\n")];
     agent.run("1-1", &plan, &variables).await;
     let log = agent.log("1-1").await;
@@ -40,9 +40,9 @@ async fn job_variables_override_the_profile() {
 async fn profile_that_exits_fails_the_job_with_a_reason() {
     for (profile, status, code) in [("exit 3\n", "exit status 3", Some(3)), ("exit 0\n", "exit status 0", None)] {
         let mut agent = Agent::start().await;
-        let home = home(&agent, profile);
+        let home = create_home(&agent, profile);
         let upload = step("upload_artifacts_on_failure", When::OnFailure, script(&["echo never"]).call);
-        let plan = agent.plan(vec![in_shell(&login(), &["echo never"]), after_script(&["echo never"]), upload]);
+        let plan = agent.plan(vec![in_shell(&login_shell(), &["echo never"]), after_script(&["echo never"]), upload]);
         agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
         let log = agent.log("1-1").await;
         assert_eq!(failure(&agent.wait("1-1").await), ("script_failure".to_owned(), code));
@@ -55,8 +55,8 @@ async fn profile_that_exits_fails_the_job_with_a_reason() {
 #[tokio::test]
 async fn failing_command_is_not_blamed_on_the_profile() {
     let mut agent = Agent::start().await;
-    let home = home(&agent, "");
-    let plan = agent.plan(vec![in_shell(&login(), &["exit 4"])]);
+    let home = create_home(&agent, "");
+    let plan = agent.plan(vec![in_shell(&login_shell(), &["exit 4"])]);
     agent.run("1-1", &plan, &[variable("HOME", &home)]).await;
     assert_eq!(failure(&agent.wait("1-1").await), ("script_failure".to_owned(), Some(4)));
     assert!(agent.log("1-1").await.ends_with("ERROR: Job failed: exit status 4\x1b[0;m\n"));
@@ -119,7 +119,7 @@ async fn operator_commands_run_before_and_after_the_script_and_notices_come_firs
 async fn later_steps_find_their_files_although_the_script_deletes_the_temporary_directory() {
     for (end, code) in [("true", None), ("exit 3", Some(3))] {
         let mut agent = Agent::start().await;
-        let home = home(&agent, "");
+        let home = create_home(&agent, "");
         let cache = CacheEntry {
             key: "z".to_owned(),
             cache_dir: agent.dir.path().join("cache").to_string_lossy().into_owned(),
@@ -127,9 +127,9 @@ async fn later_steps_find_their_files_although_the_script_deletes_the_temporary_
             ..CacheEntry::default()
         };
         let save = step("archive_cache", When::Always, Call::builtin(&CacheSave { caches: vec![cache] }));
-        let mut after = in_shell(&Script { after_script: true, ..login() }, &["cat $FILE"]);
+        let mut after = in_shell(&Script { after_script: true, ..login_shell() }, &["cat $FILE"]);
         after.policy.when = When::Always;
-        let create = in_shell(&login(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
+        let create = in_shell(&login_shell(), &["rm -rf ../*.tmp; mkdir x; touch x/f", end]);
         let file = Variable { file: true, ..variable("FILE", "of-the-file\n") };
         agent.run("1-1", &agent.plan(vec![create, after, save]), &[variable("HOME", &home), file]).await;
         let log = agent.log("1-1").await;

@@ -7,11 +7,12 @@ use muster_agent_api::builtin::{Checkout, Cleanup, GLOBAL_GIT_CONFIG, Rewrite};
 use muster_agent_api::plan::{Call, JobPlan, When};
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::Variable;
+use muster_test_prerequisites::create_program;
 
 use crate::checkout::{git, repository, with_sources};
 use crate::harness::*;
 
-fn fetch(repository: &Path, sha: &str) -> Checkout {
+fn fetch_checkout(repository: &Path, sha: &str) -> Checkout {
     Checkout {
         strategy: "fetch".to_owned(),
         repo_url: format!("file://{}", repository.display()),
@@ -41,7 +42,7 @@ async fn credentials_are_not_stored_or_logged() {
             from: "http://127.0.0.1:1".to_owned(),
             to: "http://gitlab-ci-token:s3cret-t0ken@127.0.0.1:1".to_owned(),
         }],
-        ..fetch(Path::new("/nowhere"), "0123456789")
+        ..fetch_checkout(Path::new("/nowhere"), "0123456789")
     };
     let plan = with_sources(agent.plan(vec![script(&["echo never"])]), checkout);
     let (log, result) = agent.complete(&plan).await;
@@ -80,7 +81,7 @@ async fn selected_submodules_are_fetched_by_rewritten_urls() {
         submodule_paths: vec!["lib/one".to_owned()],
         submodule_flags: vec!["--jobs".to_owned(), "2".to_owned()],
         rewrites: vec![rewrite],
-        ..fetch(&with_modules, &sha)
+        ..fetch_checkout(&with_modules, &sha)
     };
     let inspect = script(&["cat lib/one/run.sh; ls -A lib/two | wc -l; git -C lib/one config include.path"]);
     let plan = with_sources(agent.plan(vec![inspect]), checkout);
@@ -108,10 +109,12 @@ async fn clean_config_removes_configuration_and_hooks() {
                  printf '#!/bin/sh\\necho hooked' > .git/hooks/post-merge; touch .git/refs/heads/x.lock .git/index.lock";
     let inspect =
         "git config alias.planted || echo clean; [ -e .git/hooks ] || echo no hooks; git status --short | wc -l";
-    let first = with_sources(agent.plan(vec![script(&[plant])]), fetch(&bare, &sha));
+    let first = with_sources(agent.plan(vec![script(&[plant])]), fetch_checkout(&bare, &sha));
     agent.complete(&first).await;
-    let second =
-        with_sources(agent.plan(vec![script(&[inspect])]), Checkout { clean_config: true, ..fetch(&bare, &sha) });
+    let second = with_sources(
+        agent.plan(vec![script(&[inspect])]),
+        Checkout { clean_config: true, ..fetch_checkout(&bare, &sha) },
+    );
     let (log, result) = agent.complete(&second).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nclean\nno hooks\n0\n"), "{log}");
@@ -123,12 +126,14 @@ async fn clean_config_removes_a_link_to_the_configuration_of_another_repository(
     let (bare, sha) = repository(agent.dir.path());
     let plant = "cp -r .git ../evil; git --git-dir=../evil config core.fsmonitor \"touch $PWD/../executed; false\"; \
                  echo \"$PWD/../evil\" > .git/commondir; git status --short | wc -l; rm -f ../executed";
-    let first = with_sources(agent.plan(vec![script(&[plant])]), fetch(&bare, &sha));
+    let first = with_sources(agent.plan(vec![script(&[plant])]), fetch_checkout(&bare, &sha));
     let (log, result) = agent.complete(&first).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let inspect = "[ -e ../executed ] && echo executed || echo not executed; git rev-parse --git-common-dir";
-    let second =
-        with_sources(agent.plan(vec![script(&[inspect])]), Checkout { clean_config: true, ..fetch(&bare, &sha) });
+    let second = with_sources(
+        agent.plan(vec![script(&[inspect])]),
+        Checkout { clean_config: true, ..fetch_checkout(&bare, &sha) },
+    );
     let (log, result) = agent.complete(&second).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nnot executed\n.git\n"), "{log}");
@@ -140,7 +145,7 @@ async fn directory_is_declared_safe_once() {
     let (bare, sha) = repository(agent.dir.path());
     let home = agent.dir.path().join("home");
     fs::create_dir(&home).unwrap();
-    let checkout = Checkout { safe_directory: true, ..fetch(&bare, &sha) };
+    let checkout = Checkout { safe_directory: true, ..fetch_checkout(&bare, &sha) };
     let plan = with_sources(agent.plan(vec![script(&["git config --global --get-all safe.directory"])]), checkout);
     let home = [variable("HOME", &home.to_string_lossy())];
     complete_with(&mut agent, &plan, &home).await;
@@ -153,7 +158,7 @@ async fn directory_is_declared_safe_once() {
 async fn user_without_a_writable_home_directory_gets_the_sources() {
     let mut agent = Agent::start().await;
     let (bare, sha) = repository(agent.dir.path());
-    let checkout = Checkout { safe_directory: true, ..fetch(&bare, &sha) };
+    let checkout = Checkout { safe_directory: true, ..fetch_checkout(&bare, &sha) };
     let plan = with_sources(agent.plan(vec![script(&["./run.sh"])]), checkout);
     let (log, outcome) = complete_with(&mut agent, &plan, &[variable("HOME", "/nonexistent")]).await;
     assert_eq!(outcome, Outcome::Success, "{log}");
@@ -169,19 +174,18 @@ async fn lfs_files_are_pulled_if_git_lfs_is_installed() {
     git(&upstream, &["add", "."]);
     git(&upstream, &["commit", "--quiet", "-m", "lfs"]);
     let sha = git(&upstream, &["rev-parse", "HEAD"]);
-    let plan = with_sources(agent.plan(vec![script(&["true"])]), fetch(&upstream, &sha));
+    let plan = with_sources(agent.plan(vec![script(&["true"])]), fetch_checkout(&upstream, &sha));
     let (log, _) = agent.complete(&plan).await;
     assert!(log.contains("WARNING: the repository uses Git LFS, but git-lfs is not in PATH"), "{log}");
 
     let bin = agent.dir.path().join("bin");
     fs::create_dir(&bin).unwrap();
-    fs::write(bin.join("git-lfs"), "#!/bin/sh\necho \"lfs $* ${GIT_LFS_SKIP_SMUDGE:-}\"\n").unwrap();
-    make_executable(&bin.join("git-lfs"));
+    create_program(bin.join("git-lfs"), "#!/bin/sh\necho \"lfs $* ${GIT_LFS_SKIP_SMUDGE:-}\"\n");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let (log, outcome) = complete_with(&mut agent, &plan, &[variable("PATH", &path)]).await;
     assert_eq!(outcome, Outcome::Success, "{log}");
     assert!(log.contains("\nlfs pull \n"), "{log}");
-    let skipping = with_sources(agent.plan(Vec::new()), Checkout { skip_lfs: true, ..fetch(&upstream, &sha) });
+    let skipping = with_sources(agent.plan(Vec::new()), Checkout { skip_lfs: true, ..fetch_checkout(&upstream, &sha) });
     let (log, _) = complete_with(&mut agent, &skipping, &[variable("PATH", &path)]).await;
     assert!(!log.contains("lfs") && !log.contains("LFS"), "{log}");
 }
@@ -192,7 +196,8 @@ async fn failed_attempt_is_cleaned_up_before_the_next() {
     let (bare, sha) = repository(agent.dir.path());
     let failed_once = agent.dir.path().join("mark");
     let first_fails = format!("touch dirt; [ -e {0} ] || {{ touch {0}; exit 5; }}", failed_once.display());
-    let checkout = Checkout { pre_script: vec![first_fails], post_script: vec!["ls".to_owned()], ..fetch(&bare, &sha) };
+    let checkout =
+        Checkout { pre_script: vec![first_fails], post_script: vec!["ls".to_owned()], ..fetch_checkout(&bare, &sha) };
     let mut plan = with_sources(agent.plan(vec![script(&["echo got here"])]), checkout);
     plan.steps[0].policy.attempts = 2;
     plan.retry_wait_ms = (1, 1);
@@ -237,10 +242,10 @@ async fn job_cleanup_leaves_a_clean_checkout() {
         step("cleanup_file_variables", When::Finally, Call::builtin(&cleanup))
     };
     let dirty = script(&["echo dirt > dirt; echo changed > run.sh; exit 1"]);
-    let plan = with_sources(agent.plan(vec![dirty.clone(), cleanup("fetch")]), fetch(&bare, &sha));
+    let plan = with_sources(agent.plan(vec![dirty.clone(), cleanup("fetch")]), fetch_checkout(&bare, &sha));
     agent.complete(&plan).await;
     assert_eq!(git(&agent.project(), &["status", "--porcelain"]), "");
-    let plan = with_sources(agent.plan(vec![dirty, cleanup("clone")]), fetch(&bare, &sha));
+    let plan = with_sources(agent.plan(vec![dirty, cleanup("clone")]), fetch_checkout(&bare, &sha));
     agent.complete(&plan).await;
     assert!(!agent.project().exists());
     let plan = agent.plan(vec![cleanup("none")]);

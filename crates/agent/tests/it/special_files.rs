@@ -36,7 +36,7 @@ impl BusyAgent {
         Self { agent, jobs: 0 }
     }
 
-    async fn job(&mut self, mut plan: JobPlan, variables: &[Variable]) -> (String, JobResult) {
+    async fn run_job(&mut self, mut plan: JobPlan, variables: &[Variable]) -> (String, JobResult) {
         self.jobs += 1;
         let id = format!("{}-1", self.jobs);
         if plan.project_dir == self.agent.project().to_string_lossy() {
@@ -77,7 +77,7 @@ async fn special_file_instead_of_variables_file_fails_the_job() {
     for (create, message) in SPECIAL_FILES {
         let create = format!("AT=\"$GITLAB_ENV\"; rm -f \"$AT\"; {create}");
         let plan = busy.agent.plan(vec![script(&[&create]), script(&["echo never $((1+1))"])]);
-        let ran = busy.job(plan, &[]).await;
+        let ran = busy.run_job(plan, &[]).await;
         assert_failed(&ran, &["gitlab_runner_env", message]);
         assert!(!ran.0.contains("never 2"), "{}", ran.0);
     }
@@ -93,7 +93,7 @@ async fn link_instead_of_variables_directory_fails_the_job() {
     let dir = "dir=$(dirname \"$GITLAB_ENV\")";
     let create = format!("{dir}; mv \"$dir\" \"$dir.old\"; ln -s {} \"$dir\"", outside.display());
     let plan = busy.agent.plan(vec![script(&[&create]), script(&["echo \"got $STOLEN\""])]);
-    let (log, result) = busy.job(plan, &[]).await;
+    let (log, result) = busy.run_job(plan, &[]).await;
     assert!(!log.contains("value of another one"), "{log}");
     assert_eq!(failure(&result).0, "script_failure");
     assert!(result.message.contains("it is a symbolic link"), "{}", result.message);
@@ -109,7 +109,7 @@ async fn special_file_instead_of_step_output_file_fails_the_job() {
             let step = json!({"exec": {"command": ["sh", "-c", text]}});
             let write = format!("mkdir -p give; cat > give/step.yml <<'EOF'\n{{}}\n---\n{step}\nEOF");
             let plan = busy.agent.plan(vec![script(&[&write]), steps(json!([{"name": "give", "step": "./give"}]))]);
-            assert_failed(&busy.job(plan, &[]).await, &["step \"give\"", &file.replace('_', " "), message]);
+            assert_failed(&busy.run_job(plan, &[]).await, &["step \"give\"", &file.replace('_', " "), message]);
         }
     }
     busy.assert_waiting_job_continues().await;
@@ -121,7 +121,7 @@ async fn special_file_instead_of_step_file_fails_the_job() {
     for (create, message) in SPECIAL_FILES {
         let create = format!("mkdir trap; AT=trap/step.yml; {create}");
         let plan = busy.agent.plan(vec![script(&[&create]), steps(json!([{"name": "it", "step": "./trap"}]))]);
-        assert_failed(&busy.job(plan, &[]).await, &["trap/step.yml", message]);
+        assert_failed(&busy.run_job(plan, &[]).await, &["trap/step.yml", message]);
     }
     busy.assert_waiting_job_continues().await;
 }
@@ -140,7 +140,7 @@ async fn special_file_instead_of_certificate_fails_the_upload() {
             ..ArtifactEndpoint::default()
         };
         let file = Variable { file: true, ..variable("CI_SERVER_TLS_CA_FILE", "certificate") };
-        let (log, result) = busy.job(plan, &[file]).await;
+        let (log, result) = busy.run_job(plan, &[file]).await;
         assert!(result.message.contains("CI_SERVER_TLS_CA_FILE"), "{log}");
         assert!(result.message.contains(message), "{log}");
     }
@@ -161,7 +161,7 @@ async fn special_file_instead_of_cache_archive_is_a_warning() {
         };
         let restore = Call::builtin(&CacheRestore { caches: vec![entry] });
         let plan = busy.agent.plan(vec![script(&[&create]), step("restore_cache", When::OnSuccess, restore)]);
-        let (log, result) = busy.job(plan, &[]).await;
+        let (log, result) = busy.run_job(plan, &[]).await;
         assert_eq!(result.outcome, Outcome::Success, "a broken cache must not fail the job: {log}");
         assert!(log.contains("Failed to extract cache: ") && log.contains(message), "{log}");
     }
@@ -190,13 +190,14 @@ async fn special_file_instead_of_git_attributes_is_ignored() {
     };
     let plan = with_sources(busy.agent.plan(vec![script(&["echo checked out"])]), checkout);
     // Without git-lfs, the agent reads the attributes.
-    let path = programs(busy.agent.dir.path(), &["git", "sh", "bash"]);
-    let (log, result) = busy.job(plan, &[variable("PATH", &path)]).await;
+    let path = create_bin_dir(busy.agent.dir.path(), &["git", "sh", "bash"]);
+    let (log, result) = busy.run_job(plan, &[variable("PATH", &path)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     busy.assert_waiting_job_continues().await;
 }
 
-fn programs(dir: &Path, names: &[&str]) -> String {
+/// Creates a directory with links to these programs, as a value for `PATH`.
+fn create_bin_dir(dir: &Path, names: &[&str]) -> String {
     let bin = dir.join("bin");
     std::fs::create_dir(&bin).unwrap();
     let path = std::env::var_os("PATH").unwrap();

@@ -21,7 +21,7 @@ pub(crate) use self::zip::{Header, ZipFiles, visit_zip};
 pub(crate) const MAX_LINK_TARGET: u64 = 4096;
 /// Maximum length of an entry's name in bytes, as for paths on Linux.
 const MAX_NAME: usize = 4096;
-/// Number of bytes that the error quotes of a name that is longer.
+/// Number of bytes that the error quotes of a name that is too long.
 const QUOTED_NAME_BYTES: usize = 100;
 
 /// Format of an archive.

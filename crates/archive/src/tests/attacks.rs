@@ -166,7 +166,7 @@ fn names_that_are_empty_invalid_or_lead_out_are_rejected() {
             assert_eq!(sandbox.inside(), [""; 0], "{format:?} {name}");
         }
     }
-    // An empty name cannot be the root; a NUL would hide the rest of the name from the system.
+    // A file with an empty name would be the root itself. A NUL would hide the rest of the name from the system.
     for name in ["", "a\0b"] {
         let sandbox = Sandbox::new();
         let error = sandbox.unpack_checked(Format::Zip, &zip(&[file(name, "evil")])).unwrap_err();

@@ -102,7 +102,7 @@ fn an_entry_with_many_directories_can_be_stopped() {
     for (format, archive) in FORMATS {
         let (sandbox, result) = stopped_after(3, format, &archive(&[file(&format!("{}/f", nested(500)), "")]));
         assert!(matches!(result, Err(UnpackError::Stopped)), "{format:?}: {result:?}");
-        assert!(nesting(&sandbox.root()) <= 3, "{format:?}: {} directories", nesting(&sandbox.root()));
+        assert!(directory_depth(&sandbox.root()) <= 3, "{format:?}: {} directories", directory_depth(&sandbox.root()));
     }
 }
 
@@ -162,8 +162,8 @@ fn stopped_after(max_calls: usize, format: Format, archive: &[u8]) -> (Sandbox, 
     (sandbox, result)
 }
 
-fn nesting(dir: &Path) -> usize {
-    children(dir).first().map_or(0, |child| 1 + nesting(child))
+fn directory_depth(dir: &Path) -> usize {
+    children(dir).first().map_or(0, |child| 1 + directory_depth(child))
 }
 
 #[test]

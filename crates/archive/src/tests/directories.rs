@@ -112,7 +112,7 @@ fn unpack_error(archive: RepeatedFile, limits: &Limits) -> (UnpackError, u64) {
 }
 
 #[test]
-fn a_directory_with_too_many_headers_is_rejected_before_it_is_read() {
+fn a_zip_directory_with_too_many_headers_is_rejected_before_it_is_read() {
     for name in ["", "n"] {
         let header = central_header(name, 0, 0);
         let (count, length) = (5_000_000, header.len() as u64);
@@ -125,7 +125,7 @@ fn a_directory_with_too_many_headers_is_rejected_before_it_is_read() {
 }
 
 #[test]
-fn a_directory_with_too_many_bytes_is_rejected_before_it_is_read() {
+fn a_zip_directory_with_too_many_bytes_is_rejected_before_it_is_read() {
     let header = central_header(&"n".repeat(60_000), 0, 0);
     let (count, length) = (10_000, header.len() as u64);
     let tail = end_records_64(count, count * length, 0, count * length);
@@ -215,7 +215,8 @@ fn names_are_read_from_the_directory_and_contents_must_match_it() {
         let error = Sandbox::new().unpack_checked(Format::Zip, &archive(&content, &[wrong])).unwrap_err();
         assert!(matches!(&error, UnpackError::Broken(_)), "{error:?}");
     }
-    // More claimed entries than exist, or a directory that is larger than the file.
+    // End records that claim more entries than exist, a directory that is larger than the file, or one that begins after
+    // the end of the file.
     for wrong in [end_record(2, 50, 48), end_record(1, 1 << 20, 0), end_record(1, 50, 1 << 20)] {
         let bytes = [content.clone(), good.clone(), wrong].concat();
         let error = Sandbox::new().unpack_checked(Format::Zip, &bytes).unwrap_err();

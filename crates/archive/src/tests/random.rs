@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// Returns entries without links to the outside, which collide often.
+/// Returns entries whose names collide often. No link leads out of the root.
 fn ordinary_item() -> impl Strategy<Value = Item> {
     let kind = prop_oneof![
         6 => Just(EntryType::Regular),

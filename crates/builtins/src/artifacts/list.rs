@@ -1,4 +1,5 @@
-//! Lists the files of a job's artifacts for steps of the operator, and adds the files of these steps to the archives.
+//! Lists the files of a job's artifacts for steps of the operator, and adds the paths that these steps name to the
+//! job's archives.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -34,9 +35,9 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
     // A later step of the operator may run even if this step fails. It must then read neither a file that the job chose
     // nor an earlier list, so the variable is empty until the list is written.
     set_variable(String::new());
-    let (written, earlier) = (path.to_string_lossy().into_owned(), path.clone());
+    let (path_text, earlier_list) = (path.to_string_lossy().into_owned(), path.clone());
     blocking(&**context, "removing the earlier list of the artifacts", stop, move || {
-        private_file::remove(&earlier).map_err(Failure::io("failed to remove the earlier list of the artifacts"))
+        private_file::remove(&earlier_list).map_err(Failure::io("failed to remove the earlier list of the artifacts"))
     })
     .await?;
     let quiet = Quiet(context);
@@ -51,7 +52,7 @@ pub(super) async fn list(context: &Arc<Context>, list: &ArtifactsList, stop: &St
         private_file::write(&path, &text).map_err(Failure::io("failed to write the list of the artifacts"))
     })
     .await?;
-    set_variable(written);
+    set_variable(path_text);
     Ok(())
 }
 

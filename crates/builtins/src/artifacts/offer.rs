@@ -29,8 +29,8 @@ pub(super) fn upload(context: &Context, step: &ArtifactsUploadList) -> Offer {
     let env: HashMap<_, _> = context.environment().into_iter().collect();
     let expanded = |texts: &[String]| texts.iter().map(|text| expand(text, &env)).collect::<Vec<_>>();
     let added = context.added_artifacts.lock().clone();
-    let artifact = |written: &ArtifactsUpload| {
-        let artifact = with_added_paths(written, &added);
+    let artifact = |declared: &ArtifactsUpload| {
+        let artifact = with_added_paths(declared, &added);
         let name = if artifact.name.is_empty() { "artifacts".to_owned() } else { expand(&artifact.name, &env) };
         json!({
             "name": base(&name),

@@ -44,7 +44,9 @@ impl Provenance {
         let file = PathBuf::from(format!("{name}-metadata.json"));
         blocking(context, "reading the artifacts", stop, move || {
             let mut text = Vec::new();
-            let statement = provenance.statement(subjects(&root, &files, &token)?);
+            // The statement of an earlier job may be selected, but this statement replaces it.
+            let subjects = subjects(&root, files.iter().filter(|path| **path != file), &token)?;
+            let statement = provenance.statement(subjects);
             let format = serde_json::ser::PrettyFormatter::with_indent(b" ");
             let mut serializer = serde_json::Serializer::with_formatter(&mut text, format);
             serde::Serialize::serialize(&statement, &mut serializer)
@@ -108,7 +110,11 @@ fn replace(directory: &Path, name: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// Returns the names and digests of the regular files.
-fn subjects(root: &Path, files: &[PathBuf], stop: &StopToken) -> Result<Vec<Value>, Failure> {
+fn subjects<'a>(
+    root: &Path,
+    files: impl Iterator<Item = &'a PathBuf>,
+    stop: &StopToken,
+) -> Result<Vec<Value>, Failure> {
     let mut subjects = Vec::new();
     for file in files {
         if stop.cause().is_some() {
@@ -139,4 +145,26 @@ fn hash_file(mut file: File, hash: &mut Sha256, stop: &StopToken) -> io::Result<
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transfer::test_support::RecordingContext;
+
+    #[tokio::test]
+    async fn statement_of_an_earlier_job_is_replaced_and_not_described() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["app", "out-metadata.json"] {
+            std::fs::write(dir.path().join(name), "content").unwrap();
+        }
+        let context = RecordingContext::new(dir.path().to_owned());
+        let files = vec!["app".into(), "out-metadata.json".into()];
+        let packed = Provenance::default().add(&context, "out", files.clone(), &StopToken::new()).await.unwrap();
+        assert_eq!(packed, files);
+        let text = std::fs::read_to_string(dir.path().join("out-metadata.json")).unwrap();
+        let statement: Value = serde_json::from_str(&text).unwrap();
+        let digest = hex::encode(Sha256::digest("content"));
+        assert_eq!(statement["subject"], json!([{ "name": "app", "digest": { "sha256": digest } }]));
+    }
 }

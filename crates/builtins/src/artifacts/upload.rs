@@ -109,11 +109,11 @@ impl Upload<'_> {
         }
         let format = Format::of_artifact(&artifact.artifact_format)
             .ok_or_else(|| Failure::Step(format!("`{}` is not a valid artifact format", artifact.artifact_format)))?;
-        let archive = self.archive(context, format, files, stop).await?;
+        let archive = self.pack_files(context, format, files, stop).await?;
         self.send(context, endpoint().await?, &filename(&name, format), archive.path(), stop).await
     }
 
-    async fn archive(
+    async fn pack_files(
         &self,
         context: &dyn TransferContext,
         format: Format,
@@ -187,7 +187,7 @@ impl Upload<'_> {
             if let ClientError::Redirected { to, .. } = error {
                 let redirected = endpoint.client.with_base_url(&to);
                 endpoint.client = redirected.map_err(|error| {
-                    Failure::Step(format!("uploading artifacts: failed to follow the redirect to `{to}`: {error}"))
+                    Failure::Step(format!("uploading artifacts: failed to follow the redirect of the coordinator: {error}"))
                 })?;
             }
             context.report(MessageLevel::Warning, "Retrying...");

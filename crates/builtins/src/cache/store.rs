@@ -18,7 +18,7 @@ const DEFAULT_MINUTES: u64 = 10;
 /// Number of retries, and the delay before each.
 const RETRIES: (u32, Duration) = (2, Duration::from_secs(1));
 
-/// Objects of one cache key in a store.
+/// Access to the objects of one cache key in an object store.
 pub(super) struct ObjectStore<'a> {
     object: &'a CacheObject,
     /// Object of the other form of the key (hashed or plain), which older caches may have. Used only for downloads.

@@ -103,12 +103,12 @@ fn is_equal(entry: &Entry, content: &mut dyn Read, path: &Path, file: &Metadata,
             let has_time = entry.modified.is_some_and(|time| time.unix_seconds() == file.mtime());
             // A file whose change time is exactly `equal_at` may have changed afterwards, so it does not count as old.
             let is_old = equal_at.is_some_and(|time| change_time(file) < time);
-            (has_time && is_old) || has_content(path, content).unwrap_or(false)
+            (has_time && is_old) || has_same_content(path, content).unwrap_or(false)
         }
     }
 }
 
-fn has_content(path: &Path, content: &mut dyn Read) -> io::Result<bool> {
+fn has_same_content(path: &Path, content: &mut dyn Read) -> io::Result<bool> {
     let mut own = BufReader::with_capacity(PART_BYTES, muster_files::open(path).map_err(io::Error::from)?);
     let mut packed = BufReader::with_capacity(PART_BYTES, content);
     loop {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_change_is_found() {
+    fn changes_of_contents_modes_targets_and_the_list_of_files_are_found() {
         let root = |restored: &Fixture, name: &str| restored.root().join(name);
         check_each_format(|restored| fs::write(root(restored, "d/a"), "other").unwrap(), false, "same size");
         check_each_format(

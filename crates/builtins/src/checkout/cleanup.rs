@@ -27,7 +27,7 @@ pub(super) async fn clean_up(context: &Arc<Context>, cleanup: &Cleanup, stop: &S
             {
                 if !remote::has_git(context) {
                     embedded::clean_up(context, cleanup, flags, stop).await?;
-                    return remove_configuration(context, cleanup, stop).await;
+                    return remove_config_if_requested(context, cleanup, stop).await;
                 }
                 let clean: Vec<&str> = ["clean"].into_iter().chain(flags.iter().map(String::as_str)).collect();
                 remote::git(context, &clean, project, stop).await?;
@@ -45,10 +45,10 @@ pub(super) async fn clean_up(context: &Arc<Context>, cleanup: &Cleanup, stop: &S
             .await?;
         }
     }
-    remove_configuration(context, cleanup, stop).await
+    remove_config_if_requested(context, cleanup, stop).await
 }
 
-async fn remove_configuration(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
+async fn remove_config_if_requested(context: &Context, cleanup: &Cleanup, stop: &StopToken) -> Result<(), Failure> {
     if !cleanup.clean_config {
         return Ok(());
     }

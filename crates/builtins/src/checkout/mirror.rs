@@ -84,10 +84,16 @@ pub(super) fn report_broken(context: &Context, reason: &str) {
     }
 }
 
-/// Makes a new repository borrow the objects of a view. Returns false if the view is incomplete.
+/// Makes a new repository borrow the objects of a view, and writes the refs that the refspecs select. Returns false if
+/// the view is incomplete.
 ///
 /// Used with libgit2, which detects damaged objects by their hash.
-pub(super) fn borrow_all(view: &Path, repository: &Path, refspecs: &[String], with_tags: bool) -> io::Result<bool> {
+pub(super) fn borrow_with_refs(
+    view: &Path,
+    repository: &Path,
+    refspecs: &[String],
+    with_tags: bool,
+) -> io::Result<bool> {
     let Some(refs) = refs(view)? else { return Ok(false) };
     let tags = with_tags.then(|| "refs/tags/*:refs/tags/*".to_owned());
     let refspecs: Vec<Refspec> = refspecs.iter().chain(&tags).filter_map(|text| Refspec::parse(text)).collect();

@@ -238,5 +238,5 @@ async fn git_with(
         work_dir: Some(dir.to_owned()),
         ..Command::default()
     };
-    context.wait(command, stop).await
+    context.run_command(command, stop).await
 }

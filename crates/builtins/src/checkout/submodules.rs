@@ -54,9 +54,10 @@ pub(super) async fn update(context: &Context, checkout: &Checkout, stop: &StopTo
     }
     foreach(context, recursive, &clean, stop).await?;
     let external = external_path(&context.temp_dir);
-    let include = ["git", "config", "--replace-all", "include.path", &*external.to_string_lossy()].map(str::to_owned);
-    let include: Vec<&str> = include.iter().map(String::as_str).collect();
-    foreach(context, true, &include, stop).await?;
+    let set_include =
+        ["git", "config", "--replace-all", "include.path", &*external.to_string_lossy()].map(str::to_owned);
+    let set_include: Vec<&str> = set_include.iter().map(String::as_str).collect();
+    foreach(context, true, &set_include, stop).await?;
     if !checkout.skip_lfs && has_lfs(context) {
         foreach(context, recursive, &["git", "lfs", "pull"], stop).await?;
     }

@@ -101,18 +101,18 @@ async fn build(
     stop: &StopToken,
 ) -> Result<Arc<Template>, Failure> {
     let failed = || Failure::io("failed to prepare the checkout");
-    let directory = context.shared.templates.directory().map_err(failed())?;
+    let directory = context.shared.templates.create_directory().map_err(failed())?;
     // The tree is a new directory, because the temporary directory does not have the usual permissions.
     let root = directory.path().join("tree");
-    let (target, options, commit) = (root.clone(), checkout.clone(), key.clone());
+    let (target, owned_checkout, owned_key) = (root.clone(), checkout.clone(), key.clone());
     blocking(context, "preparing the checkout", stop, move || {
-        write_repository(&target, &options, &commit).map_err(Failure::io("failed to prepare the checkout"))
+        write_repository(&target, &owned_checkout, &owned_key).map_err(Failure::io("failed to prepare the checkout"))
     })
     .await?;
     remote::git(context, &["checkout", "--force", "--quiet", "--detach", &key.sha], &root, stop).await?;
     let read = move || Tree::read(&root).map_err(Failure::io("failed to read the checkout"));
     let tree = blocking(context, "reading the checkout", stop, read).await?;
-    Ok(context.shared.templates.template(tree, directory))
+    Ok(context.shared.templates.new_template(tree, directory))
 }
 
 /// Creates `.git` as `git init` would, and borrows the objects of the repository.

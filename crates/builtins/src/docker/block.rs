@@ -103,7 +103,7 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<
         ..ContainerCreateBody::default()
     };
     let created = engine.create_container(None::<CreateContainerOptions>, body).await.map_err(reason)?;
-    let blocked = wait(engine, &created.id).await;
+    let blocked = start_and_wait(engine, &created.id).await;
     let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
     if let Err(error) = engine.remove_container(&created.id, Some(options)).await {
         tracing::warn!(%error, container = created.id, "failed to remove a container");
@@ -111,8 +111,8 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<
     blocked
 }
 
-/// Starts a container, and waits until its command succeeds.
-async fn wait(engine: &Docker, container: &str) -> Result<(), String> {
+/// Starts a container, and waits for the end of its command. Fails if the command fails.
+async fn start_and_wait(engine: &Docker, container: &str) -> Result<(), String> {
     let reason = |error| super::engine::reason(&error);
     engine.start_container(container, None::<StartContainerOptions>).await.map_err(reason)?;
     let mut end = engine.wait_container(container, None::<WaitContainerOptions>);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn problem_is_the_end_of_the_command_with_its_output_if_there_is_any() {
+    fn message_tells_how_the_command_ended_and_contains_its_output() {
         let end = || "the command exited with code 137".to_owned();
         assert_eq!(with_output(end(), b"\n"), end());
         assert_eq!(with_output(end(), b"no route\n"), "the command exited with code 137: no route");

@@ -34,7 +34,7 @@ const LOST_OUTPUT: &str =
     "the connection to the engine was lost while the container started: output of the entrypoint may be missing";
 /// Advice if the container failed to start while the engine could not be reached.
 const LOST_OUTPUT_REMEDY: &str = "check the log of the engine, and run the job again";
-/// Advice if the entrypoint may not run its arguments.
+/// Advice if the entrypoint possibly does not run its arguments.
 const ENTRYPOINT_REMEDY: &str =
     "set `image: entrypoint: [\"\"]` in the job if the entrypoint does not run the command that it gets";
 
@@ -60,7 +60,7 @@ pub(super) fn body(
     binds.push(format!("{}:{AGENT_DIR}:ro", agent.name));
     // A prepared container has an anonymous volume for this directory.
     if !job.volumes.iter().any(|volume| volume.destination == RUN_DIR) {
-        binds.push(format!("{}:{RUN_DIR}", create::run_volume(job)));
+        binds.push(format!("{}:{RUN_DIR}", create::run_volume_name(job)));
     }
     settings.extra_hosts.get_or_insert_default().extend(services::host_names(job, services));
     let aliases = vec!["build".to_owned(), job.build.name.clone()];
@@ -81,7 +81,7 @@ pub(super) async fn start(
     log: Arc<dyn Log>,
     stop: &StopToken,
 ) -> Result<Container, Failure> {
-    let lost_log = Arc::clone(&log);
+    let warning_log = Arc::clone(&log);
     let output = Output::attach(engine, &id, log).await?;
     let name = &job.build.name;
     start::container(engine, &id, name, stop).await?;
@@ -98,7 +98,7 @@ pub(super) async fn start(
                 container.output.mark_lost();
             }
             if let Ok(connection) = container.reach().await {
-                print(&*lost_log, &style::warning(LOST_OUTPUT));
+                print(&*warning_log, &style::warning(LOST_OUTPUT));
                 return Ok(connection);
             }
         }
@@ -111,7 +111,7 @@ pub(super) async fn start(
             Ok(Err(error)) => Failure::System(format!("failed to connect to the agent in the container {name}: {error}")),
             Err(_) => not_started(&container.output, &container.image, &format!("did not start within {} s", START_TIMEOUT.as_secs())),
         },
-        end = container.end() => ended(&container, &end),
+        end = container.wait_until_ended() => ended(&container, &end),
     };
     container.stop_watching().await;
     Err(failure)

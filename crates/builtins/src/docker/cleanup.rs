@@ -43,7 +43,7 @@ impl Objects {
                 .into_iter()
                 .chain(job.services.iter().cloned())
                 .collect(),
-            volumes: temporary.map(|volume| volume.source.clone()).chain([create::run_volume(job)]).collect(),
+            volumes: temporary.map(|volume| volume.source.clone()).chain([create::run_volume_name(job)]).collect(),
             network: match &job.network {
                 DockerNetwork::PerJob { name, .. } => Some(name.clone()),
                 DockerNetwork::Bridge | DockerNetwork::Mode(_) => None,

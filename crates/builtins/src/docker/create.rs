@@ -18,7 +18,7 @@ use super::network;
 pub(super) const MANAGED: (&str, &str) = ("com.gitlab.gitlab-runner.managed", "true");
 
 /// Returns the name of the volume for the files of the agent in the build container.
-pub(super) fn run_volume(job: &DockerContainer) -> String {
+pub(super) fn run_volume_name(job: &DockerContainer) -> String {
     format!("{}-agent", job.build.name)
 }
 
@@ -31,7 +31,7 @@ pub(super) fn is_named(volume: &DockerVolume) -> bool {
 /// engine's machine.
 pub(super) async fn volumes(engine: &Docker, job: &DockerContainer) -> Result<PathBuf, Failure> {
     let mut directory = PathBuf::new();
-    let run = DockerVolume { source: run_volume(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
+    let run = DockerVolume { source: run_volume_name(job), destination: RUN_DIR.to_owned(), ..DockerVolume::default() };
     for volume in job.volumes.iter().filter(|volume| is_named(volume)).chain([&run]) {
         directory = self::volume(engine, job, volume).await?.mountpoint.into();
     }

@@ -68,7 +68,7 @@ async fn create_setup(engine: &Docker, job: &DockerContainer, image: &str) -> Re
     // Some images have no command, which the engine requires.
     body.cmd = Some(vec![EXECUTABLE.to_owned()]);
     if let Some(settings) = &mut body.host_config {
-        settings.binds.get_or_insert_default().push(format!("{}:{RUN_DIR}", create::run_volume(job)));
+        settings.binds.get_or_insert_default().push(format!("{}:{RUN_DIR}", create::run_volume_name(job)));
     }
     create::container(engine, &spec, body).await
 }

@@ -65,7 +65,7 @@ pub(crate) struct JobFacts<'a> {
     /// Whether the job has a view of a git mirror.
     pub(crate) has_mirror_view: bool,
     /// Steps that start services.
-    pub(crate) beside: &'a dyn BesideSteps,
+    pub(crate) service_steps: &'a dyn BesideSteps,
     /// Set while the containers are created, for the steps that start services.
     pub(crate) service_host: &'a Mutex<Option<Arc<ServiceHost>>>,
 }
@@ -133,7 +133,7 @@ async fn create_all(
     let agent = agent_volume::create(engine, engine::location(&job.engine)).await?;
     let mut resolved = None;
     if job.prepared.is_none() {
-        facts.prepared.end_policy(job);
+        facts.prepared.stop_preparing_for_runner_of(job);
     }
     if prepared::is_suitable(job) {
         let image = images.ensure(&job.build.image).await?;

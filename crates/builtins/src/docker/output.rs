@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use super::engine::failed;
 
-/// Maximum number of bytes of the agent's output for messages.
+/// Maximum number of bytes from the end of the agent's output that a message quotes.
 const TAIL_BYTES: usize = 2048;
 /// Maximum number of bytes of a line in which [`STARTED`] or [`READY`] is recognized. Longer lines are split.
 const MAX_LINE_BYTES: usize = 64 * 1024;

@@ -13,7 +13,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 #[error("no Docker or Podman engine on this machine answered ({})", tried.join("; "))]
 pub struct NoEngine {
-    /// Addresses with reasons.
+    /// Addresses that were tried, each with the reason why it was not used.
     tried: Vec<String>,
 }
 

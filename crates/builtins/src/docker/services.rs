@@ -55,7 +55,8 @@ pub(super) struct Service {
     ports: Vec<u16>,
 }
 
-/// What the steps that start services need to add containers to a job. Exists while the job's containers are created.
+/// Everything that a step needs to add the container of a service to a job. Exists while the job's containers are
+/// created.
 pub(crate) struct ServiceHost {
     engine: Docker,
     job: DockerContainer,
@@ -122,7 +123,7 @@ pub(super) async fn start(
         started: Mutex::default(),
     });
     let registration = Registration::new(facts.service_host, &host);
-    facts.beside.run().await?;
+    facts.service_steps.run().await?;
     drop(registration);
     let started = std::mem::take(&mut *host.started.lock());
     Ok(started)
@@ -375,6 +376,10 @@ pub(super) fn copy_logs(engine: &Docker, services: &[Service], log: &Arc<dyn Log
                     log.write(Stream::Output, &debug_line(&prefix, &std::mem::take(&mut incomplete)));
                 }
             }
+            // The last line of a service that crashed may have no line break.
+            if !incomplete.is_empty() {
+                log.write(Stream::Output, &debug_line(&prefix, &incomplete));
+            }
         });
     }
     tasks
@@ -383,4 +388,42 @@ pub(super) fn copy_logs(engine: &Docker, services: &[Service], log: &Arc<dyn Log
 fn debug_line(prefix: &str, line: &[u8]) -> Vec<u8> {
     format!("\x1b[0;37m[service:{prefix}] {}{}\n", String::from_utf8_lossy(line.trim_ascii_end()), style::RESET)
         .into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    #[derive(Debug, Default)]
+    struct RecordingLog(Mutex<String>);
+
+    impl Log for RecordingLog {
+        fn write(&self, _: Stream, bytes: &[u8]) {
+            self.0.lock().push_str(&String::from_utf8_lossy(bytes));
+        }
+    }
+
+    #[tokio::test]
+    async fn last_line_of_a_service_is_copied_without_a_line_break() {
+        let output = "first\nlast";
+        let frame = format!("\x01\0\0\0\0\0\0{}{output}", char::from(u8::try_from(output.len()).unwrap()));
+        let engine = FakeEngine::start(move |_| Some(Answer::json(200, &frame)));
+        let service = Service {
+            id: "a".to_owned(),
+            name: "db".to_owned(),
+            title: "db".to_owned(),
+            start: StartTime::now(),
+            unhealthy: None,
+            aliases: vec!["db".to_owned()],
+            address: None,
+            early_exit: None,
+            ports: Vec::new(),
+        };
+        let recorded = Arc::<RecordingLog>::default();
+        let log: Arc<dyn Log> = recorded.clone();
+        copy_logs(&engine.client, &[service], &log).join_all().await;
+        let lines = ["first", "last"].map(|line| format!("\x1b[0;37m[service:db] {line}\x1b[0;m\n"));
+        assert_eq!(*recorded.0.lock(), lines.concat());
+    }
 }

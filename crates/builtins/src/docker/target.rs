@@ -127,8 +127,8 @@ impl Container {
         }
     }
 
-    /// Waits for the end of the container. Cancel-safe.
-    pub(super) async fn end(&self) -> End {
+    /// Waits until the container has ended, and returns how it ended. Cancel-safe.
+    pub(super) async fn wait_until_ended(&self) -> End {
         let mut ended = self.ended.clone();
         let end = ended.wait_for(Option::is_some).await.ok().and_then(|end| end.clone());
         end.unwrap_or_else(|| End::EngineLost("the container is no longer watched".to_owned()))
@@ -245,21 +245,27 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 async fn wait_for_end(engine: &Docker, id: &str) -> End {
-    let mut answered = Instant::now();
+    // Time of the first failed query since the last answer. The call below does not count as silence, because it waits
+    // while the container runs.
+    let mut silent_since = None;
     loop {
         // This call may return early with Podman, and its answer may be lost, so the state is queried, too.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
         match inspect_container(engine, id).await {
             Ok(found) => {
-                answered = Instant::now();
+                silent_since = None;
                 let state = found.state.unwrap_or_default();
                 if state.running != Some(true) {
                     return End::Exited { code: state.exit_code, out_of_memory: state.oom_killed == Some(true) };
                 }
             }
             Err(error) if is_not_found(&error) => return End::Removed,
-            Err(error) if answered.elapsed() >= SILENCE_TIMEOUT => return End::EngineLost(reason(&error)),
-            Err(error) => tracing::warn!(%error, container = id, "failed to query the state of a container, retrying"),
+            Err(error) => {
+                if silent_since.get_or_insert_with(Instant::now).elapsed() >= SILENCE_TIMEOUT {
+                    return End::EngineLost(reason(&error));
+                }
+                tracing::warn!(%error, container = id, "failed to query the state of a container, retrying");
+            }
         }
         if !matches!(waited, Some(Err(ApiError::RequestTimeoutError))) {
             sleep(RETRY_DELAY).await;
@@ -309,7 +315,7 @@ impl OpenTarget for Container {
     }
 
     async fn lost(&self) -> String {
-        self.describe(&self.end().await)
+        self.describe(&self.wait_until_ended().await)
     }
 
     async fn explain(&self, failure: &Failure) -> Option<String> {
@@ -331,5 +337,58 @@ impl OpenTarget for Container {
         self.watching.abort();
         *self.connection.lock() = None;
         self.objects.remove_or_log(&self.engine).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    const WAIT: &str = "POST /containers/a/wait";
+    /// An invalid HTTP response, as if the connection broke.
+    const BROKEN: u16 = 0;
+    const RUNNING: &str = r#"{"Id":"a","State":{"Running":true}}"#;
+    const EXITED: &str = r#"{"Id":"a","State":{"Running":false,"ExitCode":3}}"#;
+
+    /// Returns an engine that answers the queries of the state with `answer`, which gets the number of earlier queries.
+    /// `wait` is its answer to calls that wait for the end.
+    fn engine(wait: Option<Answer>, answer: impl Fn(usize) -> Answer + Send + Sync + 'static) -> FakeEngine {
+        let queries = AtomicUsize::new(0);
+        FakeEngine::start(move |call| match call {
+            WAIT => wait.clone(),
+            _ => Some(answer(queries.fetch_add(1, Ordering::Relaxed))),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_outage_of_the_engine_does_not_end_a_container_that_has_run_for_long() {
+        // The calls that wait end after the timeout of the client, so the container is older than the permitted silence.
+        let engine = engine(None, |query| match query {
+            0 => Answer::json(200, RUNNING),
+            1 => Answer::json(BROKEN, ""),
+            _ => Answer::json(200, EXITED),
+        });
+        let begin = Instant::now();
+        let end = wait_for_end(&engine.client, "a").await;
+        assert_eq!(end, End::Exited { code: Some(3), out_of_memory: false });
+        assert!(begin.elapsed() > SILENCE_TIMEOUT, "{:?}", begin.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn engine_is_lost_only_after_a_silence_without_an_answer() {
+        let broken = || Answer::json(BROKEN, "");
+        // An outage of 40 seconds, an answer, and then an outage without an end.
+        let engine = engine(Some(broken()), move |query| match query {
+            40 => Answer::json(200, RUNNING),
+            _ => broken(),
+        });
+        let begin = Instant::now();
+        let end = wait_for_end(&engine.client, "a").await;
+        assert!(matches!(end, End::EngineLost(_)), "{end:?}");
+        let seconds = begin.elapsed().as_secs();
+        assert!((101..=103).contains(&seconds), "{seconds} s");
     }
 }

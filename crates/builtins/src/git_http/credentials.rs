@@ -7,7 +7,8 @@ use url::Url;
 /// Rules that add credentials to URLs.
 #[derive(Debug)]
 pub(crate) struct Credentials {
-    /// Pairs of a replacement with credentials and a URL prefix. The first match is used.
+    /// Each pair is a replacement, which contains credentials, and the URL prefix that it replaces. The first match is
+    /// used.
     rewrites: Vec<(String, String)>,
 }
 

@@ -77,7 +77,7 @@ async fn prepare(
     let key = Key { mirror: mirror.dir.clone(), sha: inputs.sha.clone(), sources: sources(&refspecs) };
     {
         let mirror = mirror.clone();
-        blocking(&**context, "preparing the git mirror", stop, move || mirror.create()).await?;
+        blocking(&**context, "preparing the git mirror", stop, move || mirror.create_root()).await?;
     }
     let mirrors = &context.shared.mirrors;
     for kind in [Kind::Shared, Kind::Exclusive] {

@@ -105,7 +105,7 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
     let Some(program) = command.first().filter(|program| !program.is_empty()) else {
         return Err(Failure::Step("the input `command` is empty; write the program and its arguments".to_owned()));
     };
-    check_service(context)?;
+    check_job_permits_services(context)?;
     let timeout: Duration = match GoDuration::parse(&timeout) {
         Some(GoDuration::NonNegative(timeout)) if !timeout.is_zero() => timeout,
         _ => {
@@ -134,7 +134,7 @@ async fn start_service(context: &Arc<Context>, inputs: &Map<String, Value>, stop
     })
 }
 
-fn check_service(context: &Context) -> Result<(), Failure> {
+fn check_job_permits_services(context: &Context) -> Result<(), Failure> {
     let limits = context.step_policy();
     if limits.is_some_and(|policy| !policy.limits.is_empty() || policy.rules.iter().any(|rule| !rule.limits.is_empty()))
     {

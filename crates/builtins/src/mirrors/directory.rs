@@ -71,7 +71,7 @@ impl Mirror {
     }
 
     /// Creates the directory of all mirrors. Fails if another user can change it.
-    pub(crate) fn create(&self) -> Result<(), Failure> {
+    pub(crate) fn create_root(&self) -> Result<(), Failure> {
         let created = || {
             if let Some(parent) = self.root.parent() {
                 fs::create_dir_all(parent)?;
@@ -82,7 +82,7 @@ impl Mirror {
     }
 
     pub(crate) async fn lock(&self, mirrors: &Mirrors, kind: Kind, stop: &StopToken) -> Result<Guard, Failure> {
-        let lock = mirrors.lock(&self.dir);
+        let lock = mirrors.lock_of(&self.dir);
         let work = async {
             let agent_lock = match kind {
                 Kind::Shared => AgentLock::Shared(lock.read_owned().await),
@@ -212,7 +212,8 @@ impl Mirror {
         }
     }
 
-    /// Removes mirrors that have been unused for longer than `max_age`.
+    /// Removes mirrors that have been unused for longer than `max_age`, and the rest of those that a killed agent was
+    /// removing.
     pub(crate) fn remove_unused(&self, mirrors: &Mirrors, trash: &Trash, max_age: Duration) {
         let now = SystemTime::now();
         for (name, last) in named_lock::last_uses(&self.root) {
@@ -220,6 +221,9 @@ impl Mirror {
                 mirrors.forget(&self.root.join(&name));
                 discard(&self.root, &name, trash);
             }
+        }
+        if let Err(error) = trash.remove_leftovers(&self.root) {
+            tracing::warn!(%error, dir = %self.root.display(), "failed to remove the rest of git mirrors");
         }
     }
 }
@@ -240,5 +244,30 @@ fn discard(root: &Path, name: &str, trash: &Trash) {
         Ok(true) => tracing::info!(name, "git mirror removed"),
         Ok(false) => {}
         Err(error) => tracing::warn!(%error, name, "failed to remove a git mirror"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirror_whose_removal_was_interrupted_is_removed_by_the_next_job() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("mirrors");
+        let inputs = GitMirror {
+            root: root.to_string_lossy().into_owned(),
+            name: "used".to_owned(),
+            view: "1".to_owned(),
+            ..GitMirror::default()
+        };
+        let mirror = Mirror::new(&inputs).unwrap();
+        mirror.create_root().unwrap();
+        mirror.prepare().unwrap();
+        fs::create_dir_all(root.join("unused.trash/0123456789abcdef/objects/pack")).unwrap();
+        let trash = Trash::default();
+        mirror.remove_unused(&Mirrors::default(), &trash, Duration::from_secs(3600));
+        trash.close();
+        assert_eq!((mirror.packs().exists(), root.join("unused.trash").exists()), (true, false));
     }
 }

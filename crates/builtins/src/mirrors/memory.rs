@@ -63,7 +63,8 @@ impl Mirrors {
         self.lists.lock().retain(|(known, _)| known.mirror != mirror);
     }
 
-    pub(crate) fn lock(&self, mirror: &Path) -> Arc<RwLock<()>> {
+    /// Returns the lock for a mirror, without taking it.
+    pub(crate) fn lock_of(&self, mirror: &Path) -> Arc<RwLock<()>> {
         let mut locks = self.locks.lock();
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         Arc::clone(locks.entry(mirror.to_owned()).or_default())

@@ -76,7 +76,7 @@ pub(crate) async fn run_blocks(
             )));
         }
     };
-    let ended = context.wait(command, stop).await;
+    let ended = context.run_command(command, stop).await;
     let marker = marker
         .filter(|_| matches!(ended, Ok(()) | Err(Failure::Exit(_) | Failure::ContainerExit(_) | Failure::Signal(_))));
     let Some(marker) = marker else { return ended };

@@ -101,11 +101,13 @@ impl Templates {
         Ok(())
     }
 
-    pub(crate) fn directory(&self) -> io::Result<tempfile::TempDir> {
+    /// Creates a directory for a template.
+    pub(crate) fn create_directory(&self) -> io::Result<tempfile::TempDir> {
         tempfile::TempDir::new_in(&self.directory)
     }
 
-    pub(crate) fn template(&self, tree: Tree, directory: tempfile::TempDir) -> Arc<Template> {
+    /// Returns a new template. It owns `directory`, which contains the tree.
+    pub(crate) fn new_template(&self, tree: Tree, directory: tempfile::TempDir) -> Arc<Template> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         Arc::new(Template { number, tree, _directory: directory })
     }

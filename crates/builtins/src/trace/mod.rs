@@ -204,31 +204,31 @@ impl Inner {
                 let parts = added_masks.push(bytes);
                 parts.into_iter().try_for_each(|part| self.write_part(part))
             }
-            None => self.mask(stream, bytes),
+            None => self.write_masked(stream, bytes),
         }
     }
 
-    fn mask(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+    fn write_masked(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         self.process(stream, |masker, secrets, out| masker.push(secrets, bytes, out), false)
     }
 
     /// Writes a part of the output. The value of a `Part::Value` is masked in later output.
     fn write_part(&mut self, part: Part<'_>) -> io::Result<()> {
         match part {
-            Part::Text(bytes) => self.mask(Stream::Output, &bytes),
+            Part::Text(bytes) => self.write_masked(Stream::Output, &bytes),
             Part::Value(value) => {
-                self.add(&value)?;
+                self.add_secret(&value)?;
                 let line = format!("{COMMAND}{MASKED}\n");
                 self.process(Stream::Output, |_, _, out| out.extend_from_slice(line.as_bytes()), false)
             }
             Part::Rejected(reason) => {
                 let line = style::warning(&format!("a value of {COMMAND} is not masked, because {reason}"));
-                self.mask(Stream::Runner, line.as_bytes())
+                self.write_masked(Stream::Runner, line.as_bytes())
             }
         }
     }
 
-    fn add(&mut self, value: &str) -> io::Result<()> {
+    fn add_secret(&mut self, value: &str) -> io::Result<()> {
         // The agent in a container has already replaced the value.
         if value != MASKED {
             self.secrets.add(value);

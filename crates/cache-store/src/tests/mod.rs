@@ -47,7 +47,7 @@ async fn s3_url_is_limited_to_one_object_one_method_and_the_time_of_the_job() {
 }
 
 #[tokio::test]
-async fn s3_upload_has_signed_headers_for_encryption_and_key() {
+async fn s3_upload_has_signed_headers_for_encryption_and_cache_key() {
     let encrypted = S3Settings { encryption: Some(S3Encryption::Kms(Some("arn:k".to_owned()))), ..s3() };
     let store = open(CacheStoreSettings::S3(encrypted)).await;
     let upload = store.upload_url("a", HOUR, UploadOptions { cache_key: "main 1", max_bytes: 7 }).await.unwrap();
@@ -98,7 +98,7 @@ fn private_key() -> String {
 }
 
 #[tokio::test]
-async fn google_url_has_headers_for_size_and_key() {
+async fn google_upload_has_signed_headers_for_size_and_cache_key() {
     let credentials =
         GcsCredentials::Key { account: "me@p.example".to_owned(), private_key: Secret::new(private_key()) };
     let settings = GcsSettings { bucket: "bucket".to_owned(), credentials, domain: None };

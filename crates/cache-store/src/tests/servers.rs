@@ -39,7 +39,7 @@ fn options() -> UploadOptions<'static> {
     UploadOptions { cache_key: "deps main", max_bytes: 1000 }
 }
 
-async fn transfers(store: &CacheStore) {
+async fn assert_transfers_work(store: &CacheStore) {
     for name in NAMES {
         assert_eq!(status_of_head(store.head_url(name, HOUR).await.unwrap()).await, StatusCode::NOT_FOUND, "{name}");
         let upload = store.upload_url(name, HOUR, options()).await.unwrap();
@@ -108,7 +108,7 @@ async fn signatures_of_google_are_those_of_googles_library() {
 async fn s3_server_stores_objects_under_their_exact_names() {
     let Some(server) = moto() else { return };
     create_bucket(&server).await;
-    transfers(&open(CacheStoreSettings::S3(settings(&server))).await).await;
+    assert_transfers_work(&open(CacheStoreSettings::S3(settings(&server))).await).await;
     let listing = get(format!("{}/bucket", server.url()).parse().unwrap()).await.1;
     let listing = roxmltree::Document::parse(&listing).unwrap();
     let keys = listing.descendants().filter(|node| node.tag_name().name() == "Key").filter_map(|node| node.text());
@@ -128,7 +128,7 @@ fn gcs_at(address: String) -> CacheStore {
 async fn google_server_stores_objects_under_their_exact_names() {
     let Some(server) = fake_gcs() else { return };
     let store = gcs_at(server.url());
-    transfers(&store).await;
+    assert_transfers_work(&store).await;
     let mut names: Vec<String> =
         store.bucket().list(None).map_ok(|object| object.location.to_string()).try_collect().await.unwrap();
     names.sort_unstable();
@@ -149,9 +149,7 @@ async fn google_server_stores_objects_under_their_exact_names() {
     }
 }
 
-#[tokio::test]
-async fn azure_server_accepts_the_signatures() {
-    let Some(server) = azurite() else { return };
+async fn azure_at(server: &Server) -> CacheStore {
     let account = format!("{}/{AZURITE_ACCOUNT}", server.url());
     let key = object_store::azure::AzureAccessKey::try_new(AZURITE_KEY).unwrap();
     let mut create = HttpRequest::new(String::new().into());
@@ -167,8 +165,14 @@ async fn azure_server_accepts_the_signatures() {
         container: "caches".to_owned(),
         domain: None,
     };
-    let store = store_of(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())));
-    transfers(&store).await;
+    store_of(Kind::Azure(Box::new(azure::Azure::at(&account, &settings).unwrap())))
+}
+
+#[tokio::test]
+async fn azure_server_accepts_the_signatures() {
+    let Some(server) = azurite() else { return };
+    let store = azure_at(&server).await;
+    assert_transfers_work(&store).await;
     for name in NAMES {
         let upload = store.upload_url(name, HOUR, options()).await.unwrap();
         let download = store.download_url(name, HOUR).await.unwrap();
@@ -196,16 +200,59 @@ async fn collection_reads_marks_of_more_than_one_mebibyte() {
     }
     let error = store.read_object(&name("objects/1-0123456789abcdef-7"), 6).await.unwrap_err();
     assert!(muster_job::error_chain(&error).contains("longer than 6 bytes"), "{error:?}");
-    let options = CollectOptions {
+    let collections = store.collect("", collect_options()).await.unwrap();
+    assert_eq!(collections.iter().map(|(_, collection)| collection.deleted).collect::<Vec<_>>(), [(1, 7)]);
+    assert_eq!(store.read_object(&name("objects/1-0123456789abcdef-7"), 1 << 20).await.unwrap(), None);
+}
+
+fn collect_options() -> CollectOptions {
+    CollectOptions {
         now: std::time::SystemTime::now(),
         grace: Duration::from_secs(1),
         max_age: None,
         min_interval: None,
         dry_run: false,
+    }
+}
+
+/// Saves a cache whose prefix and key have special characters, and deletes it because of its age.
+async fn assert_cache_expires(store: &CacheStore) {
+    let name = "ci~größe/chunks/5/unprotected/keys/test~job/größe #1 50%/reference.json";
+    assert!(put(&store.upload_url(name, HOUR, options()).await.unwrap(), "{}").await.is_success());
+    let options = CollectOptions { now: std::time::SystemTime::now() + HOUR * 2, ..collect_options() };
+    let expired = async |max_age| {
+        let options = CollectOptions { max_age: Some(max_age), ..options };
+        let collections = store.collect("ci~größe", options).await.unwrap();
+        collections.iter().map(|(_, collection)| collection.expired).collect::<Vec<_>>()
     };
-    let collections = store.collect("", options).await.unwrap();
-    assert_eq!(collections.iter().map(|(_, collection)| collection.deleted).collect::<Vec<_>>(), [(1, 7)]);
-    assert_eq!(store.read_object(&name("objects/1-0123456789abcdef-7"), 1 << 20).await.unwrap(), None);
+    assert_eq!(expired(HOUR * 3).await, [0]);
+    assert!(store.read_object(name, 1000).await.unwrap().is_some());
+    assert_eq!(expired(HOUR).await, [1]);
+    assert_eq!(store.read_object(name, 1000).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn s3_cache_with_special_characters_expires() {
+    let Some(server) = moto() else { return };
+    create_bucket(&server).await;
+    assert_cache_expires(&open(CacheStoreSettings::S3(settings(&server))).await).await;
+}
+
+#[tokio::test]
+async fn azure_cache_with_special_characters_expires() {
+    let Some(server) = azurite() else { return };
+    assert_cache_expires(&azure_at(&server).await).await;
+}
+
+#[tokio::test]
+async fn cache_that_was_saved_after_the_listing_does_not_expire() {
+    let bucket = object_store::memory::InMemory::new();
+    let path = object_path("keys/größe/reference.json").unwrap();
+    bucket.put(&path, "new".into()).await.unwrap();
+    let saved: std::time::SystemTime = bucket.head(&path).await.unwrap().last_modified.into();
+    assert!(!collect::delete_unless_saved(&bucket, path.as_ref(), saved - HOUR).await.unwrap());
+    assert!(collect::delete_unless_saved(&bucket, path.as_ref(), saved).await.unwrap());
+    assert!(bucket.head(&path).await.is_err());
 }
 
 async fn create_bucket(server: &Server) {

@@ -62,7 +62,7 @@ impl Simulation {
         // Few different contents, so that unused chunks are used again.
         let content = RandomNumbers(self.numbers.next() % 5).text(20_000);
         self.machine.write(&format!("file{number}"), &content);
-        let (marks, references) = (self.machine.store().marks(), self.machine.references());
+        let (marks, references) = (self.machine.store().marks().unwrap(), self.machine.references());
         let key = KEYS[self.numbers.below(KEYS.len())];
         let saved = self.machine.begin_save(key, &marks, &references);
         let objects = saved.packs.iter().chain(saved.reference.iter().map(|reference| &reference.index));
@@ -169,12 +169,23 @@ fn old_references_and_files_of_killed_saves_are_deleted() {
     filetime::set_file_mtime(&path, FileTime::from_system_time(long_ago)).unwrap();
     machine.write("file", b"other");
     machine.save("new");
-    let killed = store.objects().join("tmp-killed");
-    fs::write(&killed, "part").unwrap();
-    filetime::set_file_mtime(&killed, FileTime::from_system_time(long_ago)).unwrap();
+    store.distrust("damaged-0").unwrap();
+    let directories =
+        [store.objects(), store.keys().join("new"), store.root().to_owned(), store.root().join("distrusted")];
+    let temporary = |name: &str| directories.each_ref().map(|directory| directory.join(name));
+    for (path, is_old) in
+        temporary("tmp-killed").iter().zip([true; 4]).chain(temporary("tmp-new").iter().zip([false; 4]))
+    {
+        fs::write(path, "part").unwrap();
+        if is_old {
+            filetime::set_file_mtime(path, FileTime::from_system_time(long_ago)).unwrap();
+        }
+    }
     let collection = store.collect(SystemTime::now(), day, Some(30 * day)).unwrap();
     assert_eq!((collection.expired, collection.deleted.0, collection.used.0), (1, 0, 2));
-    assert!(!path.exists() && !killed.exists());
+    assert!(!path.exists());
+    assert_eq!(temporary("tmp-killed").map(|path| path.exists()), [false; 4]);
+    assert_eq!(temporary("tmp-new").map(|path| path.exists()), [true; 4], "running processes may use these files");
     let later = |days: u32| SystemTime::now() + days * day;
     assert_eq!(store.collect(later(2), day, None).unwrap().marked, 2);
     assert_eq!(store.collect(later(4), day, None).unwrap().deleted.0, 2);
@@ -234,4 +245,45 @@ fn two_collections_do_not_run_at_the_same_time() {
     lock.unlock().unwrap();
     store.collect(SystemTime::now(), GRACE, None).unwrap();
     assert_eq!(stores_below(machine.directory.path()), [store]);
+}
+
+#[test]
+fn unreadable_marks_do_not_count_as_no_marks() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("main");
+    let marks = machine.store().root().join("marks.json");
+    fs::create_dir(&marks).unwrap();
+    let error = machine.store().marks().unwrap_err().to_string();
+    assert!(error.starts_with("failed to read `") && error.contains("marks.json"), "{error}");
+    fs::remove_dir(&marks).unwrap();
+    fs::write(&marks, "damaged").unwrap();
+    assert_eq!(machine.store().marks().unwrap(), Marks::default());
+}
+
+#[test]
+fn files_of_a_collection_belong_to_the_owner_of_the_store() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("main");
+    let root = machine.store().root().to_owned();
+    // Only root can do this. For other users, all files have the same owner anyway.
+    let _ = std::os::unix::fs::chown(&root, Some(12_345), Some(12_346));
+    machine.store().collect(SystemTime::now(), GRACE, None).unwrap();
+    let owner = |path: &Path| std::os::unix::fs::MetadataExt::uid(&path.metadata().unwrap());
+    for file in ["marks.json", "lock"] {
+        assert_eq!(owner(&root.join(file)), owner(&root), "{file}");
+    }
+}
+
+#[test]
+fn reference_that_was_saved_after_the_listing_is_not_removed() {
+    let mut machine = Machine::new();
+    machine.write("file", b"content");
+    machine.save("main");
+    let path = machine.store().reference_path("main").unwrap();
+    let (now, max_age) = (SystemTime::now(), Duration::from_secs(60));
+    assert!(!crate::gc::remove_expired(&path, now, max_age).unwrap() && path.exists());
+    assert!(crate::gc::remove_expired(&path, now + max_age * 2, max_age).unwrap() && !path.exists());
+    assert!(!crate::gc::remove_expired(&path, now + max_age * 2, max_age).unwrap());
 }

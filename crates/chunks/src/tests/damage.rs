@@ -36,7 +36,7 @@ fn check_no_wrong_file(machine: &Machine, what: &str) -> Result<(), String> {
 }
 
 #[test]
-fn flipped_missing_and_additional_bytes_are_found() {
+fn flipped_missing_and_additional_bytes_are_detected() {
     let machine = two_keys();
     let store = machine.store();
     let mut paths: Vec<PathBuf> = fs::read_dir(store.objects()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -76,7 +76,7 @@ fn flipped_missing_and_additional_bytes_are_found() {
 }
 
 #[test]
-fn missing_object_is_found_and_saved_again() {
+fn missing_object_is_detected_and_saved_again() {
     let mut machine = two_keys();
     let store = machine.store();
     let reference = store.reference("main").unwrap().unwrap();

@@ -4,7 +4,7 @@ use super::*;
 use crate::index::Chunk;
 
 /// Stores an index for the key `main`, and reads it.
-fn read(machine: &Machine, index: &Index, limits: &Limits) -> Result<Index, String> {
+fn store_and_read(machine: &Machine, index: &Index, limits: &Limits) -> Result<Index, String> {
     let store = machine.store();
     let object = index.encode("main", store.level()).unwrap();
     let described = store.write_object("evil-index", &object).unwrap();
@@ -39,12 +39,15 @@ fn names_outside_of_the_directory_are_rejected() {
     for path in ["../file", "/etc/passwd", "a/../../file", "", "a\0b"] {
         let mut index = Index::default();
         index.add(&entry(path, EntryKind::File), Vec::new());
-        let error = read(&machine, &index, &Limits::default()).unwrap_err();
+        let error = store_and_read(&machine, &index, &Limits::default()).unwrap_err();
         assert!(error.contains("no valid path"), "{path}: {error}");
     }
     for name in ["../../save-0", "passwd", "-0", "save-", "save-x"] {
         let named = without_entries(vec![Object { name: name.to_owned(), size: 1 }], Vec::new());
-        assert!(read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid object name"), "{name}");
+        assert!(
+            store_and_read(&machine, &named, &Limits::default()).unwrap_err().contains("not a valid object name"),
+            "{name}"
+        );
     }
 }
 
@@ -52,11 +55,11 @@ fn names_outside_of_the_directory_are_rejected() {
 fn sizes_and_numbers_are_limited() {
     let machine = Machine::new();
     let fails = |index: &Index, limits: Limits, what: &str| {
-        let error = read(&machine, index, &limits).unwrap_err();
+        let error = store_and_read(&machine, index, &limits).unwrap_err();
         assert!(error.contains(what), "{error}");
     };
     let limits = Limits::default();
-    read(&machine, &with_chunk(CHUNK), &limits).unwrap();
+    store_and_read(&machine, &with_chunk(CHUNK), &limits).unwrap();
     for chunk in [
         Chunk { length: u32::MAX, ..CHUNK },
         Chunk { length: 0, packed: 0, ..CHUNK },
@@ -93,7 +96,7 @@ fn no_file_is_written_through_a_link() {
     index.add(&entry("link", EntryKind::Link(outside.clone())), Vec::new());
     index.add(&entry("link/file", EntryKind::File), vec![0]);
     index.add(&entry("link", EntryKind::Link("/etc".into())), Vec::new());
-    let index = read(&machine, &index, &Limits::default()).unwrap();
+    let index = store_and_read(&machine, &index, &Limits::default()).unwrap();
     let target = tempfile::tempdir().unwrap();
     let restored = restore(&machine.store(), &index, target.path()).unwrap();
     assert_eq!(restored.skipped.lines().count(), 1);
@@ -104,7 +107,7 @@ fn no_file_is_written_through_a_link() {
     let mut index = without_entries(good.packs.clone(), good.chunks.clone());
     index.add(&entry("d/file", EntryKind::File), vec![0]);
     index.add(&entry("f", EntryKind::File), vec![0]);
-    restore(&machine.store(), &read(&machine, &index, &Limits::default()).unwrap(), target.path()).unwrap();
+    restore(&machine.store(), &store_and_read(&machine, &index, &Limits::default()).unwrap(), target.path()).unwrap();
     assert_eq!(fs::read_to_string(target.path().join("f")).unwrap(), "content");
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "no file may be written outside");
 }

@@ -37,7 +37,7 @@ impl RandomNumbers {
     }
 }
 
-/// Directories of files and of caches.
+/// A directory with the files of a project, and one with caches.
 struct Machine {
     directory: TempDir,
     saves: u32,
@@ -104,7 +104,7 @@ impl Machine {
     }
 
     fn save(&mut self, key: &str) -> Saved {
-        let saved = self.begin_save(key, &self.store().marks(), &self.references());
+        let saved = self.begin_save(key, &self.store().marks().unwrap(), &self.references());
         if let Some(reference) = &saved.reference {
             self.store().set_reference(reference).unwrap();
         }

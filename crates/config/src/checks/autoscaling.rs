@@ -1,12 +1,12 @@
 //! Checks of instances from fleeting plugins (checks C014, C070 to C076, C079, C083 to C085).
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use muster_taskscaler::resources::memory_bytes;
 
 use super::super::problem::shown_name;
 use super::super::runners::Runner;
-use super::super::tree::{Table, Value};
+use super::super::tree::{Table, Value, json};
 use super::{Check, limits};
 
 pub(super) fn check(check: &mut Check<'_>) {
@@ -201,35 +201,54 @@ fn check_slot_cgroups(check: &mut Check<'_>, runner: &Runner) {
 
 /// Check C071.
 fn check_shared_groups(check: &mut Check<'_>) {
-    let mut seen: BTreeMap<(String, String), &Runner> = BTreeMap::new();
+    // A group is known by its plugin and the plugin's configuration. Line breaks and the order of keys do not matter.
+    let mut seen: Vec<(&Runner, InstanceGroup)> = Vec::new();
     for runner in check.runners {
-        let Some(autoscaler) = runner.table.table("autoscaler") else { continue };
-        let Some(plugin) = autoscaler.str("plugin") else { continue };
-        // Line breaks and the order of keys do not matter.
-        let mut lines: Vec<_> = match autoscaler.node("plugin_config").map(|node| &node.value) {
-            Some(Value::Any(text)) => text
-                .split(['\n', ',', '{', '}'])
-                .map(|line| line.replace(' ', ""))
-                .filter(|line| !line.is_empty())
-                .collect(),
-            _ => Vec::new(),
-        };
-        lines.sort();
-        match seen.get(&(plugin.to_owned(), lines.join("\n"))) {
-            Some(first) => {
-                let name = |runner: &Runner| {
-                    if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
-                };
-                let message = format!(
-                    "runners {} and {} use the same instance group: each deletes instances of the other",
-                    name(first),
-                    name(runner)
-                );
-                check.report(runner, "autoscaler.plugin_config", "C071", message, "give each runner its own group");
+        let mut reported = BTreeSet::new();
+        for group in groups(runner) {
+            match seen.iter().find(|(_, known)| *known == group) {
+                Some((first, _)) if first.index != runner.index && reported.insert(first.index) => {
+                    let name = |runner: &Runner| {
+                        if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
+                    };
+                    let message = format!(
+                        "runners {} and {} use the same instance group: each deletes instances of the other",
+                        name(first),
+                        name(runner)
+                    );
+                    let has_groups = runner.table.node("autoscaler.groups").is_some();
+                    let key = if has_groups { "autoscaler.groups" } else { "autoscaler.plugin_config" };
+                    check.report(runner, key, "C071", message, "give each runner its own group");
+                }
+                Some(_) => {}
+                None => seen.push((runner, group)),
             }
-            None => drop(seen.insert((plugin.to_owned(), lines.join("\n")), runner)),
         }
     }
+}
+
+/// Plugin of an instance group, and the plugin's configuration. `None` means an empty or missing configuration.
+type InstanceGroup = (String, Option<serde_json::Map<String, serde_json::Value>>);
+
+fn groups(runner: &Runner) -> Vec<InstanceGroup> {
+    let Some(autoscaler) = runner.table.table("autoscaler") else { return Vec::new() };
+    let config = |table: &Table| match table.node("plugin_config").map(|node| &node.value) {
+        Some(Value::Any(text)) => Some(json(text)),
+        _ => None,
+    };
+    let (plugin, plugin_config) = (autoscaler.str("plugin").unwrap_or_default(), config(autoscaler));
+    // A group uses the runner's value of each key that it does not set.
+    let of_group = |group: &Table| {
+        let plugin = group.str("plugin").unwrap_or(plugin).to_owned();
+        (plugin, config(group).or_else(|| plugin_config.clone()))
+    };
+    let mut groups: Vec<_> = autoscaler.tables("groups").iter().map(of_group).collect();
+    if groups.is_empty() {
+        groups.push((plugin.to_owned(), plugin_config));
+    }
+    groups.retain(|(plugin, _)| !plugin.is_empty());
+    let entries = |config: serde_json::Value| config.as_object().filter(|entries| !entries.is_empty()).cloned();
+    groups.into_iter().map(|(plugin, config)| (plugin, config.and_then(entries))).collect()
 }
 
 #[cfg(test)]
@@ -259,6 +278,24 @@ mod tests {
         };
         assert!(found("C071", &format!("{}{}", group("a", "g"), group("b", "g"))).contains("runners a and b"));
         clean("C071", &format!("{}{}", group("a", "g"), group("b", "h")));
+    }
+
+    #[test]
+    fn c071_compares_each_instance_group() {
+        let two = |name: &str, plugin: &str, groups: [&str; 2]| {
+            let group = |group: &str| {
+                format!(
+                    "[[runners.autoscaler.groups]]\n{plugin}[runners.autoscaler.groups.plugin_config]\nname = \"{group}\"\n"
+                )
+            };
+            runner(name, &format!("plugin = \"aws\"\n{}", groups.map(group).concat()))
+        };
+        clean("C071", &format!("{}{}", two("a", "", ["g1", "g2"]), two("b", "", ["g3", "g4"])));
+        clean("C071", &format!("{}{}", two("a", "", ["g1", "g2"]), two("b", "plugin = \"azure\"\n", ["g1", "g2"])));
+        let shared = found("C071", &format!("{}{}", two("a", "", ["g1", "g2"]), two("b", "", ["g2", "g3"])));
+        assert!(shared.contains("runners a and b") && shared.lines().count() == 1, "{shared}");
+        let alone = runner("b", "plugin = \"aws\"\nplugin_config = { name = \"g2\" }");
+        assert!(found("C071", &format!("{}{alone}", two("a", "", ["g1", "g2"]))).contains("runners a and b"));
     }
 
     #[test]

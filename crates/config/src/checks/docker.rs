@@ -153,13 +153,13 @@ fn check_storage(check: &mut Check<'_>, runner: &Runner) {
         "gcs" => &["BucketName"],
         "azure" => &["ContainerName", "AccountName"],
         other => {
-            let message = format!("cache type {} does not exist; jobs run without cache", shown_name(other));
+            let message = format!("cache type {} does not exist; jobs use only local caches", shown_name(other));
             return check.report(runner, "cache.Type", "C060", message, "use s3, gcs or azure");
         }
     };
     for key in needed {
         if cache.str(&format!("{kind}.{key}")).is_none() {
-            let message = format!("cache {kind}: {key} is missing; jobs run without cache");
+            let message = format!("cache {kind}: {key} is missing; jobs use only local caches");
             check.report(runner, "cache.Type", "C060", message, &format!("set it in [runners.cache.{kind}]"));
         }
     }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn c053_pull_policy_of_runner_is_not_allowed() {
+    fn c053_pull_policy_outside_of_the_allowed_ones_is_reported() {
         let output = found("C053", &docker("pull_policy = \"always\"\nallowed_pull_policies = [\"never\"]"));
         assert!(output.contains("allowed_pull_policies does not list it; allowed: `never`"), "{output}");
         clean("C053", &docker("pull_policy = \"always\""));

@@ -153,7 +153,7 @@ fn check_environment(check: &mut Check<'_>, runner: &Runner) {
         }
     }
     let proxies = ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"];
-    let set = |name: &&&str| check.facts.env.get(**name).is_some_and(|value| !value.is_empty());
+    let is_set = |name: &&&str| check.facts.env.get(**name).is_some_and(|value| !value.is_empty());
     let in_jobs = |name: &str| {
         runner
             .table
@@ -161,7 +161,7 @@ fn check_environment(check: &mut Check<'_>, runner: &Runner) {
             .any(|(entry, _)| entry.split('=').next().unwrap_or_default().eq_ignore_ascii_case(name))
     };
     // Jobs of the shell executor have the manager's environment.
-    if let Some(name) = proxies.iter().find(set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
+    if let Some(name) = proxies.iter().find(is_set).filter(|name| !in_jobs(name) && runner.executor != "shell") {
         let message = format!("{} is set for the manager only; jobs do not get it", shown_name(name));
         check.report(runner, "environment", "C107", message, &format!("add \"{name}=...\" to environment"));
     }
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn c014_unknown_shell_and_values_are_reported() {
+    fn c014_unknown_shell_and_values_below_the_minimum_are_reported() {
         assert!(found("C014", &runner("shell", "shell = \"cmd\"")).contains("error"));
         assert!(found("C014", &runner("shell", "request_concurrency = 0")).contains("is treated as 1"));
         assert!(found("C014", &runner("shell", "limit = -1")).contains("is treated as no limit"));

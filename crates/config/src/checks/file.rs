@@ -45,8 +45,12 @@ fn check_addresses(check: &mut Check<'_>) {
         check.add(
             Problem::new("C014", error.to_string()).at(&at).help("set it to the host:port on which to serve metrics"),
         );
-    } else if let Some(address) = check.tree.str("listen_address").filter(|address| !is_loopback(address)) {
-        let message = format!("metrics are served without authentication on {}", shown_name(address));
+    }
+    let environment = check.facts.env.get("LISTEN_ADDRESS").map(String::as_str).filter(|address| !address.is_empty());
+    let from_file = || check.tree.str("listen_address").filter(|address| address.parse::<ListenAddress>().is_ok());
+    if let Some(address) = environment.or_else(from_file).filter(|address| !is_loopback(address)) {
+        let origin = if environment.is_some() { " (environment variable LISTEN_ADDRESS)" } else { "" };
+        let message = format!("metrics are served without authentication on {}{origin}", shown_name(address));
         check.report_global(
             "listen_address",
             "C037",
@@ -146,10 +150,11 @@ fn check_timeouts(check: &mut Check<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::HostFacts;
     use super::super::testing::{clean, clean_with, found, found_with};
 
     #[test]
-    fn c014_invalid_addresses_are_reported() {
+    fn c014_invalid_values_of_global_keys_are_reported() {
         assert!(found("C014", "listen_address = \":notaport\"").contains("fatal"));
         assert!(found("C014", "log_format = \"xml\"").contains("error[C014]: `xml` is not a valid log_format"));
         assert!(found("C014", "shutdown_timeout = -5").contains("is treated as 30"));
@@ -197,6 +202,12 @@ mod tests {
         for address in ["127.0.0.1:9252", "localhost:9252", "[::1]:9252", "localhost"] {
             clean("C037", &format!("listen_address = \"{address}\""));
         }
+        let set = |address: &str| {
+            let env = [("LISTEN_ADDRESS".to_owned(), address.to_owned())];
+            move |facts: &mut HostFacts| facts.env = env.into()
+        };
+        assert!(found_with("C037", "", set(":9252")).contains("on :9252 (environment variable LISTEN_ADDRESS)"));
+        clean_with("C037", "listen_address = \":9252\"", set("localhost:9252"));
         found("C037", "log_level = \"debug\"");
         clean("C037", "log_level = \"info\"");
     }

@@ -1,4 +1,4 @@
-//! Checks of the runner's identity and of its server (checks C020 to C028, C108, C109).
+//! Checks of the runner's identity and of its server (checks C020 to C022, C024, C025, C028, C108, C109).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -228,8 +228,8 @@ mod tests {
         let text = runner(URL, "t", "token_expires_at = 2027-03-01T00:00:00Z");
         let output = found_with("C028", &text, |facts| facts.writable = false);
         assert!(output.contains("error") && output.contains("expires on 2027-03-01"), "{output}");
-        let fixed = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
-        assert!(found("C028", &fixed).contains("token rotation is disabled"));
+        let without_rotation = format!("{text}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
+        assert!(found("C028", &without_rotation).contains("token rotation is disabled"));
         clean("C028", &text);
         let never = runner(URL, "t", "token_expires_at = 0001-01-01T00:00:00Z");
         clean_with("C028", &never, |facts| facts.writable = false);

@@ -17,7 +17,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Returns the key that forbids a public runner to request jobs, and the reason.
+/// Returns the key because of which a public runner must not request jobs, and the reason. `None` if it may.
 pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'static str)> {
     let table = &runner.table;
     let is_set = |key: &str| table.bool(key) == Some(true);
@@ -26,15 +26,23 @@ pub(in super::super) fn refusal(runner: &Runner) -> Option<(&'static str, &'stat
     }
     match runner.executor.as_str() {
         "instance" if is_set("autoscaler.vm_isolation.enabled") => None,
-        "instance" | "docker-autoscaler" => instance_refusal(table),
-        "docker+machine" if table.int("machine.MaxBuilds") != Some(1) => {
-            Some(("machine.MaxBuilds", "several jobs use each machine, because MaxBuilds is not 1"))
+        executor @ ("instance" | "docker-autoscaler" | "docker+machine") => {
+            // [runners.machine] has no effect beside [runners.autoscaler].
+            let has_machines = executor == "docker+machine" || table.table("machine").is_some();
+            match table.table("autoscaler") {
+                None if has_machines => machine_refusal(table),
+                _ => instance_refusal(table),
+            }
         }
-        "docker+machine" => None,
         // The driver decides where a job runs.
         "custom" => None,
         _ => Some(("executor", "all its jobs run on the same machine")),
     }
+}
+
+fn machine_refusal(table: &Table) -> Option<(&'static str, &'static str)> {
+    (table.int("machine.MaxBuilds") != Some(1))
+        .then_some(("machine.MaxBuilds", "several jobs use each machine, because MaxBuilds is not 1"))
 }
 
 fn instance_refusal(table: &Table) -> Option<(&'static str, &'static str)> {
@@ -78,6 +86,22 @@ mod tests {
         }
         assert!(found("C112", &runner("docker+machine", "[runners.machine]\nMaxBuilds = 100")).contains("MaxBuilds"));
         clean("C112", &runner("docker+machine", "[runners.machine]\nMaxBuilds = 1"));
+    }
+
+    #[test]
+    fn autoscaler_table_of_a_public_runner_overrides_its_machine_table() {
+        let tables = |builds: u32, uses: u32| {
+            format!(
+                "[runners.machine]\nMaxBuilds = {builds}\n[runners.autoscaler]\nplugin = \"p\"\nmax_use_count = {uses}"
+            )
+        };
+        for executor in ["docker+machine", "docker-autoscaler", "instance"] {
+            let output = found("C112", &runner(executor, &tables(1, 2)));
+            assert!(output.contains("max_use_count is not 1"), "{executor}: {output}");
+            clean("C112", &runner(executor, &tables(2, 1)));
+            clean("C112", &runner(executor, "[runners.machine]\nMaxBuilds = 1"));
+            assert!(found("C112", &runner(executor, "[runners.machine]\nMaxBuilds = 2")).contains("MaxBuilds"));
+        }
     }
 
     #[test]

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn c086_plugin_missing_here_is_warning_for_any_machine() {
+    fn c086_plugin_missing_here_is_a_warning_if_the_file_is_for_any_machine() {
         let find = |facts: &mut super::super::super::HostFacts| {
             facts.find_plugin = Some(|_| Err(NoPlugin::NotInstalled("plugin p: not here".to_owned())));
             facts.for_any_machine = true;

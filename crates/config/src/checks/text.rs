@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn c087_period_never_matches() {
+    fn c087_period_that_never_matches_is_reported() {
         let policy = |period: &str| format!("[[runners]]\n[[runners.autoscaler.policy]]\nperiods = [\"{period}\"]\n");
         let output = found("C087", &policy("* * 30 2 *"));
         assert!(output.starts_with("3:12 warning") && output.contains("`* * 30 2 *` never matches"), "{output}");

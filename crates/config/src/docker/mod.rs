@@ -45,7 +45,7 @@ impl Reader<'_> {
     fn settings(&mut self) -> DockerSettings {
         let docker = self.docker;
         let bool = |key: &str| docker.bool(key).unwrap_or_default();
-        let (build, service) = (self.build(), self.service());
+        let (build, service) = (self.build_container(), self.service_containers());
         let mac_address = self.text("mac_address");
         if !mac_address.is_empty() && !values::is_mac_address(&mac_address) {
             self.invalid("mac_address", &mac_address, "MAC address", "write six bytes, such as 92:d0:c6:0a:29:33");
@@ -96,7 +96,7 @@ impl Reader<'_> {
         }
     }
 
-    fn build(&mut self) -> ContainerSettings {
+    fn build_container(&mut self) -> ContainerSettings {
         ContainerSettings {
             privileged: self.docker.bool("privileged").unwrap_or_default(),
             memory: self.size("memory"),
@@ -130,9 +130,9 @@ impl Reader<'_> {
         }
     }
 
-    fn service(&mut self) -> ContainerSettings {
+    fn service_containers(&mut self) -> ContainerSettings {
         let privileged = self.docker.bool("services_privileged").or_else(|| self.docker.bool("privileged"));
-        // Skip invalid addresses, which `build` reports.
+        // Skip invalid addresses, which `build_container` reports.
         let dns = self.docker.strings("dns").filter_map(|(address, _)| address.parse().ok()).collect();
         ContainerSettings {
             privileged: privileged.unwrap_or_default(),

@@ -202,6 +202,7 @@ fn migrated_settings(runner: &Runner, old: &Table, target: MigrationTarget) -> M
     };
     notes.extend(dropped::notes(runner, old, plugin != machine::PLUGIN));
     for period in machine::lossy_periods(old) {
+        let period = shown_name(period);
         notes.push(format!("period \"{period}\": policies have no seconds and no years; those parts were removed"));
     }
     if machine::max_instances(runner) == 0 {

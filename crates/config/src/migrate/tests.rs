@@ -250,6 +250,10 @@ fn option_names_stay_inside_comments() {
     let (text, notes) = google(r#""a\nconcurrent = 1 #=x""#, ("limit = 20", "limit = 20"));
     check_each(&notes, &["a\\nconcurrent "]);
     assert!(!text.contains("\nconcurrent = 1 "), "{text}");
+    let period = "    MachineDriver = \"none\"\n[[runners.machine.autoscaling]]\nPeriods = [\"5 * * * * *\\n*\"]\n";
+    let text = migrated(&config_with(period), MigrationTarget::Group).text;
+    check_each(&text, &["period \"5 * * * * *\\n*\""]);
+    text.parse::<toml_edit::DocumentMut>().unwrap_or_else(|error| panic!("{error}: {text}"));
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl<'a> Reader<'a> {
         value
     }
 
-    pub(super) fn problem(&mut self, key: &str, message: impl Into<String>) {
+    pub(super) fn add_problem(&mut self, key: &str, message: impl Into<String>) {
         let span = self.table.span_of(key);
         self.problems.push(ScalingProblem { key: format!("{}{key}", self.prefix), message: message.into(), span });
     }
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
     pub(super) fn count(&mut self, key: &str) -> u32 {
         let value = self.table.int(key).unwrap_or_default();
         u32::try_from(value).unwrap_or_else(|_| {
-            self.problem(key, format!("{value} is not between 0 and {}", u32::MAX));
+            self.add_problem(key, format!("{value} is not between 0 and {}", u32::MAX));
             0
         })
     }
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
         if value.is_finite() && value >= 0.0 {
             return Some(value);
         }
-        self.problem(key, format!("{value} is not a valid number; use 0 or more"));
+        self.add_problem(key, format!("{value} is not a valid number; use 0 or more"));
         None
     }
 
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         if range.contains(&value) {
             return value;
         }
-        self.problem(key, format!("{value} is not between {} and {}", range.start(), range.end()));
+        self.add_problem(key, format!("{value} is not between {} and {}", range.start(), range.end()));
         default
     }
 
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         let found = words.iter().find(|(word, _)| *word == value);
         if found.is_none() {
             let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-            self.problem(key, format!("`{value}` is not a valid value; use {}", known.join(" or ")));
+            self.add_problem(key, format!("`{value}` is not a valid value; use {}", known.join(" or ")));
         }
         found.map(|(_, value)| *value)
     }

@@ -91,6 +91,21 @@ slot_memory = "much"
 }
 
 #[test]
+fn errors_about_keys_do_not_say_that_the_keys_are_ignored() {
+    let text = "max_instances = 4\nMax_Instances = 5\nmetrics_server = 1\nlimit = 3\n[[policy]]\nmax_instances = 6\n";
+    let output: Vec<String> = parse_scaling(text).unwrap_err().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        output,
+        [
+            "error[C010]: `Max_Instances` is the same key as `max_instances`, which is also set",
+            "error[C011]: `metrics_server` was removed in GitLab Runner 12.0",
+            "error[C010]: unknown key `runners.autoscaler.limit`",
+            "error[C018]: `max_instances` belongs to [runners.autoscaler] but was read in [[runners.autoscaler.policy]]",
+        ]
+    );
+}
+
+#[test]
 fn invalid_value_prevents_scaler_start() {
     let loaded = crate::parse(
         "[[runners]]\nurl = \"https://one.example\"\ntoken = \"t\"\nexecutor = \"instance\"\n\

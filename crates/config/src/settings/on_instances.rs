@@ -10,6 +10,7 @@ pub struct OnInstances {
     pub image: String,
     /// Patterns of images that jobs may name. Empty allows every image.
     pub allowed_images: Vec<String>,
-    /// Whether all jobs of a project use the same checkout directory on a machine that no other job uses.
+    /// Whether all jobs of a project use the same checkout directory. Applies only to a job whose machine no other job ever
+    /// uses.
     pub use_common_build_dir: bool,
 }

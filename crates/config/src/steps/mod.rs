@@ -14,7 +14,7 @@ use super::problem::shown_name;
 use super::tree::{Table, Value, json};
 use crate::settings::{CONTAINER_EXECUTORS, HostServiceSettings, OperatorAction, OperatorStep, StepsSettings};
 
-/// End of a message that begins with the name of a step.
+/// End of a message that begins with the step, or with the replacement of a built-in step.
 const RELATIVE_STEP: &str = "is relative to the job's directory, whose content the job controls";
 const RELATIVE_STEP_HELP: &str = "use an absolute path, or a git or OCI reference";
 const DEFAULT_STEP_TIMEOUT: Duration = Duration::from_secs(300);

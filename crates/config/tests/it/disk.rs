@@ -26,9 +26,9 @@ fn entry() -> Table {
 }
 
 #[test]
-fn full_disk_leaves_old_file_with_error() {
+fn full_disk_keeps_old_file_and_is_reported() {
     let mount = "mount -t tmpfs -o size=32k none \"$1\"";
-    let Some(directory) = run_with_mounts("disk::full_disk_leaves_old_file_with_error", mount) else { return };
+    let Some(directory) = run_with_mounts("disk::full_disk_keeps_old_file_and_is_reported", mount) else { return };
     let path = directory.join("config.toml");
     let old = format!("concurrent = 4 # {}\n", "x".repeat(12_000));
     std::fs::write(&path, &old).unwrap();

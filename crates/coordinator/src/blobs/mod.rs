@@ -53,6 +53,7 @@ pub(crate) trait Blobs: Send + Sync + fmt::Debug {
     /// Returns at most [`MAX_READ`] bytes of a trace, starting at `offset`. Empty at the end, or if the trace does not exist.
     async fn read_trace(&self, job: JobId, offset: u64) -> Result<Bytes, BlobError>;
 
+    /// Opens a trace for reading. `None` if the trace does not exist.
     async fn open_trace(&self, job: JobId) -> Result<Option<File>, BlobError>;
 
     /// Releases the resources for appending to a trace, after its job has ended.

@@ -20,7 +20,7 @@ pub struct IncludeConfig {
     pub remotes: BTreeMap<String, PathBuf>,
     /// Whether URLs are fetched.
     pub remote: RemotePolicy,
-    /// Maximum time for fetching all URLs of a pipeline. Defaults to 30 seconds.
+    /// Maximum time for fetching all URLs of a configuration. Defaults to 30 seconds.
     pub remote_timeout: Duration,
     /// Called if fetching URLs takes longer than one fifteenth of the timeout, at most once for all URLs that are fetched together.
     pub on_wait: Option<WaitCallback>,

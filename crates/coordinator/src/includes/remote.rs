@@ -16,7 +16,7 @@ use super::pins::write_atomically;
 
 /// Maximum size of a remote file in bytes, the same as GitLab's.
 const MAX_REMOTE_BYTES: usize = 2 << 20;
-/// Default of the maximum time for fetching all files of a pipeline, the same as GitLab's.
+/// Default of the maximum time for fetching all files of a configuration, the same as GitLab's.
 pub(super) const TOTAL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The timeout divided by this is the time until [`WaitCallback`] is called.
 const WAIT_CALLBACK_DIVISOR: u32 = 15;
@@ -39,20 +39,60 @@ pub(super) type Fetched = Result<Vec<u8>, RemoteError>;
 
 #[derive(Debug, Default)]
 pub(super) struct Remotes {
-    /// Time of the first fetch.
-    started: Mutex<Option<Instant>>,
+    time: Mutex<FetchTime>,
     fetched: Mutex<HashMap<String, Fetched>>,
 }
 
+/// Time that fetches have taken since the configuration began to load. Fetches at the same time count once.
+#[derive(Debug, Default)]
+struct FetchTime {
+    /// Time that earlier fetches have taken.
+    spent: Duration,
+    running: usize,
+    /// Time since which at least one fetch has run.
+    since: Option<Instant>,
+}
+
+impl FetchTime {
+    /// Starts a fetch at `now`. Returns the time that fetches have taken.
+    fn start(&mut self, now: Instant) -> Duration {
+        self.running += 1;
+        self.spent + now.duration_since(*self.since.get_or_insert(now))
+    }
+
+    fn end(&mut self, now: Instant) {
+        self.running -= 1;
+        if self.running == 0
+            && let Some(since) = self.since.take()
+        {
+            self.spent += now.duration_since(since);
+        }
+    }
+}
+
 impl Remotes {
+    /// Starts the timeout again, and forgets failed fetches. Another configuration of the pipeline may be loaded much
+    /// later than the first.
+    pub(super) fn begin_load(&self) {
+        let mut time = self.time.lock();
+        time.spent = Duration::ZERO;
+        time.since = time.since.map(|_| Instant::now());
+        self.fetched.lock().retain(|_, fetched| fetched.is_ok());
+    }
+
     pub(super) async fn fetch(&self, urls: Vec<String>, config: &IncludeConfig) {
         let urls: Vec<String> = urls.into_iter().filter(|url| !self.fetched.lock().contains_key(url)).collect();
         if urls.is_empty() {
             return;
         }
-        let started = *self.started.lock().get_or_insert_with(Instant::now);
-        let timeout = config.remote_timeout;
-        let (deadline, callback_at) = (started + timeout, Instant::now() + timeout / WAIT_CALLBACK_DIVISOR);
+        let (now, timeout) = (Instant::now(), config.remote_timeout);
+        let deadline = now + timeout.saturating_sub(self.time.lock().start(now));
+        self.fetch_until(urls, config, deadline, now + timeout / WAIT_CALLBACK_DIVISOR).await;
+        self.time.lock().end(Instant::now());
+    }
+
+    /// Calls [`WaitCallback`] at `callback_at` if the fetches are not finished then.
+    async fn fetch_until(&self, urls: Vec<String>, config: &IncludeConfig, deadline: Instant, callback_at: Instant) {
         let mut pending = urls.clone();
         let mut tasks = JoinSet::new();
         for url in urls {
@@ -140,4 +180,49 @@ async fn fetch(url: &str) -> Fetched {
         bytes.extend_from_slice(&chunk);
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::routing::get;
+
+    use super::*;
+
+    async fn server() -> String {
+        let routes = axum::Router::new()
+            .route("/a.yml", get(|| async { "a" }))
+            .route("/b.yml", get(|| async { "b" }))
+            .route("/never.yml", get(std::future::pending::<&str>));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("failed to listen");
+        let url = format!("http://{}", listener.local_addr().expect("no address"));
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        url
+    }
+
+    async fn fetch(remotes: &Remotes, url: String) -> Fetched {
+        remotes.fetch(vec![url.clone()], &IncludeConfig::default()).await;
+        remotes.get(&url)
+    }
+
+    #[tokio::test]
+    async fn time_between_fetches_does_not_count() {
+        let (server, remotes) = (server().await, Remotes::default());
+        assert_eq!(fetch(&remotes, format!("{server}/a.yml")).await.expect("failed to fetch"), b"a");
+        tokio::time::pause();
+        tokio::time::advance(TOTAL_TIMEOUT * 2).await;
+        tokio::time::resume();
+        assert_eq!(fetch(&remotes, format!("{server}/b.yml")).await.expect("failed to fetch"), b"b");
+    }
+
+    #[tokio::test]
+    async fn timeout_applies_to_all_files_of_one_configuration() {
+        let (server, remotes) = (server().await, Remotes::default());
+        // The paused clock advances to the deadline, because the server does not answer.
+        tokio::time::pause();
+        assert!(matches!(fetch(&remotes, format!("{server}/never.yml")).await, Err(RemoteError::TimeOut(_))));
+        tokio::time::resume();
+        assert!(matches!(fetch(&remotes, format!("{server}/a.yml")).await, Err(RemoteError::TimeOut(_))));
+        remotes.begin_load();
+        assert_eq!(fetch(&remotes, format!("{server}/a.yml")).await.expect("failed to fetch"), b"a");
+    }
 }

@@ -299,6 +299,10 @@ impl SnapshotSources {
 }
 
 impl Sources for SnapshotSources {
+    fn begin_load(&self) {
+        self.remotes.begin_load();
+    }
+
     fn prefetch(&self, targets: &[IncludeTarget]) {
         let urls: Vec<String> = targets.iter().filter_map(|target| self.url_of(target)).collect();
         if urls.len() > 1 {

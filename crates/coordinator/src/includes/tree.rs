@@ -124,7 +124,7 @@ fn list(directory: &Path, prefix: &str, found: &mut BTreeSet<String>) -> io::Res
     Ok(())
 }
 
-pub(super) fn unreachable(error: &SnapshotError) -> SourceError {
+pub(super) fn unreachable_source(error: &SnapshotError) -> SourceError {
     SourceError::Unreachable(error.to_string())
 }
 

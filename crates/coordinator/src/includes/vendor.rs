@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use muster_job::Secret;
 use muster_pipeline::context::{ComponentFields, IncludeTarget, IncludedFile, Origin, SourceError};
-use muster_source::{Git, line};
+use muster_source::{Git, MAX_FILE_BYTES, line};
 use parking_lot::Mutex;
 
 use super::pins::{Pin, digest, name_of, name_of_tree, write_atomically};
-use super::tree::{Tree, unreachable};
+use super::tree::{Tree, unreachable_source};
 use super::versions;
 
 const GIT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -131,6 +131,14 @@ impl Vendor {
     }
 
     fn store_pin(&self, pin: Pin, bytes: &[u8]) -> Result<(), SourceError> {
+        // A longer content would be truncated when it is read.
+        if bytes.len() as u64 > MAX_FILE_BYTES {
+            return Err(SourceError::Unreadable(format!(
+                "`{}` has {} bytes, but pins have at most {MAX_FILE_BYTES}; name a local directory with its files in ci.toml instead",
+                pin.include,
+                bytes.len()
+            )));
+        }
         let file = self.options.directory.join(&pin.sha256);
         write_atomically(&file, bytes).map_err(|error| {
             SourceError::Unreachable(format!("failed to store `{}` at `{}`: {error}", pin.include, file.display()))
@@ -219,7 +227,7 @@ impl Vendor {
                 SourceError::Unreachable(format!("failed to create `{}`: {error}", directory.display()))
             })?;
             let git = Git::discover(&directory);
-            git.run(&["init", "--quiet", "--bare", "."]).map_err(|error| unreachable(&error))?;
+            git.run(&["init", "--quiet", "--bare", "."]).map_err(|error| unreachable_source(&error))?;
         }
         Ok(Git::bare(&directory))
     }
@@ -231,7 +239,7 @@ impl Vendor {
         let output = self.runtime.block_on(async { tokio::time::timeout(GIT_TIMEOUT, command.output()).await });
         match output {
             Ok(Ok(output)) if output.status.success() => Ok(output.stdout),
-            Ok(Ok(output)) => Err(unreachable(&git.failure(arguments, &output))),
+            Ok(Ok(output)) => Err(unreachable_source(&git.failure(arguments, &output))),
             Ok(Err(error)) => Err(SourceError::Unreachable(format!("failed to start git: {error}"))),
             Err(_) => Err(SourceError::Unreachable(format!(
                 "`git {}` did not finish within {} minutes",
@@ -248,4 +256,33 @@ fn repository_url(prefix: &str, project: &str) -> String {
 
 fn is_commit(name: &str) -> bool {
     name.len() >= 7 && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn content_that_cannot_be_read_again_is_not_pinned() {
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        let options = VendorOptions {
+            projects: None,
+            login: None,
+            server: String::new(),
+            templates: String::new(),
+            directory: dir.path().join("contents"),
+            repositories: dir.path().join("repositories"),
+        };
+        let vendor = Vendor::new(options, tokio::runtime::Handle::current());
+        let pin = |bytes: &[u8]| {
+            vendor.pin_remote(&IncludeTarget::Remote { url: "https://x/a.yml".to_owned() }, "https://x/a.yml", bytes)
+        };
+        let longest = vec![b'a'; usize::try_from(MAX_FILE_BYTES).expect("too large")];
+        let error = pin(&[longest.as_slice(), b"a"].concat()).expect_err("was pinned").to_string();
+        assert!(error.contains("`remote https://x/a.yml` has 11534337 bytes"), "{error}");
+        assert!(vendor.pins().is_empty());
+        pin(&longest).expect("was not pinned");
+        let pins = super::super::pins::Pins::new(dir.path().join("contents"), []);
+        assert_eq!(pins.content(&vendor.pins()[0]).expect("failed to read").len(), longest.len());
+    }
 }

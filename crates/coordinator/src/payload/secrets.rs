@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_job::Variable;
-use muster_pipeline::expand::{self, Unknown};
+use muster_pipeline::expand::{self, ByteBudget, Unknown};
 use muster_pipeline::layers;
 use muster_pipeline::model::ScriptWork;
 use serde_json::Value;
@@ -13,9 +13,14 @@ use crate::jwt::Claims;
 
 const TOKEN_SLACK: Duration = Duration::from_secs(5 * 60);
 
-/// Returns the ID tokens of a job as variables. Variables in the audiences of the tokens are expanded.
+/// Returns the ID tokens of a job as variables. Variables in the audiences of the tokens are expanded, up to
+/// [`expand::MAX_TOTAL_BYTES`] in total.
 pub(super) fn id_tokens(input: &PayloadInput<'_>, work: &ScriptWork) -> Result<Vec<Variable>, PayloadError> {
-    let lookup = |name: &str| layers::value(input.variables, name).map(str::to_owned);
+    let budget = ByteBudget::new(expand::MAX_TOTAL_BYTES);
+    let lookup = |name: &str| {
+        let value = layers::value(input.variables, name)?;
+        budget.spend(value.len()).then(|| value.to_owned())
+    };
     work.id_tokens
         .iter()
         .map(|(name, audiences)| {

@@ -71,7 +71,7 @@ impl Engine {
     }
 
     /// Applies `auto_cancel:on_new_commit` of an older pipeline after a newer commit of the same ref got a pipeline.
-    pub(super) fn newer_pipeline(&mut self, older: PipelineId) -> Result<(), RejectedEvent> {
+    pub(super) fn cancel_for_newer_pipeline(&mut self, older: PipelineId) -> Result<(), RejectedEvent> {
         if !self.pipelines.contains(older) {
             return Err(RejectedEvent::UnknownPipeline(older));
         }

@@ -75,7 +75,7 @@ impl Engine {
             Event::TimerFired { job } => self.timer_fired(job),
             Event::ChildStatusChanged { bridge, status } => self.remote_child_changed(bridge, status),
             Event::ChildFailed { bridge, reason } => self.child_failed(bridge, reason),
-            Event::NewerPipeline { older } => self.newer_pipeline(older),
+            Event::NewerPipeline { older } => self.cancel_for_newer_pipeline(older),
             Event::SetResourceMode { group, mode } => {
                 let number = self.groups.set_mode(&group, mode);
                 self.work.freed.insert(number);
@@ -177,7 +177,7 @@ impl Engine {
         let Some(state) = self.pipelines.remove(pipeline) else { return };
         for entry in state.entries() {
             if let Some(group) = entry.group {
-                self.groups.leave(group, entry.member());
+                self.groups.leave(group, entry.group_member());
             }
         }
     }

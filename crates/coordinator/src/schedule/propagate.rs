@@ -97,7 +97,7 @@ impl Engine {
             return self.fail(pipeline, job_index, FailureReason::ReachedMaxDescendantPipelinesDepth, None);
         }
         if let Some(group) = entry.group {
-            let member = entry.member();
+            let member = entry.group_member();
             self.groups.claim(group, member, Claim::Waiting);
             if !self.groups.may_acquire(group, member, |below, holder| self.pipelines.is_below(below, holder)) {
                 // This event may have freed the group. In that case, another waiting job gets it.
@@ -132,7 +132,7 @@ impl Engine {
             JobStatus::Pending | JobStatus::Running | JobStatus::Canceling => Claim::Holding,
             _ => Claim::None,
         };
-        if self.groups.claim(group, entry.member(), claim) {
+        if self.groups.claim(group, entry.group_member(), claim) {
             self.work.freed.insert(group);
         }
     }

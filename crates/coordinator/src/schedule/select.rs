@@ -1,4 +1,4 @@
-//! Selects the jobs of a pipeline that a user named.
+//! Selects from a pipeline the jobs that a user named.
 
 use std::collections::{BTreeSet, HashMap};
 

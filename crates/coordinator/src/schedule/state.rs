@@ -69,7 +69,7 @@ impl JobEntry<'_> {
         JobRef { pipeline: self.pipeline.id, job_index: self.job_index, retry: self.state.retry }
     }
 
-    pub(super) fn member(&self) -> Member {
+    pub(super) fn group_member(&self) -> Member {
         Member { root: self.pipeline.root, pipeline: self.pipeline.id, job_index: self.job_index }
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct CoordinatorState {
     /// Time of the last contact for each job on a runner. Not stored: a restart counts as contact for all jobs.
     pub(crate) last_contact: HashMap<JobId, Timestamp>,
     /// Assigned jobs, by runner and idempotency key of the request.
-    pub(crate) keys: HashMap<(RunnerId, String), JobId>,
+    pub(crate) jobs_by_key: HashMap<(RunnerId, String), JobId>,
     pub(crate) dirty: Dirty,
     /// Whether events are added to the outbox.
     writes_events: bool,
@@ -178,7 +178,7 @@ impl CoordinatorState {
         if let (Some(runner), Some(key), true) =
             (row.runner, row.detail.idempotency_key.clone(), row.status().is_on_runner())
         {
-            self.keys.insert((runner, key), row.id);
+            self.jobs_by_key.insert((runner, key), row.id);
         }
         self.jobs.insert(row.id, row);
     }
@@ -221,7 +221,7 @@ impl CoordinatorState {
         let of_pipelines = self.engines.len() + self.pipelines.len() + self.contexts.len() + self.sources.len();
         let of_hierarchies = self.priorities.len() + self.hierarchies.len() + self.records.len();
         let of_jobs = self.jobs.len() + self.ids.len() + self.artifacts.len();
-        of_pipelines + of_hierarchies + of_jobs + self.last_contact.len() + self.keys.len()
+        of_pipelines + of_hierarchies + of_jobs + self.last_contact.len() + self.jobs_by_key.len()
     }
 
     pub(crate) fn job_view(&self, job: JobId) -> Option<JobView> {

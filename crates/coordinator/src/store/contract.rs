@@ -24,49 +24,49 @@ macro_rules! store_contract {
             #[tokio::test]
             async fn batches_are_atomic() {
                 let (_guard, store) = $open.await;
-                contract::batches(&store).await;
+                contract::check_batches(&store).await;
             }
 
             #[tokio::test]
             async fn rows_round_trip() {
                 let (_guard, store) = $open.await;
-                contract::rows(&store).await;
+                contract::check_rows(&store).await;
             }
 
             #[tokio::test]
             async fn only_unfinished_work_is_read_at_the_start() {
                 let (_guard, store) = $open.await;
-                contract::unfinished_work(&store).await;
+                contract::check_unfinished_work(&store).await;
             }
 
             #[tokio::test]
             async fn ids_are_never_reused() {
                 let (_guard, store) = $open.await;
-                contract::ids(&store).await;
+                contract::check_ids(&store).await;
             }
 
             #[tokio::test]
             async fn store_returns_hierarchies_and_pages() {
                 let (_guard, store) = $open.await;
-                contract::hierarchies_and_pages(&store).await;
+                contract::check_hierarchies_and_pages(&store).await;
             }
 
             #[tokio::test]
             async fn expired_artifacts_are_found_until_they_are_deleted() {
                 let (_guard, store) = $open.await;
-                contract::expiry(&store).await;
+                contract::check_expiry(&store).await;
             }
 
             #[tokio::test]
             async fn events_are_ordered_and_deleted_when_acknowledged() {
                 let (_guard, store) = $open.await;
-                contract::events(&store).await;
+                contract::check_events(&store).await;
             }
 
             #[tokio::test]
             async fn events_and_their_changes_are_atomic() {
                 let (_guard, store) = $open.await;
-                contract::events_with_changes(&store).await;
+                contract::check_events_with_changes(&store).await;
             }
 
             #[tokio::test]
@@ -167,7 +167,7 @@ async fn write(store: &dyn Store, changes: Changes<'_>) {
     store.write(&changes).await.expect("failed to write");
 }
 
-pub(super) async fn batches(store: &dyn Store) {
+pub(super) async fn check_batches(store: &dyn Store) {
     let (first, second, valid, orphan) = (runner(1), runner(2), manager(1), manager(9));
     let rejected = Changes { runners: vec![&first, &second], managers: vec![&orphan], ..Changes::default() };
     store.write(&rejected).await.expect_err("a manager without a runner must be rejected");
@@ -177,7 +177,7 @@ pub(super) async fn batches(store: &dyn Store) {
     assert_eq!((contents.runners, contents.managers), (vec![first, second], vec![valid]));
 }
 
-pub(super) async fn rows(store: &dyn Store) {
+pub(super) async fn check_rows(store: &dyn Store) {
     let (mut row, mut job, artifact) = (pipeline(1, None, true), job(1, 1), artifact(1, Some(50)));
     let new = Changes { new_pipelines: vec![&row], jobs: vec![&job], artifacts: vec![&artifact], ..Changes::default() };
     write(store, new).await;
@@ -199,7 +199,7 @@ pub(super) async fn rows(store: &dyn Store) {
     assert_eq!((&found.compiled, found.spec.source()), (&row.compiled, row.spec.source()));
 }
 
-pub(super) async fn unfinished_work(store: &dyn Store) {
+pub(super) async fn check_unfinished_work(store: &dyn Store) {
     let (open, mut finished) = (pipeline(1, None, true), pipeline(2, None, true));
     let (first, second) = (job(1, 1), job(2, 2));
     let files = (artifact(1, None), artifact(2, None));
@@ -227,7 +227,7 @@ pub(super) async fn unfinished_work(store: &dyn Store) {
     );
 }
 
-pub(super) async fn ids(store: &dyn Store) {
+pub(super) async fn check_ids(store: &dyn Store) {
     assert_eq!(store.last_ids().await.expect("failed to read"), LastIds::default());
     let (one, two, row, job) = (runner(1), runner(2), pipeline(40, None, true), job(700, 40));
     let new = Changes { runners: vec![&one, &two], new_pipelines: vec![&row], jobs: vec![&job], ..Changes::default() };
@@ -237,7 +237,7 @@ pub(super) async fn ids(store: &dyn Store) {
     assert_eq!(store.last_ids().await.expect("failed to read"), LastIds { pipeline, job, runner });
 }
 
-pub(super) async fn hierarchies_and_pages(store: &dyn Store) {
+pub(super) async fn check_hierarchies_and_pages(store: &dyn Store) {
     let rows = [pipeline(1, None, false), pipeline(2, Some((1, 1)), false), pipeline(3, None, false)];
     let (mut bridge, inner, other, known) = (job(1, 1), job(2, 2), job(3, 3), [runner(5), runner(6)]);
     bridge.runner = Some(RunnerId(6));
@@ -267,7 +267,7 @@ pub(super) async fn hierarchies_and_pages(store: &dyn Store) {
     assert_eq!((page(i64::MIN, 2).await, page(2, 2).await, page(3, 2).await), (vec![1, 2], vec![3], vec![]));
 }
 
-pub(super) async fn expiry(store: &dyn Store) {
+pub(super) async fn check_expiry(store: &dyn Store) {
     let (row, jobs) = (pipeline(1, None, false), [job(1, 1), job(2, 1), job(3, 1)]);
     let files = [artifact(1, Some(20)), artifact(2, Some(10)), artifact(3, None)];
     write(
@@ -301,7 +301,7 @@ pub(super) async fn expiry(store: &dyn Store) {
     );
 }
 
-pub(super) async fn events(store: &dyn Store) {
+pub(super) async fn check_events(store: &dyn Store) {
     let assigned = JobChange::Assigned { runner: RunnerId(1), system_id: "s".to_owned(), assignment: 1 };
     let (first, second) = ([event(1, JobChange::Queued), event(2, assigned)], [event(1, JobChange::Accepted)]);
     write(store, Changes { events: &first, ..Changes::default() }).await;
@@ -321,7 +321,7 @@ pub(super) async fn events(store: &dyn Store) {
     );
 }
 
-pub(super) async fn events_with_changes(store: &dyn Store) {
+pub(super) async fn check_events_with_changes(store: &dyn Store) {
     let (row, job, orphan) = (pipeline(1, None, true), job(1, 1), manager(9));
     let events = [event(1, JobChange::Queued)];
     let rejected = Changes {

@@ -22,7 +22,8 @@ pub(crate) use rows::{
     ArtifactRow, JobDetail, JobRow, ManagerRow, PipelineDetail, PipelineRow, PipelineSpec, RunnerRow,
 };
 
-/// Changed rows are written with all columns that can change, so writing them twice has no effect.
+/// The changes that one batch writes. Changed rows are written with all columns that can change, so writing them twice
+/// has no effect.
 #[derive(Debug, Default)]
 pub(crate) struct Changes<'a> {
     /// Their managers are deleted, too.
@@ -31,7 +32,7 @@ pub(crate) struct Changes<'a> {
     pub(crate) runners: Vec<&'a RunnerRow>,
     pub(crate) managers: Vec<&'a ManagerRow>,
     pub(crate) new_pipelines: Vec<&'a PipelineRow>,
-    /// Pipelines whose status or detail changed.
+    /// Stored pipelines whose mark `open`, status, end time or detail changed.
     pub(crate) pipelines: Vec<&'a PipelineRow>,
     pub(crate) jobs: Vec<&'a JobRow>,
     pub(crate) artifacts: Vec<&'a ArtifactRow>,
@@ -77,6 +78,7 @@ pub(crate) struct LastIds {
     pub(crate) runner: Option<RunnerId>,
 }
 
+/// A pipeline or job, by which [`Store::hierarchy`] finds the hierarchy that contains it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Member {
     Pipeline(PipelineId),
@@ -100,7 +102,7 @@ pub(crate) trait Store: Send + Sync + fmt::Debug {
     /// Returns at most `limit` pipelines with IDs above `after`, in order.
     async fn pipelines(&self, after: PipelineId, limit: usize) -> Result<Vec<PipelineRow>, StoreError>;
 
-    /// Returns at most `limit` artifacts that have expired by `now` and are not deleted, oldest first.
+    /// Returns at most `limit` artifacts that have expired by `now` and are not deleted, in the order of their expiry.
     async fn expired(&self, now: Timestamp, limit: usize) -> Result<Vec<ArtifactRow>, StoreError>;
 
     /// Returns when the next artifact that is not deleted expires, which may be in the past. `None` if no artifact expires.

@@ -2,7 +2,7 @@
 
 use muster_job::{PipelineId, Variable};
 use muster_pipeline::context::Context;
-use muster_pipeline::expand::{self, Unknown};
+use muster_pipeline::expand::{self, ByteBudget, Unknown};
 use muster_pipeline::layers;
 use muster_pipeline::model::{Bridge, Job};
 
@@ -14,8 +14,8 @@ use super::{from_dotenv, rule_variables};
 /// the variables that the bridge gets from its needs. They are forwarded with the pipeline variables.
 ///
 /// References in YAML and pipeline variables are expanded here, except in raw variables. Unknown references become
-/// empty. A value can refer to the ID of the bridge's pipeline (`pipeline`), but not to variables that only a job on a
-/// runner has.
+/// empty, and so do all references after values of [`expand::MAX_TOTAL_BYTES`] in total have been inserted. A value can
+/// refer to the ID of the bridge's pipeline (`pipeline`), but not to variables that only a job on a runner has.
 #[must_use]
 pub fn forwarded(
     context: &Context,
@@ -28,10 +28,14 @@ pub fn forwarded(
     let pipeline_id = vec![Variable::public("CI_PIPELINE_ID", pipeline.to_string())];
     let mut known = layers::merge([pipeline_id, rule_variables(context, job), dotenv.clone()]);
     expand::expand_all(&mut known);
+    let budget = ByteBudget::new(expand::MAX_TOTAL_BYTES);
     // References to file and raw variables are kept. The new pipeline expands them.
     let lookup = |name: &str| {
         let variable = known.iter().rfind(|variable| variable.key == name)?;
-        Some(if variable.file || variable.raw { format!("${{{name}}}") } else { variable.value.clone() })
+        if variable.file || variable.raw {
+            return Some(format!("${{{name}}}"));
+        }
+        budget.spend(variable.value.len()).then(|| variable.value.clone())
     };
     let resolve = |variable: &Variable| {
         if variable.raw {

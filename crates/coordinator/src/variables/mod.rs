@@ -53,7 +53,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     let mut variables = layers::merge([
         predefined::persisted(&input.assignment),
         layers::job_predefined(facts),
-        predefined::manual(job),
+        predefined::ci_job_manual(job),
         environment.map(environment::predefined).unwrap_or_default(),
         predefined::without_runner_owned(predefined),
         predefined::runner(&input.runner),

@@ -80,7 +80,7 @@ fn server(url: &str) -> Vec<Variable> {
     variables
 }
 
-pub(super) fn manual(job: &Job) -> Vec<Variable> {
+pub(super) fn ci_job_manual(job: &Job) -> Vec<Variable> {
     if job.when == When::Manual { vec![Variable::public("CI_JOB_MANUAL", "true")] } else { Vec::new() }
 }
 

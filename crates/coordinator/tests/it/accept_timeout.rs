@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use muster_job::JobStatus;
 use muster_runner_api::service::ServiceError;
 
@@ -63,13 +64,11 @@ async fn job_of_an_active_manager_is_not_requeued() {
 async fn job_is_not_lost_when_a_request_is_closed() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
-    let closed = tokio::spawn({
-        let manager = manager.clone();
-        async move { manager.next_job().await }
-    });
+    let mut closed = Box::pin(manager.next_job());
+    // The first poll sends the request.
+    assert!(closed.as_mut().now_or_never().is_none());
     harness.handle_commands_and_timers().await;
-    closed.abort();
-    let _ = closed.await;
+    drop(closed);
     harness.create(vec![vec![job("a")]]).await;
     assert_eq!(manager.next_job().await.job_info.name, "a");
 }

@@ -70,14 +70,14 @@ async fn expired_files_are_deleted_with_and_without_a_restart() {
     let (archive, junit) = ("archive".to_owned(), "junit".to_owned());
     let expected = [(archive.clone(), true), (junit.clone(), true)];
     for harness in &harnesses {
-        assert_eq!(harness.artifact_files_on_disk(build.id).await, expected);
+        assert_eq!(harness.artifact_presence(build.id).await, expected);
     }
     // Both coordinators have the same clock.
     harnesses[0].clock.advance(Duration::from_secs(3600));
     for harness in &harnesses {
         // The timer is handled with the next command at the latest, such as this query. Another thread deletes the file.
         let deleted = async {
-            while harness.artifact_files_on_disk(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
+            while harness.artifact_presence(build.id).await != [(archive.clone(), false), (junit.clone(), true)] {
                 tokio::task::yield_now().await;
             }
         };
@@ -85,7 +85,7 @@ async fn expired_files_are_deleted_with_and_without_a_restart() {
     }
     // After another restart, the artifact is still marked as deleted.
     let after = harnesses[1].restart_after_kill().await;
-    assert_eq!(after.artifact_files_on_disk(build.id).await, [(archive, false), (junit, true)]);
+    assert_eq!(after.artifact_presence(build.id).await, [(archive, false), (junit, true)]);
 }
 
 #[tokio::test]
@@ -96,12 +96,12 @@ async fn expired_files_are_deleted_at_the_start() {
     let build = manager.next_job().await;
     manager.upload(&build, ("archive", "zip", Some("1 hour")), zip_of("out", "x")).await.expect("failed to store");
     manager.succeed(&build).await;
-    let killed = before.restart_after_kill().await;
-    killed.coordinator.shutdown().await;
+    let restarted = before.restart_after_kill().await;
+    restarted.coordinator.shutdown().await;
     before.clock.advance(Duration::from_secs(3600));
-    let after = killed.restart_after_kill().await;
+    let after = restarted.restart_after_kill().await;
     let deleted = async {
-        while after.artifact_files_on_disk(build.id).await != [("archive".to_owned(), false)] {
+        while after.artifact_presence(build.id).await != [("archive".to_owned(), false)] {
             tokio::task::yield_now().await;
         }
     };
@@ -127,7 +127,7 @@ async fn history_has_the_outputs_that_still_exist() {
     assert_eq!(test.dependencies.len(), 2);
     harness.clock.advance(Duration::from_secs(3600));
     let deleted = async {
-        while harness.artifact_files_on_disk(old.id).await != [("archive".to_owned(), false)] {
+        while harness.artifact_presence(old.id).await != [("archive".to_owned(), false)] {
             tokio::task::yield_now().await;
         }
     };
@@ -160,7 +160,7 @@ async fn history_does_not_report_an_archive_that_expired_before_the_job() {
     manager.succeed(&test).await;
     harness.clock.advance(Duration::from_secs(1800));
     let deleted = async {
-        while harness.artifact_files_on_disk(new.id).await != [("archive".to_owned(), false)] {
+        while harness.artifact_presence(new.id).await != [("archive".to_owned(), false)] {
             tokio::task::yield_now().await;
         }
     };

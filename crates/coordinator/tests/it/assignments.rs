@@ -71,7 +71,7 @@ impl JobFixture {
         }
     }
 
-    pub(crate) fn project_variable(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn with_project_variable(mut self, key: &str, value: &str) -> Self {
         self.context.project_variables.push(scoped(Variable::public(key, value), "*"));
         self
     }

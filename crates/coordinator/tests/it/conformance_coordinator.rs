@@ -76,17 +76,17 @@ async fn c187_deleted_archive_is_treated_as_expired() {
     );
 }
 
-const GENERATED: &str = "
+const WITH_GENERATED_CHILD: &str = "
 stages: [build, test]
 gen: {stage: build, script: [x], artifacts: {paths: [g.yml]}}
 c: {stage: test, trigger: {include: [{artifact: g.yml, job: gen}], strategy: depend}}
 ";
 
-async fn generate(harness: &Harness, content: &str) -> PipelineId {
+async fn create_with_generated_child(harness: &Harness, child_yaml: &str) -> PipelineId {
     let manager = harness.manager().await;
-    let id = harness.create_from(GENERATED, Files(Vec::new()), &[]).await;
+    let id = harness.create_from(WITH_GENERATED_CHILD, Files(Vec::new()), &[]).await;
     let gen_job = manager.next_job().await;
-    manager.upload(&gen_job, ("archive", "zip", None), zip_of("g.yml", content)).await.expect("failed to store");
+    manager.upload(&gen_job, ("archive", "zip", None), zip_of("g.yml", child_yaml)).await.expect("failed to store");
     manager.succeed(&gen_job).await;
     id
 }
@@ -94,7 +94,7 @@ async fn generate(harness: &Harness, content: &str) -> PipelineId {
 #[tokio::test]
 async fn c191_child_configuration_comes_from_a_job_archive() {
     let harness = Harness::open().await;
-    let id = generate(&harness, "x: {script: [y]}").await;
+    let id = create_with_generated_child(&harness, "x: {script: [y]}").await;
     let child = child_of(&harness, id, "c").await;
     let manager = harness.manager().await;
     let x = manager.next_job().await;
@@ -110,18 +110,18 @@ async fn c191_child_configuration_comes_from_a_job_archive() {
 #[tokio::test]
 async fn c191_invalid_generated_configuration_fails_the_bridge() {
     let harness = Harness::open().await;
-    let id = generate(&harness, "x: {script: [y], rules: [{when: never}]}").await;
+    let id = create_with_generated_child(&harness, "x: {script: [y], rules: [{when: never}]}").await;
     let (reason, message) = failure_of(&harness, id, "c").await;
     assert_eq!(reason, Some(FailureReason::DownstreamPipelineCreationFailed));
     assert!(message.contains("rules"), "{message}");
 
-    let id = generate(&harness, "x: {script: [y], colour: red}").await;
+    let id = create_with_generated_child(&harness, "x: {script: [y], colour: red}").await;
     let (_, message) = failure_of(&harness, id, "c").await;
     assert!(message.contains("g.yml") && message.contains(":1:") && message.contains("colour"), "{message}");
 
     // The job succeeds without an archive.
     let manager = harness.manager().await;
-    let id = harness.create_from(GENERATED, Files(Vec::new()), &[]).await;
+    let id = harness.create_from(WITH_GENERATED_CHILD, Files(Vec::new()), &[]).await;
     manager.succeed(&manager.next_job().await).await;
     let (_, message) = failure_of(&harness, id, "c").await;
     assert!(message.contains("`gen`") && message.contains("g.yml"), "{message}");
@@ -165,7 +165,7 @@ async fn c193_bridge_forwards_the_configured_variables() {
 }
 
 #[tokio::test]
-async fn c194_child_has_variables_of_its_upstream() {
+async fn c194_child_has_variables_about_its_upstream() {
     let harness = Harness::open().await;
     let manager = harness.manager().await;
     let child = "

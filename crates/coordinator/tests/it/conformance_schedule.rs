@@ -80,7 +80,7 @@ fn c171_blocking_manual_job_delays_the_next_stage() {
 }
 
 #[test]
-fn c172_needs_do_not_wait_for_the_stage() {
+fn c172_job_with_needs_does_not_wait_for_the_earlier_stage() {
     let mut harness = engine_with(pipeline("b: b1 b2; t: t1").needs("t1", &["b1"]));
     harness.assign("b2");
     harness.pass("b1");

@@ -14,7 +14,7 @@ use crate::assignments::{JobFixture, environment, scoped};
 
 #[test]
 fn c154_variables_have_an_order_of_precedence() {
-    let mut fixture = JobFixture::new().project_variable("X", "p");
+    let mut fixture = JobFixture::new().with_project_variable("X", "p");
     // The compiler keeps only the job variable if a global one has the same name.
     fixture.job.variables = vec![Variable::public("X", "j")];
     fixture.context.pipeline_variables = vec![Variable::public("X", "r")];
@@ -43,7 +43,7 @@ fn c156_dotenv_variables_override_job_but_not_project_variables() {
     fixture.job.variables = vec![Variable::public("X", "j")];
     fixture.dotenv = vec![("X".to_owned(), "d".to_owned())];
     assert_eq!(fixture.value("X").as_deref(), Some("d"));
-    let fixture = fixture.project_variable("X", "p");
+    let fixture = fixture.with_project_variable("X", "p");
     assert_eq!(fixture.value("X").as_deref(), Some("p"));
 }
 
@@ -86,7 +86,7 @@ fn c159_content_of_file_variables_is_not_inserted() {
 
 #[test]
 fn c160_protected_variables_are_for_protected_refs() {
-    let mut fixture = JobFixture::new().project_variable("K", "v");
+    let mut fixture = JobFixture::new().with_project_variable("K", "v");
     fixture.context.project_variables[0].protected = true;
     let is_null_in_rules = |fixture: &JobFixture| {
         let seen = layers::rule_variables(&fixture.context, None, &[], None);
@@ -138,7 +138,7 @@ fn c163_invalid_reports_are_rejected() {
 
 #[test]
 fn variables_of_a_manual_start_take_precedence() {
-    let mut fixture = JobFixture::new().project_variable("X", "p");
+    let mut fixture = JobFixture::new().with_project_variable("X", "p");
     fixture.context.pipeline_variables = vec![Variable::public("X", "r")];
     fixture.manual = vec![Variable::public("X", "typed")];
     fixture.job.when = muster_pipeline::model::When::Manual;
@@ -232,6 +232,25 @@ fn c193_bridge_forwards_variables() {
     assert_eq!(forwarded(true, false), yaml);
     assert_eq!(forwarded(false, false), []);
     assert_eq!(forwarded(false, true), [pair("D", "dot"), pair("R", "run")]);
+}
+
+/// References of many variables to a long one.
+#[test]
+fn expanded_variables_are_bounded() {
+    let mut fixture = JobFixture::new();
+    fixture.job.variables = vec![Variable::public("B", "x".repeat(1_000_000))];
+    fixture.job.variables.extend((0..500).map(|number| Variable::public(format!("V{number}"), "$B")));
+    let bridge = Bridge {
+        target: BridgeTarget::Project { project: "g/down".to_owned(), branch: None, inputs: Vec::new() },
+        strategy: Strategy::None,
+        forward_yaml_variables: true,
+        forward_pipeline_variables: false,
+    };
+    let forwarded = variables::forwarded(&fixture.context, &fixture.job, &bridge, PipelineId(5), &[]);
+    for all in [fixture.variables(), forwarded] {
+        let total: usize = all.iter().map(|variable| variable.value.len()).sum();
+        assert!((50_000_000..70_000_000).contains(&total), "{total}");
+    }
 }
 
 proptest! {

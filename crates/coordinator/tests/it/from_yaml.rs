@@ -81,7 +81,7 @@ fn c046_variable_values_are_strings() {
 #[test]
 fn c154_variable_precedence_from_yaml() {
     let yaml = "variables: {X: g}\na: {script: [x], variables: {X: j}}";
-    let mut fixture = JobFixture::new().project_variable("X", "p");
+    let mut fixture = JobFixture::new().with_project_variable("X", "p");
     fixture.context.pipeline_variables = vec![Variable::public("X", "r")];
     let mut fixture = fixture.with_yaml(yaml);
     assert_eq!(fixture.value("X").as_deref(), Some("r"));

@@ -119,12 +119,12 @@ async fn events_and_rows_agree_after_a_kill() {
     manual.when = muster_pipeline::model::When::Manual;
     let id = harness.create(vec![vec![retried, manual], vec![job("b")]]).await;
     let check_agreement = async || {
-        let killed = harness.restart_after_kill().await;
-        let events = all_events(&killed).await;
-        for row in killed.view(id).await.jobs {
+        let restarted = harness.restart_after_kill().await;
+        let events = all_events(&restarted).await;
+        for row in restarted.view(id).await.jobs {
             assert_eq!(status_from_events(&events, row.id), Some(row.status), "job {} (`{}`)", row.id, row.name);
         }
-        killed.coordinator.shutdown().await;
+        restarted.coordinator.shutdown().await;
     };
     check_agreement().await;
     let first = manager.next_job().await;

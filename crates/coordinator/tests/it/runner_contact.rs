@@ -1,4 +1,4 @@
-//! Tests which calls about a job count as contact by the job's manager, and the interval of trace uploads.
+//! Which calls about a job count as contact by the job's manager, and the interval of trace uploads.
 //!
 //! See docs/spec/runner-api.md, sections 3.2 and 9.2.
 
@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use muster_runner_api::service::RunnerService;
+use muster_runner_api::wire::JobRequest;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{Connection, Row};
 
@@ -39,6 +40,23 @@ async fn reports_and_traces_count_as_contact_but_artifacts_do_not() {
     advance_clock();
     manager.report_running(&assigned).await;
     assert!(contacted_at(&harness).await > second);
+}
+
+#[tokio::test]
+async fn calls_of_a_manager_without_system_id_count_as_contact() {
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let mut long = job("a");
+    long.timeout = Some(Duration::from_secs(24 * 3600));
+    harness.create(vec![vec![long]]).await;
+    let request = JobRequest { system_id: String::new(), ..manager.request(None) };
+    let answer = harness.coordinator.request_job(request).await.expect("the request was rejected");
+    let assigned = answer.job.expect("no job");
+    manager.report_running(&assigned).await;
+    let first = contacted_at(&harness).await;
+    harness.clock.advance(Duration::from_secs(50 * 60));
+    manager.report_running(&assigned).await;
+    assert!(contacted_at(&harness).await > first);
 }
 
 #[tokio::test]

@@ -192,7 +192,7 @@ impl Harness {
     }
 
     /// Returns the kind of each artifact of a job, and whether its file is on disk.
-    pub(crate) async fn artifact_files_on_disk(&self, job: JobId) -> Vec<(String, bool)> {
+    pub(crate) async fn artifact_presence(&self, job: JobId) -> Vec<(String, bool)> {
         let files = self.coordinator.artifact_files(job).await.expect("the job does not exist");
         files.into_iter().map(|file| (file.kind.clone(), self.path_of(job, &file).exists())).collect()
     }

@@ -47,14 +47,14 @@ pub(super) async fn deploy_agent(
 ) -> Result<(AgentStream, Platform), DeployError> {
     let mut platform = platform.unwrap_or_else(Platform::this);
     let mut executable = agents.executable_for(&platform)?;
-    let (mut hash, mut command) = connect_command(&executable).await?;
+    let (mut hash, mut command) = hash_and_relay_command(&executable).await?;
     match connect(session, &command).await? {
         ConnectAnswer::Connected(stream) => return Ok((stream, platform)),
         ConnectAnswer::Absent(Some(reported)) if reported != platform => {
             platform = reported;
             let unsupported = |source| DeployError::UnsupportedPlatform { platform: platform.clone(), source };
             executable = agents.executable_for(&platform).map_err(unsupported)?;
-            (hash, command) = connect_command(&executable).await?;
+            (hash, command) = hash_and_relay_command(&executable).await?;
             if let ConnectAnswer::Connected(stream) = connect(session, &command).await? {
                 return Ok((stream, platform));
             }
@@ -70,10 +70,10 @@ pub(super) async fn deploy_agent(
     }
 }
 
-async fn connect_command(executable: &Executable) -> Result<(String, String), DeployError> {
+async fn hash_and_relay_command(executable: &Executable) -> Result<(String, String), DeployError> {
     let failed = |source| DeployError::Executable { path: executable.path().to_owned(), source };
     let identity = executable.identity().await.map_err(failed)?;
-    Ok((identity.hash.clone(), shell::connect(identity, &executable.path().to_string_lossy())))
+    Ok((identity.hash.clone(), shell::relay_command(identity, &executable.path().to_string_lossy())))
 }
 
 enum ConnectAnswer {
@@ -130,7 +130,7 @@ async fn read_answer(stream: &mut dyn Stream) -> Result<String, DeployError> {
 async fn transfer(session: &dyn Session, executable: &Executable, hash: &str) -> Result<(), DeployError> {
     let mut compressed = executable.compressed();
     let (mut output, mut errors) = (Excerpt::default(), Excerpt::default());
-    let command = shell::install(hash);
+    let command = shell::install_command(hash);
     let run = RemoteCommand {
         stdin: Some(&mut compressed),
         stdout: Some(&mut output),

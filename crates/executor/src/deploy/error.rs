@@ -10,7 +10,7 @@ use muster_remote::RunError;
 /// Error from opening a session with a machine, deploying the agent, or running a command. A retry may succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum DeployError {
-    /// No session can be opened, for this reason.
+    /// There is no session with an instance or its virtual machine. Contains the reason.
     #[error("{0}")]
     NoSession(String),
     /// The machine cannot be dialed.
@@ -21,7 +21,7 @@ pub enum DeployError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The executor cannot open a session.
+    /// The SSH executor cannot open a session. Contains its error.
     #[error(transparent)]
     Session(Box<dyn std::error::Error + Send + Sync>),
     /// The stated platform of an instance has no agent.

@@ -41,11 +41,11 @@ pub(super) struct FileIdentity {
 #[derive(Debug)]
 pub struct Executable {
     /// Path from which the content is read.
-    content: PathBuf,
+    content_path: PathBuf,
     /// Path of the file. A machine that has the same file at this path needs no copy.
     path: PathBuf,
     identity: OnceCell<FileIdentity>,
-    /// Keeps `content` valid if the file at `path` is replaced.
+    /// Keeps `content_path` valid if the file at `path` is replaced.
     _open: Option<File>,
 }
 
@@ -54,7 +54,7 @@ impl Executable {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        Self { content: path.clone(), path, identity: OnceCell::new(), _open: None }
+        Self { content_path: path.clone(), path, identity: OnceCell::new(), _open: None }
     }
 
     /// Returns the executable that is sent to instances.
@@ -105,8 +105,8 @@ impl Executable {
     }
 
     fn from_file(open: File, path: &Path) -> Self {
-        let content = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        Self { content, path: path.to_owned(), identity: OnceCell::new(), _open: Some(open) }
+        let content_path = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        Self { content_path, path: path.to_owned(), identity: OnceCell::new(), _open: Some(open) }
     }
 
     /// Returns this process's own executable, as it was when the process started.
@@ -115,7 +115,7 @@ impl Executable {
     /// An I/O error if its path is unknown.
     pub fn own() -> io::Result<Self> {
         let path = std::env::current_exe()?;
-        Ok(Self { content: PathBuf::from("/proc/self/exe"), path, identity: OnceCell::new(), _open: None })
+        Ok(Self { content_path: PathBuf::from("/proc/self/exe"), path, identity: OnceCell::new(), _open: None })
     }
 
     /// Returns the path of the file on this machine.
@@ -130,7 +130,7 @@ impl Executable {
     /// An I/O error if the file cannot be read.
     pub(super) async fn identity(&self) -> io::Result<&FileIdentity> {
         let compute = || async {
-            let path = self.content.clone();
+            let path = self.content_path.clone();
             let identity = tokio::task::spawn_blocking(move || {
                 let mut file = File::open(path)?;
                 let meta = file.metadata()?;
@@ -151,7 +151,7 @@ impl Executable {
     /// read, the stream ends early, which the receiver detects by the hash.
     pub(super) fn compressed(&self) -> DuplexStream {
         let (mut write, read) = tokio::io::duplex(PIPE_BYTES);
-        let path = self.content.clone();
+        let path = self.content_path.clone();
         // The task ends when the reader is dropped, because writing then fails.
         tokio::spawn(async move {
             if let Err(error) = compress(&path, &mut write).await {
@@ -234,8 +234,7 @@ mod tests {
     fn write_agent_only(dir: &Path, version: &str) -> PathBuf {
         let path = dir.join(AGENT_ONLY);
         let part = dir.join("part");
-        std::fs::write(&part, format!("#!/bin/sh\necho '{version}'\n")).unwrap();
-        std::fs::set_permissions(&part, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&part, format!("#!/bin/sh\necho '{version}'\n"));
         std::fs::rename(&part, &path).unwrap();
         path
     }

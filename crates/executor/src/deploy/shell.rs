@@ -1,4 +1,4 @@
-//! Scripts for a POSIX shell on a machine, which any login shell can start.
+//! Scripts that run in a POSIX shell on a machine, wrapped in command lines that any login shell can start.
 //!
 //! ```text
 //! ~/.muster/bin/<sha256>    the executable: placed atomically under its hash, and cached
@@ -34,7 +34,7 @@ const STAT_FORMAT: &str = "%d:%i:%s:%Y:%Z";
 /// `at` is the path of the executable on the manager's machine. A machine that shares the manager's disk has the same
 /// inode there. On other machines, the hash of a cached executable is checked before it is started as the agent. While
 /// an agent listens, the hash is not checked, because the executable is then only the relay.
-pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
+pub(super) fn relay_command(identity: &FileIdentity, at: &str) -> String {
     let at = if is_plain(at) { at } else { "/nonexistent" };
     let FileIdentity { hash, inode } = identity;
     wrapped(&format!(
@@ -45,7 +45,7 @@ pub(super) fn connect(identity: &FileIdentity, at: &str) -> String {
 /// Returns the command that installs the executable, which it reads compressed from its standard input.
 ///
 /// The command also deletes incomplete transfers that are older than an hour.
-pub(super) fn install(hash: &str) -> String {
+pub(super) fn install_command(hash: &str) -> String {
     wrapped(&format!(
         r#"umask 077; d=$HOME/.muster/bin; mkdir -p "$d" && find "$d" -name ".part-*" -mmin +60 -exec rm -f {{}} +; t=$(mktemp "$d/.part-XXXXXX") || exit 1; trap "rm -f $t" EXIT; gzip -dc >"$t" && s=$({SHA256_COMMAND} <"$t") && if test "${{s%% *}}" = {hash}; then chmod 700 "$t" && mv -f "$t" "$d/{hash}" && echo "{ANSWER_PREFIX}{PLACED}"; else echo "the transferred file has another hash" >&2; exit 1; fi"#
     ))
@@ -68,9 +68,9 @@ mod tests {
     #[test]
     fn path_that_is_relative_or_has_special_characters_is_not_used() {
         let identity = FileIdentity { hash: "ab".to_owned(), inode: "1:2:3:4:5".to_owned() };
-        assert!(connect(&identity, "/usr/bin/muster").contains("have /usr/bin/muster"));
+        assert!(relay_command(&identity, "/usr/bin/muster").contains("have /usr/bin/muster"));
         for path in ["/opt/$(reboot)", "muster", "/a b", "/a'b", ""] {
-            assert!(connect(&identity, path).contains("have /nonexistent"), "{path}");
+            assert!(relay_command(&identity, path).contains("have /nonexistent"), "{path}");
         }
     }
 }

@@ -24,7 +24,7 @@ use crate::test_support::StubAgent;
 struct Machine {
     home: tempfile::TempDir,
     dials: AtomicUsize,
-    reports: AtomicUsize,
+    unreachable_reports: AtomicUsize,
 }
 
 struct HomeSession {
@@ -71,13 +71,17 @@ impl Dial for Machine {
         Ok(Dialed { session, trace_lines: vec!["connected".to_owned()] })
     }
     fn report_unreachable(&self) {
-        self.reports.fetch_add(1, Ordering::Relaxed);
+        self.unreachable_reports.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 impl Machine {
     fn new() -> Self {
-        Self { home: tempfile::tempdir().unwrap(), dials: AtomicUsize::new(0), reports: AtomicUsize::new(0) }
+        Self {
+            home: tempfile::tempdir().unwrap(),
+            dials: AtomicUsize::new(0),
+            unreachable_reports: AtomicUsize::new(0),
+        }
     }
 
     fn start_agent(&self) {
@@ -86,7 +90,7 @@ impl Machine {
         tokio::spawn(async move { server.serve_with_incoming(incoming).await.unwrap() });
     }
 
-    fn placed(&self) -> Vec<String> {
+    fn placed_executables(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.home.path().join(".muster/bin")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
@@ -95,7 +99,7 @@ impl Machine {
 /// Returns agents whose executable is a shell script. It prints a line and then runs `commands`.
 fn fake_agents(dir: &Path, commands: &str) -> Arc<Agents> {
     let path = dir.join("muster");
-    std::fs::write(&path, format!("#!/bin/sh\necho welcome\n{commands}\n")).unwrap();
+    muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\necho welcome\n{commands}\n"));
     // The machine is this host. Without permission to execute the file, it cannot use the file at this path, and needs
     // a copy.
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
@@ -123,7 +127,7 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     let instance = RemoteMachine::new("instance i-1", Arc::clone(&agents));
     let (connection, home) = instance.connect(&machine).await.unwrap();
     assert_eq!((connection.identity().pid, home.as_path()), (7, machine.home.path()));
-    assert_eq!(machine.placed(), [own_executable(&agents).identity().await.unwrap().hash.clone()]);
+    assert_eq!(machine.placed_executables(), [own_executable(&agents).identity().await.unwrap().hash.clone()]);
     assert_eq!(instance.trace_lines(), ["connected"]);
 
     // Jobs share the connection. A broken connection is replaced without sending the executable again.
@@ -131,12 +135,12 @@ async fn agent_is_sent_once_and_broken_connection_is_replaced() {
     assert_eq!(machine.dials.load(Ordering::Relaxed), 1);
     // Sending this content would fail, because the hash of the executable is computed only once.
     std::fs::write(dir.path().join("muster"), "another one").unwrap();
-    let agent = machine.home.path().join("agent.sock");
-    std::fs::remove_file(&agent).unwrap();
+    let socket = machine.home.path().join("agent.sock");
+    std::fs::remove_file(&socket).unwrap();
     machine.start_agent();
     connection.mark_suspect();
     instance.connect(&machine).await.unwrap();
-    assert_eq!(machine.placed().len(), 1);
+    assert_eq!(machine.placed_executables().len(), 1);
 }
 
 #[tokio::test]
@@ -151,7 +155,7 @@ async fn same_executable_at_another_path_is_used() {
     assert!(!bin.exists(), "a file that the machine has must not be copied");
 
     let copy = dir.path().join("copy");
-    std::fs::copy(own_executable(&agents).path(), &copy).unwrap();
+    muster_test_prerequisites::copy_program(own_executable(&agents).path(), &copy);
     std::fs::rename(&copy, own_executable(&agents).path()).unwrap();
     connect().await;
     let placed = bin.join(&own_executable(&agents).identity().await.unwrap().hash);
@@ -165,8 +169,7 @@ async fn same_executable_at_another_path_is_used() {
 fn report_another_platform(machine: &Machine) {
     let bin = machine.home.path().join("path");
     std::fs::create_dir(&bin).unwrap();
-    std::fs::write(bin.join("uname"), "#!/bin/sh\necho Linux s390x\n").unwrap();
-    std::fs::set_permissions(bin.join("uname"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    muster_test_prerequisites::create_program(bin.join("uname"), "#!/bin/sh\necho Linux s390x\n");
 }
 
 #[tokio::test]
@@ -189,7 +192,7 @@ async fn agent_for_another_platform_is_sent_if_installed() {
     let error = instance.connect(&machine).await.unwrap_err().to_string();
     assert!(error.contains("for linux/s390x has version stub"), "{error}");
     let hash = Executable::new(other).identity().await.unwrap().hash.clone();
-    assert_eq!(machine.placed(), [hash]);
+    assert_eq!(machine.placed_executables(), [hash]);
 }
 
 #[tokio::test]
@@ -200,8 +203,7 @@ async fn damaged_executable_is_replaced() {
     let bin = machine.home.path().join(".muster/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let damaged = bin.join(&own_executable(&agents).identity().await.unwrap().hash);
-    std::fs::write(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n").unwrap();
-    std::fs::set_permissions(&damaged, std::fs::Permissions::from_mode(0o700)).unwrap();
+    muster_test_prerequisites::create_program(&damaged, "#!/bin/sh\necho 'muster: connected /elsewhere'\n");
     let (_, home) = RemoteMachine::new("instance i-1", Arc::clone(&agents)).connect(&machine).await.unwrap();
     assert_eq!(home, machine.home.path());
     assert_eq!(std::fs::read(damaged).unwrap(), std::fs::read(own_executable(&agents).path()).unwrap());
@@ -213,7 +215,7 @@ async fn failed_agent_start_is_reported_with_its_reason() {
     let agents = fake_agents(dir.path(), "echo 'muster: failed no space left; its log is /x'; exit 1");
     let error = RemoteMachine::new("instance i-9", agents).connect(&machine).await.unwrap_err();
     assert_eq!(error.to_string(), "no agent answers on instance i-9: no space left; its log is /x");
-    assert_eq!(machine.reports.load(Ordering::Relaxed), 1);
+    assert_eq!(machine.unreachable_reports.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]

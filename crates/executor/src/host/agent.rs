@@ -150,6 +150,6 @@ pub(super) fn record_this_process(record: &Path) {
 ///
 /// # Errors
 /// [`ExecutorError::File`] if another user owns the directory or can write to it.
-pub(super) fn check(environment: &HostEnvironment) -> Result<(), ExecutorError> {
+pub(super) fn check_socket_directory(environment: &HostEnvironment) -> Result<(), ExecutorError> {
     check_directory(&environment.socket, environment.user)
 }

@@ -14,7 +14,8 @@ use crate::ExecutorError;
 /// workspaces, because an agent is ended only when all its jobs have ended.
 const END_TIMEOUT: Timespec = Timespec { tv_sec: 15, tv_nsec: 0 };
 const KILL_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
-const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a list of an agent's jobs.
+pub(super) const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns whether all jobs of the agent have ended. `false` if the jobs cannot be listed.
 ///

@@ -19,6 +19,7 @@ use rustix::process::{Signal, Uid};
 use tokio::task::JoinHandle;
 
 use super::agent::{self, HostAgent};
+use super::agent_replacement::LIST_TIMEOUT;
 use super::{HostEnvironment, HostOptions, socket_path, user};
 use crate::ExecutorError;
 
@@ -59,7 +60,7 @@ impl Agents {
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
         let (known, current, retiring) = Default::default();
         let agents = Self { options, user, known, current, retiring };
-        agent::check(&*agents.by_number(0)?)?;
+        agent::check_socket_directory(&*agents.by_number(0)?)?;
         Ok(agents)
     }
 
@@ -170,6 +171,28 @@ impl OutdatedAgent {
     fn has_no_jobs(&self) -> bool {
         Arc::strong_count(&self.environment) <= 2
     }
+
+    /// Ends the agent if it has no more jobs. Returns whether it must be checked again.
+    async fn end_if_unused(&self) -> bool {
+        let mut client = self.agent.connection.agent();
+        match tokio::time::timeout(LIST_TIMEOUT, client.list_jobs(ListJobsRequest {})).await {
+            Ok(Ok(answer)) if answer.get_ref().jobs.is_empty() && self.has_no_jobs() => {
+                terminate(&self.agent);
+                false
+            }
+            Ok(Ok(_)) => true,
+            // If a job still needs this agent, the agent is restarted with the manager's executable.
+            Ok(Err(_)) | Err(_) if self.agent.process.has_ended() => false,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, pid = self.agent.process.pid(), "failed to list the jobs of an outdated agent, retrying");
+                true
+            }
+            Err(_) => {
+                tracing::debug!(pid = self.agent.process.pid(), "outdated agent does not answer, retrying");
+                true
+            }
+        }
+    }
 }
 
 async fn retire(mut agents: Vec<OutdatedAgent>) {
@@ -178,21 +201,37 @@ async fn retire(mut agents: Vec<OutdatedAgent>) {
         tokio::time::sleep(POLL_INTERVAL).await;
         let mut remaining = Vec::new();
         for outdated in agents {
-            match outdated.agent.connection.agent().list_jobs(ListJobsRequest {}).await {
-                Ok(answer) if answer.get_ref().jobs.is_empty() && outdated.has_no_jobs() => end(&outdated.agent),
-                Ok(_) => remaining.push(outdated),
-                // If a job still needs this agent, the agent is restarted with the manager's executable.
-                Err(error) => tracing::debug!(%error, "outdated agent has ended"),
+            if outdated.end_if_unused().await {
+                remaining.push(outdated);
             }
         }
         agents = remaining;
     }
 }
 
-fn end(agent: &HostAgent) {
+fn terminate(agent: &HostAgent) {
     let pid = agent.process.pid();
     match agent.process.signal(Signal::TERM) {
         Ok(()) => tracing::info!(pid, "ending an outdated agent without jobs"),
         Err(error) => tracing::warn!(pid, %error, "failed to end an outdated agent without jobs"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::tests::{executor, serve_other_version};
+
+    #[tokio::test]
+    async fn outdated_agent_that_does_not_answer_is_checked_again() {
+        let home = tempfile::tempdir().unwrap();
+        let environment = executor(home.path(), "/nonexistent").agents.first().unwrap();
+        agent::record_this_process(&environment.record);
+        let server = serve_other_version(&environment.socket, 1);
+        let agent = HostAgent::find(&environment, None).await.unwrap();
+        // The agent stops to answer, but its process, which is that of this test, runs.
+        server.shutdown_background();
+        std::fs::remove_file(&environment.socket).unwrap();
+        assert!(OutdatedAgent { environment, agent }.end_if_unused().await);
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use muster_job::JobId;
 
-use super::tests::{executable, executor, options, serve, serve_as};
+use super::tests::{executable, executor, options, serve_other_version, serve_stub};
 use super::*;
 use crate::{Slot, SlotKey};
 
@@ -42,7 +42,7 @@ async fn impostor_cannot_make_the_manager_end_a_process() {
         let home = tempfile::tempdir().unwrap();
         let options = options(home.path(), "/bin/sh");
         HostExecutor::new(options.clone()).unwrap();
-        let impostor = serve(&home.path().join("state/agent.sock"), claimed);
+        let impostor = serve_other_version(&home.path().join("state/agent.sock"), claimed);
         let found = find_or_start_agent(options).await;
         assert!(victim.is_running(), "the process that the impostor named must not be ended");
         let error = found.map(|_| claimed).unwrap_err().to_string();
@@ -55,10 +55,10 @@ async fn impostor_cannot_make_the_manager_end_a_process() {
 async fn impostor_with_the_pid_of_an_agent_gets_no_job() {
     let home = tempfile::tempdir().unwrap();
     let executable = home.path().join("agent");
-    std::fs::copy("/bin/sh", &executable).unwrap();
+    muster_test_prerequisites::copy_program("/bin/sh", &executable);
     let mut agent = Victim::start(&executable);
     let executor = executor(home.path(), &executable);
-    let impostor = serve_as(&home.path().join("state/agent.sock"), env!("CARGO_PKG_VERSION"), agent.pid());
+    let impostor = serve_stub(&home.path().join("state/agent.sock"), env!("CARGO_PKG_VERSION"), agent.pid());
 
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
@@ -78,7 +78,7 @@ async fn reused_process_id_is_not_trusted() {
     let home = tempfile::tempdir().unwrap();
     let executor = executor(home.path(), "/nonexistent");
     let (socket, record) = (home.path().join("state/agent.sock"), home.path().join("state/agent.process"));
-    let impostor = serve(&socket, 1);
+    let impostor = serve_other_version(&socket, 1);
     agent::record_this_process(&record);
     executor.agents.by_name("host").unwrap().connect().await.unwrap();
     let recorded: serde_json::Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();

@@ -43,7 +43,8 @@ pub(super) fn create_private(path: &Path, owner: Option<Owner>) -> io::Result<()
     }
 }
 
-/// `on_created` is called after the directory was created and before its owner is changed.
+/// Creates a directory for `owner`, as [`create`] does. Calls `on_created` after the directory was created and before
+/// its owner is changed.
 fn create_for(path: &Path, mode: Mode, owner: Owner, mut on_created: impl FnMut()) -> io::Result<()> {
     let mut rest: VecDeque<OsString> = parts(path);
     let mut directory = open_start(path)?;
@@ -181,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Root owns the subdirectory `secret`, and the returned owner, `nobody`, owns `jobs`.
+    /// Returns a directory and the user `nobody`. In the directory, root owns `secret`, and `nobody` owns `jobs`.
     ///
     /// `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {
@@ -195,7 +196,7 @@ mod tests {
         Some((home, owner))
     }
 
-    fn user(path: &Path) -> u32 {
+    fn owner_id(path: &Path) -> u32 {
         std::fs::symlink_metadata(path).unwrap().uid()
     }
 
@@ -219,16 +220,16 @@ mod tests {
             let error = created.map(|()| replacement).unwrap_err().to_string();
             assert!(error.contains("was replaced meanwhile"), "{replacement}: {error}");
             if new.is_symlink() || new.is_file() {
-                assert_eq!(user(&home.path().join("file")), 0);
+                assert_eq!(owner_id(&home.path().join("file")), 0);
                 std::fs::remove_file(&new).unwrap();
             } else if new.exists() {
-                assert_eq!((user(&new), user(&new.join("deep"))), (0, 0), "{replacement}");
+                assert_eq!((owner_id(&new), owner_id(&new.join("deep"))), (0, 0), "{replacement}");
                 std::fs::rename(&new, &secret).unwrap();
             }
-            assert_eq!(user(&secret), 0, "{replacement}");
+            assert_eq!(owner_id(&secret), 0, "{replacement}");
         }
         create(&new, Some(owner)).unwrap();
-        assert_eq!(user(&new), user(&jobs));
+        assert_eq!(owner_id(&new), owner_id(&jobs));
     }
 
     #[test]
@@ -237,7 +238,7 @@ mod tests {
         let left = home.path().join("left");
         std::fs::create_dir(&left).unwrap();
         create(&left, Some(owner)).unwrap();
-        assert_eq!(user(&left), user(&home.path().join("jobs")));
+        assert_eq!(owner_id(&left), owner_id(&home.path().join("jobs")));
     }
 
     #[test]
@@ -245,7 +246,7 @@ mod tests {
         let Some((home, owner)) = home() else { return };
         let path = home.path().join("d/".repeat(MAX_ATTEMPTS as usize + 10));
         create(&path, Some(owner)).unwrap();
-        assert_eq!(user(&path), user(&home.path().join("jobs")));
+        assert_eq!(owner_id(&path), owner_id(&home.path().join("jobs")));
     }
 
     #[test]
@@ -255,11 +256,11 @@ mod tests {
         std::fs::create_dir_all(home.path().join("one/two")).unwrap();
         create(&path, Some(owner)).unwrap();
         assert_eq!(
-            (user(&home.path().join("one")), user(&home.path().join("one/three"))),
-            (0, user(&home.path().join("jobs")))
+            (owner_id(&home.path().join("one")), owner_id(&home.path().join("one/three"))),
+            (0, owner_id(&home.path().join("jobs")))
         );
         create(&home.path().join("secret"), Some(owner)).unwrap();
-        assert_eq!(user(&home.path().join("secret")), 0);
+        assert_eq!(owner_id(&home.path().join("secret")), 0);
         std::fs::write(home.path().join("plain"), "").unwrap();
         let error = create(&home.path().join("plain/x"), Some(owner)).unwrap_err().to_string();
         assert!(error.contains("plain is a file"), "{error}");

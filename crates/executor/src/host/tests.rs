@@ -14,13 +14,13 @@ use crate::Slot;
 use crate::test_support::StubAgent;
 
 /// Starts an agent of another version that reports the process ID `pid`.
-pub(super) fn serve(socket: &Path, pid: i64) -> Runtime {
-    serve_as(socket, "stub", pid)
+pub(super) fn serve_other_version(socket: &Path, pid: i64) -> Runtime {
+    serve_stub(socket, "stub", pid)
 }
 
 /// Starts an agent that runs in the returned runtime. When the runtime ends, the connections of the agent end, like
 /// those of a process.
-pub(super) fn serve_as(socket: &Path, version: &str, pid: i64) -> Runtime {
+pub(super) fn serve_stub(socket: &Path, version: &str, pid: i64) -> Runtime {
     let _ = std::fs::remove_file(socket);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let entered = runtime.enter();
@@ -55,8 +55,7 @@ fn environment(executor: &HostExecutor) -> Arc<HostEnvironment> {
 /// Creates an executable that runs `script` instead of an agent.
 pub(super) fn executable(home: &Path, script: &str) -> PathBuf {
     let path = home.join("agent");
-    std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\n{script}\n"));
     path
 }
 
@@ -65,12 +64,12 @@ async fn connection_to_a_restarted_agent_is_replaced() {
     let home = tempfile::tempdir().unwrap();
     let executor = executor(home.path(), std::env::current_exe().unwrap());
     let socket = home.path().join("state/agent.sock");
-    let first = serve(&socket, 1);
+    let first = serve_other_version(&socket, 1);
     let environment = environment(&executor);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     assert_eq!(environment.connect().await.unwrap().identity().pid, 1);
     first.shutdown_background();
-    let second = serve(&socket, 2);
+    let second = serve_other_version(&socket, 2);
     // A caller whose call failed marks the connection as suspect.
     environment.connect().await.unwrap().mark_suspect();
     let connection = environment.connect().await.unwrap();
@@ -235,7 +234,7 @@ async fn new_jobs_avoid_outdated_agents_and_old_jobs_keep_their_agent() {
     let executor = executor(home.path(), "/nonexistent");
     // An earlier manager started this agent from another executable.
     agent::record_this_process(&home.path().join("state/agent.process"));
-    let old = serve(&home.path().join("state/agent.sock"), 1);
+    let old = serve_other_version(&home.path().join("state/agent.sock"), 1);
     let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
     let lease = executor.acquire(&key, &EnvironmentRequest::new(JobId(1))).await.unwrap();
     assert_eq!(lease.record.environment, "host-1", "a new job must not go to an agent of another version");

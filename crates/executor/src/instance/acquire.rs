@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use muster_job::JobId;
-use muster_taskscaler::driver::{AcquireError, LeaseHandle as Slot, Scaler};
+use muster_taskscaler::driver::{AcquireError, LeaseHandle, Scaler};
 use muster_taskscaler::types::{TaskKey, TriedInstance};
 use tokio::time::Instant;
 
 use super::isolation::VmError;
 use super::lease::{HeldLease, into_lease};
-use super::provider::{InstanceExecutor, ProviderContext};
+use super::provider::{ExecutorContext, InstanceExecutor};
 use super::share;
 use crate::{EnvironmentRequest, ExecutorError, Lease, ResumeRequest, SlotKey};
 
@@ -102,7 +102,7 @@ impl InstanceExecutor {
         let lease = reservation.resume(name, owner).await.map_err(|failure| resume_error(failure.to_string()))?;
         let lost = |reason| resume_error(format!("{reason}; run the job that left the environment again"));
         prepare(&lease, self.acquire_timeout()).await.map_err(lost)?;
-        let held_slot = self.shared.slots.take(key).ok_or_else(|| self.slot_taken(0))?;
+        let held_slot = self.shared.slots.take(key).ok_or_else(|| self.slot_taken_error(0))?;
         Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
     }
 
@@ -144,7 +144,7 @@ impl InstanceExecutor {
             search.reschedule_notes.push(reason);
             reservation = scaler.admit(task_key(job.id));
         };
-        let held_slot = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken(0))?;
+        let held_slot = self.shared.slots.take(search.key).ok_or_else(|| self.slot_taken_error(0))?;
         let instance = self.shared.instance(lease.group(), lease.instance());
         // Two references mean that no other job uses the instance: one in the list of all instances, and `instance`.
         if Arc::strong_count(&instance) <= 2 {
@@ -167,7 +167,7 @@ impl InstanceExecutor {
 }
 
 /// Lets the plugin prepare the instance for the job. The error is the reason why the job cannot run on the instance.
-async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
+async fn prepare(lease: &LeaseHandle, timeout: Duration) -> Result<(), String> {
     let instance = lease.instance();
     tokio::select! {
         prepared = lease.prepare_job(timeout) => {
@@ -178,10 +178,10 @@ async fn prepare(lease: &Slot, timeout: Duration) -> Result<(), String> {
 }
 
 /// Counts a job that waits for a slot or has one.
-pub(super) struct ActiveJobGuard(Arc<ProviderContext>);
+pub(super) struct ActiveJobGuard(Arc<ExecutorContext>);
 
 impl ActiveJobGuard {
-    pub(super) fn new(shared: &Arc<ProviderContext>) -> Self {
+    pub(super) fn new(shared: &Arc<ExecutorContext>) -> Self {
         shared.active_jobs.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(shared))
     }

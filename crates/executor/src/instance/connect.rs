@@ -157,14 +157,14 @@ mod tests {
     /// AWS issues keys that are valid for one minute.
     #[tokio::test]
     async fn expired_connection_details_are_requested_again() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let closed_address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let requests = std::cell::Cell::new(0);
         let details = || {
             requests.set(requests.get() + 1);
             // The first two sets of details have expired. The third set leads to another error.
             let (expires, protocol) = if requests.get() < 3 { (Some(1), "ssh") } else { (None, "telnet") };
             let connector = ConnectorConfig { protocol: protocol.to_owned(), ..ConnectorConfig::default() };
-            let internal_addr = closed.clone();
+            let internal_addr = closed_address.clone();
             std::future::ready(Ok(ConnectInfo { connector, external_addr: String::new(), internal_addr, expires }))
         };
         let error = dial("i-1", details, DialOptions::default(), &KnownHosts::default(), true).await.err().unwrap();

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::Duration;
 
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _, stream};
 use muster_fleeting::extension::{Notice, Offer};
+use muster_fleeting::model::InstanceId;
 use muster_job::error_chain;
 use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::types::GroupId;
@@ -35,7 +36,12 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
             return;
         }
         let began = tokio::time::Instant::now();
-        if let Err(error) = follow_once(&plugin, &scaler, group, runner, features.notices).await {
+        let report = |report| match report {
+            Report::Interruption { instance, reason } => scaler.retire_instance(group, instance, reason),
+            Report::Price(price) => scaler.set_price(group, price),
+            Report::Stock(available) => scaler.set_stock(group, available),
+        };
+        if let Err(error) = follow_once(&plugin, features.notices, group, runner, report).await {
             tracing::debug!(runner, error, "failed to receive offers or notices of the plugin, retrying");
         }
         if began.elapsed() > RECONNECT_BACKOFF.1 {
@@ -46,41 +52,82 @@ pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: Gro
     }
 }
 
+/// A change that the scaler receives.
+#[derive(Debug, PartialEq)]
+enum Report {
+    /// The provider will delete an instance.
+    Interruption { instance: InstanceId, reason: String },
+    /// Price of an instance per hour.
+    Price(f64),
+    /// Whether any offer is available.
+    Stock(bool),
+}
+
 /// Forwards reports until the plugin's process ends or a call fails.
 async fn follow_once(
     plugin: &Weak<PluginGroup>,
-    scaler: &Scaler,
+    has_notices: bool,
     group: GroupId,
     runner: &str,
-    has_notices: bool,
+    report: impl FnMut(Report),
 ) -> Result<(), String> {
-    let stopped = || "the plugin has ended".to_owned();
+    if !has_notices {
+        return forward(None::<stream::Pending<Notice>>, || offers(plugin), group, runner, report).await;
+    }
     // Subscribing first ensures that no change is missed while the offers are requested.
-    let mut notices = if has_notices {
-        let plugin = plugin.upgrade().ok_or_else(stopped)?;
-        let notices = plugin.group().notices().await.map_err(|error| error_chain(&error))?;
-        notices.boxed()
-    } else {
-        futures::stream::pending().boxed()
+    let plugin_group = plugin.upgrade().ok_or_else(plugin_ended)?;
+    let notices = plugin_group.group().notices().await.map_err(|error| error_chain(&error))?;
+    drop(plugin_group);
+    forward(Some(notices), || offers(plugin), group, runner, report).await
+}
+
+fn plugin_ended() -> String {
+    "the plugin has ended".to_owned()
+}
+
+/// Polls `offers`, and receives `notices` if there are any.
+async fn forward<F: Future<Output = Option<Result<Vec<Offer>, String>>>>(
+    notices: Option<impl Stream<Item = Notice> + Send + Unpin>,
+    offers: impl Fn() -> F,
+    group: GroupId,
+    runner: &str,
+    mut report: impl FnMut(Report),
+) -> Result<(), String> {
+    let has_notices = notices.is_some();
+    let mut notices = match notices {
+        Some(notices) => notices.left_stream(),
+        None => stream::pending().right_stream(),
     };
     let mut offer_table = OfferTable::default();
     loop {
-        offer_table.set_offers(offers(plugin).await.ok_or_else(stopped)??);
-        offer_table.publish(scaler, group, runner);
-        let next_poll = tokio::time::sleep(OFFERS_POLL_INTERVAL);
+        let poll_interval = match offers().await.ok_or_else(plugin_ended)? {
+            Ok(offers) => {
+                offer_table.set_offers(offers);
+                OFFERS_POLL_INTERVAL
+            }
+            // Notices are not repeated, so another table would not have the offers that are out of stock.
+            Err(error) if has_notices && !offer_table.offers.is_empty() => {
+                tracing::debug!(runner, error, "failed to list the offers of the plugin, retrying");
+                RECONNECT_BACKOFF.1
+            }
+            Err(error) => return Err(error),
+        };
+        offer_table.publish(group, runner, &mut report);
+        let next_poll = tokio::time::sleep(poll_interval);
         tokio::pin!(next_poll);
         loop {
             tokio::select! {
                 notice = notices.next() => match notice {
                     Some(Notice::Interruption { instance, at, reason }) => {
                         tracing::warn!(%instance, runner, at, reason, "interruption notice received; the instance gets no more jobs");
-                        scaler.retire_instance(group, instance, format!("the provider will interrupt it: {reason}"));
+                        let reason = format!("the provider will interrupt it: {reason}");
+                        report(Report::Interruption { instance, reason });
                     }
                     Some(Notice::StockChange { offer, available }) => {
                         offer_table.apply_notice(&offer, available);
-                        offer_table.publish(scaler, group, runner);
+                        offer_table.publish(group, runner, &mut report);
                     }
-                    None => return Err(stopped()),
+                    None => return Err(plugin_ended()),
                 },
                 () = &mut next_poll => break,
             }
@@ -140,13 +187,13 @@ impl OfferTable {
         (prices.max_by(f64::total_cmp), available)
     }
 
-    fn publish(&mut self, scaler: &Scaler, group: GroupId, runner: &str) {
+    fn publish(&mut self, group: GroupId, runner: &str, report: &mut impl FnMut(Report)) {
         let current = self.current();
         if self.published.replace(current) == Some(current) {
             return;
         }
         if let (Some(price), _) = current {
-            scaler.set_price(group, price);
+            report(Report::Price(price));
         }
         if !current.1 {
             tracing::warn!(
@@ -155,7 +202,7 @@ impl OfferTable {
                 "all offers of the group are out of stock; no instances are requested meanwhile"
             );
         }
-        scaler.set_stock(group, current.1);
+        report(Report::Stock(current.1));
     }
 }
 
@@ -184,5 +231,25 @@ mod tests {
         assert_eq!(offer_table.current(), (Some(0.3), false));
         offer_table.set_offers(offers());
         assert_eq!(offer_table.current(), (Some(0.2), true), "polling must correct a missed notice");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stock_out_is_remembered_after_a_failed_poll() {
+        let sold_out = Notice::StockChange { offer: "a".to_owned(), available: false };
+        let notices = stream::once(std::future::ready(sold_out)).chain(stream::pending());
+        let polls = std::cell::Cell::new(0);
+        let offers = || {
+            polls.set(polls.get() + 1);
+            let fails = polls.get() == 2;
+            let answer = if fails { Err("overloaded".to_owned()) } else { Ok(vec![offer("a", Some(0), 300_000)]) };
+            std::future::ready(Some(answer))
+        };
+        let mut reports = Vec::new();
+        let forwarded = forward(Some(notices), offers, GroupId(0), "short", |report| reports.push(report));
+        let ended = tokio::time::timeout(OFFERS_POLL_INTERVAL * 3, forwarded).await;
+        assert!(ended.is_err(), "a failed poll must not interrupt the notices: {ended:?}");
+        assert!(polls.get() >= 3, "{} polls", polls.get());
+        let price = || Report::Price(0.3);
+        assert_eq!(reports, [price(), Report::Stock(true), price(), Report::Stock(false)]);
     }
 }

@@ -11,14 +11,14 @@ use muster_taskscaler::types::GroupId;
 
 use super::plugin_group::PluginGroup;
 use super::prepare::InstancePreparer;
-use super::provider::{InstanceOptions, ProviderContext};
+use super::provider::{ExecutorContext, InstanceOptions};
 use super::settings::{self, SettingsError};
 use super::{extension, resources};
 
 /// Initial and maximum delay before the scaler or a plugin is started again.
 const START_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<GroupPlugin>) {
+pub(super) async fn start_scaler(shared: &Arc<ExecutorContext>) -> (Scaler, Vec<GroupPlugin>) {
     let (mut wait, cap) = START_BACKOFF;
     loop {
         let settings = shared.settings();
@@ -45,7 +45,7 @@ pub(super) async fn start_scaler(shared: &Arc<ProviderContext>) -> (Scaler, Vec<
                 "failed to start the scaler, retrying; this runner requests no jobs meanwhile"
             );
         }
-        shared.publish(0, Some(error.into()));
+        shared.publish_capacity(0, Some(error.into()));
         tokio::select! {
             () = tokio::time::sleep(wait), if !is_permanent => wait = (wait * 2).min(cap),
             // The new settings may work.
@@ -81,12 +81,12 @@ impl From<SettingsError> for StartError {
 ///
 /// Groups whose plugins do not start are deferred.
 async fn start(
-    shared: &Arc<ProviderContext>,
+    shared: &Arc<ExecutorContext>,
     settings: &Arc<AutoscalerSettings>,
 ) -> Result<(Scaler, Vec<GroupPlugin>), StartError> {
     let InstanceOptions { name, ledger, find_plugin, .. } = &shared.options;
     let (config, buckets) = settings::scaler_config(settings, name, rand::random())?;
-    settings::validate(settings)?;
+    settings::validate_isolation(settings)?;
     let groups = settings.all_groups(name);
     let started =
         futures::future::join_all(groups.iter().map(|group| start_plugin(spec(shared, group, *find_plugin)))).await;
@@ -104,7 +104,7 @@ async fn start(
 }
 
 fn spec(
-    shared: &ProviderContext,
+    shared: &ExecutorContext,
     group: &GroupSettings,
     find: fn(&str) -> Result<PluginSpec, String>,
 ) -> Result<PluginSpec, String> {
@@ -152,7 +152,7 @@ impl GroupPlugin {
     }
 
     /// Forwards the plugin's reports to the scaler. First starts the plugin if it is deferred. Cancel-safe.
-    pub(super) async fn follow(self, scaler: Scaler, shared: &ProviderContext) {
+    pub(super) async fn follow(self, scaler: Scaler, shared: &ExecutorContext) {
         let runner = &shared.options.name;
         let plugin = match self.state {
             PluginState::Running(plugin) => plugin,
@@ -164,7 +164,7 @@ impl GroupPlugin {
 }
 
 /// Starts the plugin of a deferred group with the newest settings of the group. Retries until it has started.
-async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &ProviderContext) -> Weak<PluginGroup> {
+async fn start_deferred(deferred: &DeferredGroup, group: &str, shared: &ExecutorContext) -> Weak<PluginGroup> {
     let InstanceOptions { name: runner, find_plugin, .. } = &shared.options;
     let (mut wait, cap) = START_BACKOFF;
     loop {

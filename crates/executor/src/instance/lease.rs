@@ -6,12 +6,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_agent_api::client::{AgentConnection, REMOTE_KEEPALIVE};
 use muster_agent_api::result::ResourceUsage;
-use muster_taskscaler::driver::LeaseHandle as Slot;
+use muster_taskscaler::driver::LeaseHandle;
 use parking_lot::Mutex;
 
 use super::acquire::ActiveJobGuard;
 use super::isolation::NestedMachine;
-use super::provider::ProviderContext;
+use super::provider::ExecutorContext;
 use super::share;
 use crate::deploy::{DeployError, Dial, Dialed, RemoteMachine, directories};
 use crate::{
@@ -46,19 +46,20 @@ enum LeaseUse {
 /// If a job may still run on the instance, the slot is left to the next start of the manager, because the instance must
 /// not be deleted.
 pub(super) struct HeldLease {
-    slot: Option<Slot>,
+    /// Lease of the slot at the scaler. `None` after it was given back.
+    slot: Option<LeaseHandle>,
     lease_use: Mutex<LeaseUse>,
-    /// Dropped after `slot`, which is therefore free when the next job is requested.
+    /// Guard of the slot's numbers. Dropped after `slot`, which is therefore free when the next job is requested.
     _held_slot: HeldSlot,
     /// Dropped after `slot`, for the same reason.
     active_job: Option<ActiveJobGuard>,
     record: LeaseRecord,
     nested: Option<Arc<NestedMachine>>,
-    shared: Arc<ProviderContext>,
+    shared: Arc<ExecutorContext>,
 }
 
 impl HeldLease {
-    pub(super) fn new(slot: Slot, shared: Arc<ProviderContext>, held_slot: HeldSlot) -> Self {
+    pub(super) fn new(slot: LeaseHandle, shared: Arc<ExecutorContext>, held_slot: HeldSlot) -> Self {
         let (instance, key) = (slot.instance().as_str(), slot.key().as_str());
         let record = LeaseRecord::remote(slot.group(), instance, held_slot.slot.clone(), key);
         let lease_use = Mutex::new(LeaseUse::Unused);
@@ -81,11 +82,11 @@ impl HeldLease {
         format!("instance {} was lost: {loss}", slot.instance())
     }
 
-    pub(super) fn slot(&self) -> Option<&Slot> {
+    pub(super) fn slot(&self) -> Option<&LeaseHandle> {
         self.slot.as_ref()
     }
 
-    pub(super) fn shared(&self) -> &Arc<ProviderContext> {
+    pub(super) fn shared(&self) -> &Arc<ExecutorContext> {
         &self.shared
     }
 
@@ -121,7 +122,7 @@ impl Dial for HeldLease {
             None => {
                 let id = (slot.group(), slot.instance());
                 let (session, addresses) = self.shared.dial(id, || slot.connect_info(), false).await?;
-                Ok(self.shared.dialed(id, session, &addresses))
+                Ok(self.shared.with_trace_lines(id, session, &addresses))
             }
         }
     }
@@ -140,7 +141,7 @@ struct InstanceEnvironment {
 }
 
 impl InstanceEnvironment {
-    fn suspendable_slot(&self) -> Result<&Slot, String> {
+    fn suspendable_slot(&self) -> Result<&LeaseHandle, String> {
         if self.held.nested.is_some() {
             return Err("vm_isolation is set, so the virtual machine is deleted with its job".to_owned());
         }

@@ -33,7 +33,7 @@ mod work;
 pub use lease::UNRESPONSIVE_TIMEOUT;
 pub use plugin_group::PluginGroup;
 pub use provider::{InstanceExecutor, InstanceOptions};
-pub use runners::{Fleet, FleetList, InstanceExecutors, InstancesOptions, NAME, log_remaining_instances};
+pub use runners::{Fleet, FleetList, InstanceExecutors, InstancesOptions, NAME, log_remaining_instances, read_fleets};
 pub use settings::SettingsError;
 
 /// Metrics of a scaler, its plugins and its instances.

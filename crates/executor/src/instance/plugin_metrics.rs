@@ -53,8 +53,8 @@ fn call_seconds(group: &str, rpc: &str, calls: &Calls) -> Metric {
     histogram.set_sample_sum(calls.seconds);
     histogram.set_sample_count(calls.times.iter().sum());
     let mut count = 0;
-    let buckets = CALL_SECONDS.into_iter().zip(calls.times).map(|(bound, times)| {
-        count += times;
+    let buckets = CALL_SECONDS.into_iter().zip(calls.times).map(|(bound, calls_in_bucket)| {
+        count += calls_in_bucket;
         let mut bucket = Bucket::default();
         bucket.set_upper_bound(bound);
         bucket.set_cumulative_count(count);

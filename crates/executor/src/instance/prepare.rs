@@ -7,14 +7,14 @@ use muster_config::settings::AutoscalerSettings;
 use muster_job::error_chain;
 use muster_taskscaler::driver::{Prepare, StartingInstance};
 
-use super::provider::ProviderContext;
+use super::provider::ExecutorContext;
 use crate::deploy::{DeployError, Dial, Dialed, run_command};
 
 /// Prepares instances: runs the configured command, then starts the agent.
 ///
 /// With `vm_isolation`, deletes orphaned virtual machines instead of starting an agent.
 pub(super) struct InstancePreparer {
-    pub(super) shared: Weak<ProviderContext>,
+    pub(super) shared: Weak<ExecutorContext>,
     pub(super) settings: Arc<AutoscalerSettings>,
 }
 
@@ -43,7 +43,7 @@ impl Prepare for InstancePreparer {
 }
 
 struct PrepareDialer<'a> {
-    shared: &'a ProviderContext,
+    shared: &'a ExecutorContext,
     instance: &'a StartingInstance,
 }
 
@@ -54,6 +54,6 @@ impl Dial for PrepareDialer<'_> {
         let id = (self.instance.group.as_str(), &self.instance.id);
         let (session, addresses) =
             self.shared.dial(id, || self.instance.connect_info(), !self.instance.was_ready).await?;
-        Ok(self.shared.dialed(id, session, &addresses))
+        Ok(self.shared.with_trace_lines(id, session, &addresses))
     }
 }

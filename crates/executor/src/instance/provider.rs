@@ -62,11 +62,12 @@ pub struct InstanceOptions {
 
 /// Executor for the instances of one runner.
 pub struct InstanceExecutor {
-    pub(super) shared: Arc<ProviderContext>,
+    pub(super) shared: Arc<ExecutorContext>,
     work: Mutex<Option<JoinHandle<()>>>,
 }
 
-pub(super) struct ProviderContext {
+/// State that an executor shares with its leases and its background tasks.
+pub(super) struct ExecutorContext {
     pub(super) options: InstanceOptions,
     agents: Arc<Agents>,
     known_hosts: OnceLock<KnownHosts>,
@@ -106,7 +107,7 @@ impl InstanceExecutor {
     /// Starts the plugins and the scaler in the background. Failures are logged and retried.
     #[must_use]
     pub fn start(options: InstanceOptions) -> Arc<Self> {
-        let shared = Arc::new(ProviderContext {
+        let shared = Arc::new(ExecutorContext {
             settings: Mutex::new(Arc::clone(&options.settings)),
             newest_settings: Mutex::new(Arc::clone(&options.settings)),
             settings_changed: Notify::new(),
@@ -184,7 +185,9 @@ impl InstanceExecutor {
 
     /// Stops the executor of a runner that no longer needs instances. Returns what remains.
     ///
-    /// Deletes all instances, and after the last one the ledger.
+    /// Deletes all instances, and after the last one the ledger. If there are instances but the scaler does not run yet,
+    /// waits for up to `timeout` until it runs. The deletion then gets `timeout` again, because a scaler that starts
+    /// late must still delete the instances.
     ///
     /// # Errors
     /// [`LedgerError`] if the ledger cannot be read. The ledger is then kept.
@@ -300,19 +303,20 @@ impl InstanceExecutor {
                 return Err(lost(&format!("the job ran in virtual machine {id}, but vm_isolation is no longer set")));
             }
         };
-        let held_slot = self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken(record.slot.id))?;
+        let held_slot =
+            self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken_error(record.slot.id))?;
         let held = HeldLease::new(lease, Arc::clone(&self.shared), held_slot);
         Ok(into_lease(if let Some(nested) = nested { held.with_vm(nested) } else { held }, active_job))
     }
 
-    pub(super) fn slot_taken(&self, slot: u32) -> ExecutorError {
+    pub(super) fn slot_taken_error(&self, slot: u32) -> ExecutorError {
         ExecutorError::SlotTaken { environment: self.shared.options.name.clone(), slot }
     }
 }
 
 /// When dropped, marks a lease of an earlier manager process as claimed.
 struct ClaimGuard<'a> {
-    shared: &'a ProviderContext,
+    shared: &'a ExecutorContext,
     task_key: &'a str,
 }
 
@@ -322,7 +326,7 @@ impl Drop for ClaimGuard<'_> {
     }
 }
 
-impl ProviderContext {
+impl ExecutorContext {
     pub(super) fn settings(&self) -> Arc<AutoscalerSettings> {
         Arc::clone(&self.settings.lock())
     }
@@ -397,7 +401,8 @@ impl ProviderContext {
         Arc::new(RemoteMachine::new(format!("instance {name}"), Arc::clone(&self.agents)))
     }
 
-    pub(super) fn dialed(
+    /// Adds the trace lines about the connection to a session with an instance.
+    pub(super) fn with_trace_lines(
         &self,
         (group, id): (&str, &InstanceId),
         session: Box<dyn Session>,
@@ -453,7 +458,7 @@ impl ProviderContext {
         }
     }
 
-    pub(super) fn publish(&self, reservations: usize, limit_reason: Option<Arc<str>>) {
+    pub(super) fn publish_capacity(&self, reservations: usize, limit_reason: Option<Arc<str>>) {
         let jobs = self.active_jobs.load(Ordering::Relaxed) + reservations;
         let capacity = Capacity { jobs, limit_reason };
         self.capacity.send_if_modified(|published| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use muster_taskscaler::ledger::{Row, RowKey};
 
 /// Instances that remain at the provider, according to the ledger.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Remaining {
     /// IDs of the instances.
     pub instances: Vec<String>,

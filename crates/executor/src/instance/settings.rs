@@ -54,7 +54,7 @@ pub(super) fn scaler_config(
 
 /// # Errors
 /// [`SettingsError`] if the settings of `vm_isolation` are not valid.
-pub(super) fn validate(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
+pub(super) fn validate_isolation(settings: &AutoscalerSettings) -> Result<(), SettingsError> {
     match &settings.isolation {
         Some(isolation) if isolation.nesting_host.trim().is_empty() => Err(SettingsError::NoNestingHost),
         Some(isolation) => vm_connector(&isolation.connector).map(drop),
@@ -118,18 +118,18 @@ mod tests {
     fn vm_isolation_needs_a_nesting_host_and_a_configured_key_must_be_readable() {
         let with_isolation =
             |isolation| AutoscalerSettings { isolation: Some(isolation), ..AutoscalerSettings::default() };
-        let error = validate(&with_isolation(IsolationSettings::default())).unwrap_err().to_string();
+        let error = validate_isolation(&with_isolation(IsolationSettings::default())).unwrap_err().to_string();
         assert!(error.contains("nesting_host is missing") && error.contains("unix:///run/nesting.sock"), "{error}");
         let connector = ConnectorSettings { key_path: Some("/nonexistent/key".into()), ..ConnectorSettings::default() };
         let host = "unix:///run/nesting.sock".to_owned();
         let mut isolation = IsolationSettings { nesting_host: host, connector, ..IsolationSettings::default() };
-        let error = validate(&with_isolation(isolation.clone())).unwrap_err().to_string();
+        let error = validate_isolation(&with_isolation(isolation.clone())).unwrap_err().to_string();
         assert!(
             error.starts_with("vm_isolation.connector_config: failed to read key_path /nonexistent/key"),
             "{error}"
         );
         isolation.connector = ConnectorSettings::default();
-        validate(&with_isolation(isolation)).unwrap();
+        validate_isolation(&with_isolation(isolation)).unwrap();
     }
 
     #[test]

@@ -12,7 +12,7 @@ use muster_taskscaler::types::TaskKey;
 
 use super::group_plugins;
 use super::lease::SCALER_ENDED;
-use super::provider::{Intake, ProviderContext};
+use super::provider::{ExecutorContext, Intake};
 use super::settings;
 
 /// Interval between attempts to reserve slots, in case the scaler's notification is missed.
@@ -20,7 +20,7 @@ const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
 const INTAKE_CLOSED: &str = "the manager accepts no more jobs";
 
-pub(super) async fn run(shared: Arc<ProviderContext>) {
+pub(super) async fn run(shared: Arc<ExecutorContext>) {
     let ledger_lock = Arc::clone(&shared.options.ledger_lock).lock_owned().await;
     *shared.ledger_lock.lock() = Some(ledger_lock);
     let (scaler, plugins) = group_plugins::start_scaler(&shared).await;
@@ -31,7 +31,7 @@ pub(super) async fn run(shared: Arc<ProviderContext>) {
 }
 
 /// Keeps one slot reserved for each job request that may be in flight.
-async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
+async fn maintain_reservations(shared: &ExecutorContext, scaler: &Scaler) {
     let mut refusal: Option<Arc<str>> = None;
     let mut last_prune = tokio::time::Instant::now();
     let mut capacity = scaler.capacity_changes();
@@ -60,14 +60,14 @@ async fn maintain_reservations(shared: &ProviderContext, scaler: &Scaler) {
 }
 
 /// Returns the reason if not all slots can be reserved.
-async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<Arc<str>> {
+async fn fill_reservations(shared: &ExecutorContext, scaler: &Scaler) -> Option<Arc<str>> {
     loop {
         let reserved = {
             let mut reservations = shared.reservations.lock();
             reservations.retain(|reservation| !reservation.is_revoked());
             reservations.len()
         };
-        shared.publish(reserved, None);
+        shared.publish_capacity(reserved, None);
         if *shared.intake.lock() == Intake::Closed {
             shared.reservations.lock().clear();
             return Some(INTAKE_CLOSED.into());
@@ -86,7 +86,7 @@ async fn fill_reservations(shared: &ProviderContext, scaler: &Scaler) -> Option<
             Err(refusal) => {
                 let reason = refusal.map_or_else(|| SCALER_ENDED.to_owned(), |reason| reason.to_string());
                 let reason: Arc<str> = reason.into();
-                shared.publish(shared.reservations.lock().len(), Some(Arc::clone(&reason)));
+                shared.publish_capacity(shared.reservations.lock().len(), Some(Arc::clone(&reason)));
                 return Some(reason);
             }
         }
@@ -102,7 +102,7 @@ pub(super) fn set_policies(scaler: &Scaler, settings: &AutoscalerSettings, runne
 }
 
 /// Forgets the connections and the host keys of instances that no longer exist.
-async fn prune(shared: &ProviderContext, scaler: &Scaler) {
+async fn prune(shared: &ExecutorContext, scaler: &Scaler) {
     // The status may lack an instance that appears after this line. Such an instance is not in `before`, so it is kept.
     let mut before: BTreeSet<InstanceId> = shared.instances.lock().keys().cloned().collect();
     before.extend(shared.known_hosts().names().into_iter().map(InstanceId::new));

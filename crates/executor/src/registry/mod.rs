@@ -127,10 +127,15 @@ impl Registry {
         self
     }
 
-    /// Returns whether the runner has an executor and can have jobs.
+    /// Returns whether the runner has an executor and can have new jobs.
+    ///
+    /// An executor that the last configuration failed to create only finishes its jobs.
     #[must_use]
     pub fn has(&self, runner: &RunnerSettings) -> bool {
-        runner.steps.problem.is_none() && self.provided(&runner.executor, &runner.key).is_some()
+        let executor = registered_name(&self.aliases, &runner.executor);
+        runner.steps.problem.is_none()
+            && self.find(executor, &runner.key).is_some()
+            && (self.shared.contains_key(executor) || is_configured(&self.configured, &runner.key, executor))
     }
 
     /// Returns the executor of jobs that were received with the given settings. `key` is the current key of their
@@ -139,13 +144,13 @@ impl Registry {
     /// If the runner no longer has this executor, returns one that provides no environments.
     #[must_use]
     pub fn executor(&self, runner: &RunnerSettings, key: &RunnerKey) -> Arc<dyn Executor> {
-        match self.provided(&runner.executor, key) {
+        match self.find(&runner.executor, key) {
             Some(provided) => Arc::clone(&provided.executor),
             None => Arc::new(UnavailableExecutor::new()),
         }
     }
 
-    fn provided(&self, executor: &str, runner: &RunnerKey) -> Option<&ProvidedExecutor> {
+    fn find(&self, executor: &str, runner: &RunnerKey) -> Option<&ProvidedExecutor> {
         let executor = registered_name(&self.aliases, executor);
         let of_runner = || {
             let (name, _) = self.kinds.get_key_value(executor)?;
@@ -231,13 +236,16 @@ impl Registry {
         if !std::mem::take(&mut self.capacities_dirty) {
             return Vec::new();
         }
-        let (shared, kinds, own, aliases) = (&mut self.shared, &self.kinds, &mut self.runners, &self.aliases);
+        let (shared, kinds, of_runners, aliases) = (&mut self.shared, &self.kinds, &mut self.runners, &self.aliases);
+        let configured = &self.configured;
         let mut capacity = |runner: &Arc<RunnerSettings>| {
             let executor = registered_name(aliases, &runner.executor);
             let provided = match (shared.get_mut(executor), kinds.get_key_value(executor)) {
                 (Some(shared), _) => Some(shared),
-                (None, Some((name, _))) => own.get_mut(&(runner.key.clone(), *name)),
-                (None, None) => None,
+                (None, Some((name, _))) if is_configured(configured, &runner.key, name) => {
+                    of_runners.get_mut(&(runner.key.clone(), *name))
+                }
+                (None, _) => None,
             };
             let capacity = provided.map(|provided| provided.capacity.borrow_and_update().clone());
             let capacity = capacity.filter(|_| runner.steps.problem.is_none());
@@ -282,6 +290,10 @@ impl Registry {
         let removed = async { while self.removals.join_next().await.is_some() {} };
         let _ = tokio::join!(stopped, tokio::time::timeout(timeout, removed));
     }
+}
+
+fn is_configured(configured: &[(RunnerKey, &'static str)], runner: &RunnerKey, executor: &str) -> bool {
+    configured.iter().any(|(key, name)| key == runner && *name == executor)
 }
 
 fn registered_name<'a>(aliases: &BTreeMap<&'static str, &'static str>, executor: &'a str) -> &'a str {

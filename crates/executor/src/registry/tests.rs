@@ -30,19 +30,18 @@ impl Executor for StubExecutor {
 }
 
 fn runner(token: &str, executor: &str) -> Arc<RunnerSettings> {
-    let own = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), 0);
-    Arc::new(RunnerSettings { executor: executor.to_owned(), ..own })
+    let base = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), 0);
+    Arc::new(RunnerSettings { executor: executor.to_owned(), ..base })
 }
 
 #[tokio::test]
 async fn runner_has_an_executor_until_its_last_job_ends() {
     let created = Arc::new(AtomicU32::new(0));
     let count = Arc::clone(&created);
-    let mut registry =
-        Registry::new().register_shared("shell", StubExecutor::with(7)).register("chroot", move |runner| {
-            count.fetch_add(1, Ordering::Relaxed);
-            if runner.name == "bad" { Err("no root".into()) } else { Ok(StubExecutor::with(3)) }
-        });
+    let mut registry = Registry::new().register_shared("shell", StubExecutor::with(7)).register("chroot", move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(StubExecutor::with(3))
+    });
     let runners = [runner("a", "shell"), runner("b", "chroot"), runner("c", "chroot"), runner("d", "unknown")];
     registry.configure(&runners, |_| false);
     assert_eq!(runners.each_ref().map(|runner| registry.has(runner)), [true, true, true, false]);
@@ -52,14 +51,34 @@ async fn runner_has_an_executor_until_its_last_job_ends() {
     registry.configure(&runners, |_| false);
     assert_eq!(created.load(Ordering::Relaxed), 2, "an unchanged runner must keep its executor");
 
-    let own = registry.executor(&runners[1], &runners[1].key);
+    let executor = registry.executor(&runners[1], &runners[1].key);
     registry.configure(&runners[..1], |_| true);
     assert!(
-        Arc::ptr_eq(&own, &registry.executor(&runners[1], &runners[1].key)),
+        Arc::ptr_eq(&executor, &registry.executor(&runners[1], &runners[1].key)),
         "a runner with jobs must keep its executor"
     );
     registry.remove_unused(|_| false);
     assert!(registry.has(&runners[0]) && !registry.has(&runners[1]));
+}
+
+#[tokio::test]
+async fn runner_whose_new_settings_are_unusable_only_finishes_its_jobs() {
+    let create = |runner: &RunnerSettings| {
+        if runner.name == "bad" { Err("no root".into()) } else { Ok(StubExecutor::with(3)) }
+    };
+    let mut registry = Registry::new().register("chroot", create);
+    let good = [runner("a", "chroot")];
+    let bad = [Arc::new(RunnerSettings { name: "bad".to_owned(), ..(*good[0]).clone() })];
+    registry.configure(&good, |_| true);
+    let executor = registry.executor(&good[0], &good[0].key);
+    registry.configure(&bad, |_| true);
+    assert!(!registry.has(&bad[0]));
+    assert_eq!(registry.capacities(&bad), [(bad[0].key.clone(), Capacity::of(0))]);
+    let of_running_jobs = registry.executor(&good[0], &good[0].key);
+    assert!(Arc::ptr_eq(&executor, &of_running_jobs), "running jobs must keep their executor");
+    registry.configure(&good, |_| true);
+    assert!(registry.has(&good[0]));
+    assert_eq!(registry.capacities(&good), [(good[0].key.clone(), Capacity::of(3))]);
 }
 
 /// Gives the same executor to all runners, and counts removed runners.
@@ -81,7 +100,7 @@ impl ExecutorKind for OneExecutor {
 }
 
 #[tokio::test]
-async fn runner_keeps_its_executor_under_another_name() {
+async fn runner_keeps_its_executor_when_the_configuration_names_it_by_an_alias() {
     let removed = Arc::new(AtomicU32::new(0));
     let mut registry = Registry::new()
         .register_shared("shell", StubExecutor::with(7))
@@ -92,10 +111,10 @@ async fn runner_keeps_its_executor_under_another_name() {
     registry.configure(&runners, |_| false);
     let jobs: Vec<usize> = registry.capacities(&runners).into_iter().map(|(_, capacity)| capacity.jobs).collect();
     assert_eq!(jobs, [7, 3, 0]);
-    let own = registry.executor(&runners[1], &runners[1].key);
+    let executor = registry.executor(&runners[1], &runners[1].key);
     let renamed = [runner("b", "docker-autoscaler")];
     registry.configure(&renamed, |_| false);
-    assert!(Arc::ptr_eq(&own, &registry.executor(&renamed[0], &renamed[0].key)));
+    assert!(Arc::ptr_eq(&executor, &registry.executor(&renamed[0], &renamed[0].key)));
     assert_eq!(removed.load(Ordering::Relaxed), 0, "the executor of the runner must not be removed");
 }
 

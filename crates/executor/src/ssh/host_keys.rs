@@ -30,13 +30,11 @@ impl HostKeys {
         Ok(Self::Known { keys, path, host, port })
     }
 
-    /// Returns a store that accepts only these keys for `machine`. For [`Self::Any`], returns an empty store, which
-    /// accepts any key at the first connection, and then only that key.
-    pub(super) fn pinned(&self, machine: &str) -> KnownHosts {
+    /// Returns the known hosts for a connection to `machine`: they accept these keys for it.
+    pub(super) fn known_hosts(&self, machine: &str) -> KnownHosts {
+        let Self::Known { keys, .. } = self else { return KnownHosts::any() };
         let hosts = KnownHosts::default();
-        if let Self::Known { keys, .. } = self {
-            hosts.pin_keys(machine, keys);
-        }
+        hosts.pin_keys(machine, keys);
         hosts
     }
 

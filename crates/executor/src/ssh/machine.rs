@@ -62,7 +62,7 @@ impl SshMachine {
 
     async fn open(&self) -> Result<Box<dyn Session>, SshError> {
         let keys = HostKeys::load(&self.settings, self.port).await?;
-        let hosts = keys.pinned(&self.name);
+        let hosts = keys.known_hosts(&self.name);
         let mut rejected = None;
         for target in self.targets().await? {
             match remote::dial(&target, &hosts).await {

@@ -69,7 +69,7 @@ impl ExecutorKind for SshExecutors {
             let current = Mutex::new(CurrentMachine {
                 settings: Arc::clone(settings),
                 machine: machine.clone(),
-                used: Weak::new(),
+                environment: Weak::new(),
             });
             Arc::new(SshExecutor { agents, slots, capacity, current })
         });
@@ -94,27 +94,27 @@ struct CurrentMachine {
     settings: Arc<SshSettings>,
     machine: SshMachine,
     /// Environment of the jobs that use this machine. Jobs with earlier settings have another environment.
-    used: Weak<SshEnvironment>,
+    environment: Weak<SshEnvironment>,
 }
 
 impl SshExecutor {
     fn apply(&self, settings: &Arc<SshSettings>, machine: SshMachine) {
         let mut current = self.current.lock();
         if current.settings != *settings {
-            *current = CurrentMachine { settings: Arc::clone(settings), machine, used: Weak::new() };
+            *current = CurrentMachine { settings: Arc::clone(settings), machine, environment: Weak::new() };
         }
     }
 
     /// Jobs that run at the same time share the environment.
     fn environment(&self) -> Arc<SshEnvironment> {
         let mut current = self.current.lock();
-        if let Some(used) = current.used.upgrade() {
-            return used;
+        if let Some(environment) = current.environment.upgrade() {
+            return environment;
         }
         let machine = current.machine.clone();
         let remote = RemoteMachine::new(machine.name(), Arc::clone(&self.agents));
         let environment = Arc::new(SshEnvironment { machine, remote });
-        current.used = Arc::downgrade(&environment);
+        current.environment = Arc::downgrade(&environment);
         environment
     }
 

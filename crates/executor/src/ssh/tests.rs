@@ -24,8 +24,8 @@ fn executors() -> SshExecutors {
 }
 
 fn runner(ssh: Option<SshSettings>) -> Arc<RunnerSettings> {
-    let own = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new("t"), 1);
-    Arc::new(RunnerSettings { executor: NAME.to_owned(), ssh: ssh.map(Arc::new), ..own })
+    let base = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new("t"), 1);
+    Arc::new(RunnerSettings { executor: NAME.to_owned(), ssh: ssh.map(Arc::new), ..base })
 }
 
 #[test]

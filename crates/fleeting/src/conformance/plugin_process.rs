@@ -109,7 +109,7 @@ impl Log {
     }
 }
 
-fn host_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
+fn plugin_command(plan: &Plan, sockets: &Path, extra: &[&str]) -> Command {
     let mut command = command(&plan.executable, sockets);
     command.args(&plan.arguments).args(extra.iter().map(OsStr::new)).kill_on_drop(true);
     command
@@ -122,7 +122,7 @@ pub(super) fn exit_text(status: ExitStatus) -> String {
 /// Runs the plugin with command-line arguments. Returns `None` if it does not exit in time.
 pub(super) async fn run_command_line(plan: &Plan, arguments: &[&str]) -> Result<Option<Output>, String> {
     let directory = socket_directory()?;
-    let mut command = host_command(plan, directory.path(), arguments);
+    let mut command = plugin_command(plan, directory.path(), arguments);
     // The plugin is run as from an operator's shell, in which these variables are not set.
     for key in [crate::protocol::COOKIE_KEY, crate::protocol::VERSIONS_KEY, "PLUGIN_MIN_PORT", "PLUGIN_MAX_PORT"] {
         command.env_remove(key);
@@ -168,7 +168,7 @@ impl PluginUnderTest {
         configure: impl FnOnce(&mut Command),
     ) -> Result<Self, String> {
         let directory = socket_directory()?;
-        let mut command = host_command(plan, directory.path(), extra);
+        let mut command = plugin_command(plan, directory.path(), extra);
         configure(&mut command);
         let mut child = command.spawn().map_err(|error| format!("failed to start: {error}"))?;
         let mut group = ProcessGroup::of(&child);

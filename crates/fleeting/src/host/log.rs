@@ -149,7 +149,7 @@ pub(super) async fn pump(
     loop {
         match next_line(&mut stderr, &mut line).await {
             Ok(Some(is_end_of_line)) => {
-                let is_whole_line = is_start_of_line && is_end_of_line && line.len() <= MAX_LINE_BYTES;
+                let is_whole_line = is_start_of_line && is_end_of_line;
                 is_start_of_line = is_end_of_line;
                 let text = String::from_utf8_lossy(&line);
                 let Record { level, message, fields } = if is_whole_line {
@@ -186,17 +186,20 @@ async fn next_line(from: &mut (impl AsyncBufReadExt + Unpin), line: &mut Vec<u8>
         if buffer.is_empty() {
             return Ok(if line.is_empty() { None } else { Some(true) });
         }
-        if let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
-            line.extend_from_slice(buffer.get(..end).unwrap_or_default());
-            from.consume(end + 1);
-            return Ok(Some(true));
-        }
-        let free = MAX_LINE_BYTES - line.len().min(MAX_LINE_BYTES);
-        let taken = buffer.len().min(free.max(1));
-        line.extend_from_slice(buffer.get(..taken).unwrap_or_default());
-        from.consume(taken);
-        if line.len() >= MAX_LINE_BYTES {
-            return Ok(Some(false));
+        let free = MAX_LINE_BYTES - line.len();
+        // The line break does not count, so it may follow a piece of the maximum size.
+        match buffer.iter().take(free + 1).position(|byte| *byte == b'\n') {
+            Some(end) => {
+                line.extend_from_slice(buffer.get(..end).unwrap_or_default());
+                from.consume(end + 1);
+                return Ok(Some(true));
+            }
+            None if free == 0 => return Ok(Some(false)),
+            None => {
+                let taken = buffer.len().min(free);
+                line.extend_from_slice(buffer.get(..taken).unwrap_or_default());
+                from.consume(taken);
+            }
         }
     }
 }
@@ -273,16 +276,33 @@ mod tests {
         );
     }
 
-    #[tokio::test]
-    async fn h20_overlong_line_is_read_in_pieces() {
-        let text = [vec![b'x'; MAX_LINE_BYTES * 2 + 10], b"\nshort\n".to_vec()].concat();
-        let mut from = BufReader::new(text.as_slice());
-        let mut line = Vec::new();
-        let mut lengths = Vec::new();
+    /// Returns the length of each piece of the lines, and whether it is the end of a line.
+    async fn pieces(text: &[u8], buffer_bytes: usize) -> Vec<(usize, bool)> {
+        let mut from = BufReader::with_capacity(buffer_bytes, text);
+        let (mut line, mut lengths) = (Vec::new(), Vec::new());
         while let Some(is_end_of_line) = next_line(&mut from, &mut line).await.unwrap() {
             lengths.push((line.len(), is_end_of_line));
         }
-        assert_eq!(lengths, [(MAX_LINE_BYTES, false), (MAX_LINE_BYTES, false), (10, true), (5, true)]);
+        lengths
+    }
+
+    #[tokio::test]
+    async fn h20_overlong_line_is_read_in_pieces() {
+        let text = [vec![b'x'; MAX_LINE_BYTES * 2 + 10], b"\nshort\n".to_vec()].concat();
+        for buffer_bytes in [8 * 1024, MAX_LINE_BYTES, 2 * MAX_LINE_BYTES] {
+            let lengths = pieces(&text, buffer_bytes).await;
+            assert_eq!(lengths, [(MAX_LINE_BYTES, false), (MAX_LINE_BYTES, false), (10, true), (5, true)]);
+        }
+    }
+
+    #[tokio::test]
+    async fn line_of_the_maximum_length_is_read_at_once() {
+        let line = [vec![b'x'; MAX_LINE_BYTES], b"\n".to_vec()].concat();
+        let text = [line.clone(), b"short\n".to_vec(), line].concat();
+        for buffer_bytes in [8 * 1024, MAX_LINE_BYTES, 2 * MAX_LINE_BYTES] {
+            let lengths = pieces(&text, buffer_bytes).await;
+            assert_eq!(lengths, [(MAX_LINE_BYTES, true), (5, true), (MAX_LINE_BYTES, true)]);
+        }
     }
 
     #[tokio::test]

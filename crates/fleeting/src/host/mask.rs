@@ -7,11 +7,12 @@ use super::PluginSpec;
 const MASKED: &str = "[masked]";
 /// Minimum length of a secret in bytes. Shorter texts occur in too many other words to be replaced.
 const MIN_SECRET_BYTES: usize = 4;
-/// Words that mark a key as secret, unless the key ends in `_path` or `_file`.
+/// Words in the name of a configuration key that mark its value as secret, unless the name ends in `_path` or `_file`.
 /// Strings and numbers under such a key are masked, also in tables and lists.
 const SECRET_WORDS: [&str; 8] =
     ["password", "passphrase", "passwd", "secret", "token", "credential", "private", "api_key"];
-/// Further names of secret keys. Other names that end in `key` usually are not secret.
+/// Further names of configuration keys with secret values. Values of other keys whose names end in `key` usually are not
+/// secret.
 const SECRET_NAMES: [&str; 4] = ["key", "apikey", "access_key", "ssh_key"];
 
 #[derive(Clone, Default)]

@@ -11,7 +11,7 @@ use muster_oci::{
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::error::InstallError;
-use super::lock::FileLock;
+use super::lock::FlockGuard;
 use super::store::{Installed, STAGING_PREFIX, Store, move_to_trash, remove_leftovers, restore_from_trash};
 use super::{EXECUTABLE, LOCK_FILE_MODE, plugin_archive};
 
@@ -89,23 +89,23 @@ impl Store {
         let installed = Installed { repository: reference.repository.clone(), version, executable };
 
         // The state is checked again after each wait, because another process may have installed the version.
-        let installed_files = |lock: &LockFile| self.installed_files(lock, reference, &installed, &layer, options);
+        let installed_state = |lock: &LockFile| self.installed_state(lock, reference, &installed, &layer, options);
         let unchanged = || InstallResult { installed: installed.clone(), outcome: InstallOutcome::Unchanged };
-        if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
+        if installed_state(&LockFile::read(&self.lock_file())?)?.is_intact {
             return Ok(unchanged());
         }
         let archive = self.partial_download_path(reference, &layer)?;
-        let _download_lock = FileLock::lock_deletable(&archive, DOWNLOAD_TIMEOUT).await?;
-        if installed_files(&LockFile::read(&self.lock_file())?)?.is_intact {
+        let _download_lock = FlockGuard::lock_deletable(&archive, DOWNLOAD_TIMEOUT).await?;
+        if installed_state(&LockFile::read(&self.lock_file())?)?.is_intact {
             let _ = std::fs::remove_file(&archive);
             return Ok(unchanged());
         }
         let registry_error = |source| InstallError::from_registry(reference, source);
         registry.download(&layer, &archive).await.map_err(registry_error)?;
 
-        let _store_lock = FileLock::of_directory(self.directory()).await?;
+        let _store_lock = FlockGuard::lock_directory(self.directory()).await?;
         let mut lock = LockFile::read(&self.lock_file())?;
-        let InstalledFiles { exists, is_intact } = installed_files(&lock)?;
+        let InstalledState { exists, is_intact } = installed_state(&lock)?;
         if is_intact {
             let _ = std::fs::remove_file(archive);
             return Ok(unchanged());
@@ -131,14 +131,14 @@ impl Store {
         Ok(InstallResult { installed, outcome })
     }
 
-    fn installed_files(
+    fn installed_state(
         &self,
         lock: &LockFile,
         reference: &Reference,
         installed: &Installed,
         layer: &Descriptor,
         options: InstallOptions,
-    ) -> Result<InstalledFiles, InstallError> {
+    ) -> Result<InstalledState, InstallError> {
         let locked = lock.get(&installed.repository, &installed.version);
         if let Some(locked) = locked.filter(|locked| locked.layer != layer.digest && !options.accept_new_digest) {
             return Err(InstallError::Changed {
@@ -152,7 +152,7 @@ impl Store {
         let exists = installed.executable.is_file();
         let directory = self.version_directory(&installed.repository, &installed.version);
         let is_unchanged = |locked: &Entry| locked.layer == layer.digest && is_intact(&directory, locked);
-        Ok(InstalledFiles { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
+        Ok(InstalledState { exists, is_intact: exists && locked.is_some_and(is_unchanged) })
     }
 
     /// Returns the path to which the archive is downloaded.
@@ -200,7 +200,8 @@ impl Store {
     }
 }
 
-struct InstalledFiles {
+/// State of an installed version.
+struct InstalledState {
     exists: bool,
     /// Whether all files match their digests and come from the archive that the registry has now.
     is_intact: bool,

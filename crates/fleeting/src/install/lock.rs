@@ -15,10 +15,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An exclusive file lock. Released when dropped or when the process ends.
 #[derive(Debug)]
-pub(super) struct FileLock(File);
+pub(super) struct FlockGuard(File);
 
-impl FileLock {
-    pub(super) async fn of_directory(directory: &Path) -> Result<Self, InstallError> {
+impl FlockGuard {
+    pub(super) async fn lock_directory(directory: &Path) -> Result<Self, InstallError> {
         std::fs::create_dir_all(directory).map_err(|source| failed(directory, source))?;
         Self::lock(&directory.join(".lock"), LOCK_TIMEOUT).await
     }

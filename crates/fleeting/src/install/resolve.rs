@@ -219,17 +219,17 @@ pub fn resolve(plugin: &str, context: &LookupContext) -> Result<ResolvedPlugin, 
 /// Checks that the files of an installed version are unchanged.
 /// A version is not checked if the lock file has no entry for it, or if this user may not read the lock file.
 fn check_unchanged(plugin: &str, store: &Store, installed: &Installed) -> Result<(), ResolveError> {
-    let (named, executable) = (plugin.to_owned(), installed.executable.clone());
+    let (configured, executable) = (plugin.to_owned(), installed.executable.clone());
     match store.changes(installed) {
         Ok(changes) if changes.is_empty() => Ok(()),
-        Ok(changes) => Err(ResolveError::Changed { plugin: named, executable, changes: changes.join("; ") }),
+        Ok(changes) => Err(ResolveError::Changed { plugin: configured, executable, changes: changes.join("; ") }),
         Err(InstallError::LockFile(LockFileError::File { path, source, .. }))
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
             tracing::warn!(plugin, path = %path.display(), "failed to read the lock file of plugins; digests are not verified");
             Ok(())
         }
-        Err(source) => Err(ResolveError::Unverified { plugin: named, executable, source: Box::new(source) }),
+        Err(source) => Err(ResolveError::Unverified { plugin: configured, executable, source: Box::new(source) }),
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
             Self { directory, context }
         }
 
-        fn executable(&self, name: &str) -> PathBuf {
+        fn create_executable(&self, name: &str) -> PathBuf {
             let path = self.directory.path().join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, "").unwrap();
@@ -281,8 +281,10 @@ mod tests {
             path
         }
 
-        fn installed(&self, name: &str, version: &str) -> PathBuf {
-            self.executable(&format!("plugins/registry.gitlab.com/gitlab-org/fleeting/plugins/{name}/{version}/plugin"))
+        fn install(&self, name: &str, version: &str) -> PathBuf {
+            self.create_executable(&format!(
+                "plugins/registry.gitlab.com/gitlab-org/fleeting/plugins/{name}/{version}/plugin"
+            ))
         }
 
         fn resolve(&self, plugin: &str) -> Result<ResolvedPlugin, String> {
@@ -293,7 +295,7 @@ mod tests {
     #[test]
     fn o02_highest_matching_version_is_used() {
         let fixture = Fixture::new();
-        let paths: Vec<_> = ["1.2.3", "1.10.0", "2.0.0-rc.1"].map(|version| fixture.installed("aws", version)).into();
+        let paths: Vec<_> = ["1.2.3", "1.10.0", "2.0.0-rc.1"].map(|version| fixture.install("aws", version)).into();
         for (plugin, path) in
             [("aws", 1), ("aws:1", 1), ("aws:latest", 1), ("aws:1.2", 0), ("aws:2.0.0-rc.1", 2), ("aws:^1.2", 1)]
         {
@@ -311,10 +313,10 @@ mod tests {
     #[test]
     fn file_in_working_directory_is_not_a_plugin() {
         let fixture = Fixture::new();
-        fixture.executable("work/aws");
+        fixture.create_executable("work/aws");
         let error = fixture.resolve("aws").unwrap_err();
         assert!(error.contains("write ./aws"), "{error}");
-        let installed = fixture.installed("aws", "1.0.0");
+        let installed = fixture.install("aws", "1.0.0");
         assert_eq!(fixture.resolve("aws"), Ok(ResolvedPlugin::Installed(installed)));
         assert_eq!(fixture.resolve("./aws").unwrap().executable(), fixture.context.directory.join("./aws"));
     }
@@ -331,14 +333,14 @@ mod tests {
         }
         assert!(fixture.resolve("static:1").is_err(), "a version must come from a registry");
         assert!(fixture.resolve("aws").is_err());
-        let path = fixture.executable("bin/fleeting-plugin-static");
+        let path = fixture.create_executable("bin/fleeting-plugin-static");
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
     }
 
     #[test]
     fn changed_plugin_is_not_run() {
         let fixture = Fixture::new();
-        let path = fixture.installed("aws", "1.0.0");
+        let path = fixture.install("aws", "1.0.0");
         assert_eq!(
             fixture.resolve("aws"),
             Ok(ResolvedPlugin::Installed(path.clone())),
@@ -369,10 +371,10 @@ mod tests {
         let mut fixture = Fixture::new();
         fixture.context.store = None;
         fixture.context.built_in = Some(BuiltIn { executable: "/bin/muster".into(), names: &["static"] });
-        let absolute = fixture.executable("elsewhere/example");
+        let absolute = fixture.create_executable("elsewhere/example");
         assert_eq!(fixture.resolve(absolute.to_str().unwrap()), Ok(ResolvedPlugin::Path(absolute)));
         assert_eq!(fixture.resolve("static").unwrap().arguments(), ["plugin", "serve", "static"]);
-        let path = fixture.executable("bin/fleeting-plugin-other");
+        let path = fixture.create_executable("bin/fleeting-plugin-other");
         assert_eq!(fixture.resolve("other"), Ok(ResolvedPlugin::OnPath(path)));
         let error = fixture.resolve("aws").unwrap_err();
         for expected in
@@ -386,19 +388,19 @@ mod tests {
     #[test]
     fn plugin_names_are_searched_in_path() {
         let mut fixture = Fixture::new();
-        let path = fixture.executable("bin/fleeting-plugin-static");
+        let path = fixture.create_executable("bin/fleeting-plugin-static");
         assert_eq!(fixture.resolve("fleeting-plugin-static"), Ok(ResolvedPlugin::OnPath(path.clone())));
         assert_eq!(fixture.resolve("static"), Ok(ResolvedPlugin::OnPath(path)));
         assert!(fixture.resolve("fleeting-plugin-other").unwrap_err().contains("is not in any directory of PATH"));
         assert!(fixture.resolve("static:1").is_err(), "a version must come from a registry");
-        let installed = fixture.installed("static", "1.0.0");
+        let installed = fixture.install("static", "1.0.0");
         assert_eq!(
             fixture.resolve("static"),
             Ok(ResolvedPlugin::Installed(installed)),
             "the installed plugin takes precedence"
         );
 
-        fixture.executable("work/fleeting-plugin-relative");
+        fixture.create_executable("work/fleeting-plugin-relative");
         fixture.context.path = ".:".into();
         assert!(fixture.resolve("fleeting-plugin-relative").is_err(), "relative directories of PATH must be ignored");
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use muster_oci::{Constraint, LockFile, Reference, Repository, Version};
 
 use super::error::InstallError;
-use super::lock::FileLock;
+use super::lock::FlockGuard;
 use super::{EXECUTABLE, LOCK_FILE_MODE};
 use crate::layout::{escape, repository_directory, unescape};
 
@@ -122,33 +122,59 @@ impl Store {
     /// Their digests stay in the lock file unless `forget_digest` is set.
     ///
     /// # Errors
-    /// [`InstallError`].
+    /// [`InstallError`]. If the lock file cannot be written, nothing is removed. If a version cannot be removed, the versions before it
+    /// are removed.
     pub async fn remove(&self, reference: &Reference, forget_digest: bool) -> Result<Vec<Installed>, InstallError> {
-        let _lock = FileLock::of_directory(&self.directory).await?;
-        let mut lock = LockFile::read(&self.lock_file())?;
+        let _store_lock = FlockGuard::lock_directory(&self.directory).await?;
+        let lock = LockFile::read(&self.lock_file())?;
         let matches = |installed: &Installed| match reference.constraint {
             Constraint::Latest | Constraint::Any => true,
             _ => reference.constraint.matches(&installed.version),
         };
-        let removed: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(matches).collect();
-        if removed.is_empty() {
+        let found: Vec<Installed> = self.versions(&reference.repository).into_iter().filter(matches).collect();
+        if found.is_empty() {
             let (reference, directory) = (reference.to_string(), self.directory.clone());
             return Err(InstallError::NotInstalled { reference, directory });
         }
-        for installed in &removed {
-            let directory = self.version_directory(&installed.repository, &installed.version);
-            remove_leftovers(&self.repository_directory(&installed.repository));
-            move_to_trash(&directory)
-                .and_then(|trash| trash.map_or(Ok(()), tempfile::TempDir::close))
-                .map_err(|source| InstallError::Directory { path: directory, operation: "delete", source })?;
-            if forget_digest {
-                lock.remove(&installed.repository, &installed.version);
+        remove_leftovers(&self.repository_directory(&reference.repository));
+        self.remove_versions(found, forget_digest.then_some(lock), move_to_trash)
+    }
+
+    /// Removes versions with `move_to_trash`, and their digests from `lock`.
+    fn remove_versions(
+        &self,
+        versions: Vec<Installed>,
+        lock: Option<LockFile>,
+        move_to_trash: impl Fn(&Path) -> std::io::Result<Option<tempfile::TempDir>>,
+    ) -> Result<Vec<Installed>, InstallError> {
+        let (mut removed, mut trashes, mut failure) = (Vec::new(), Vec::new(), None);
+        for installed in versions {
+            let path = self.version_directory(&installed.repository, &installed.version);
+            match move_to_trash(&path) {
+                Ok(trash) => {
+                    removed.push(installed);
+                    trashes.extend(trash.map(|trash| (trash, path)));
+                }
+                Err(source) => {
+                    failure = Some(InstallError::Directory { path, operation: "delete", source });
+                    break;
+                }
             }
         }
-        if forget_digest {
-            lock.write(&self.lock_file(), LOCK_FILE_MODE)?;
+        if let Some(mut lock) = lock {
+            removed.iter().for_each(|installed| lock.remove(&installed.repository, &installed.version));
+            if let Err(error) = lock.write(&self.lock_file(), LOCK_FILE_MODE) {
+                // Otherwise the digests could not be forgotten later, because only an installed version can be removed.
+                trashes.into_iter().for_each(|(trash, path)| restore_from_trash(trash, &path));
+                return Err(error.into());
+            }
         }
-        Ok(removed)
+        for (trash, path) in trashes {
+            if let Err(error) = trash.close() {
+                tracing::warn!(path = %path.display(), %error, "failed to delete all files of a removed plugin; the next installation or removal retries");
+            }
+        }
+        failure.map_or(Ok(removed), Err)
     }
 }
 
@@ -204,4 +230,64 @@ fn subdirectories(directory: &Path) -> Vec<String> {
     let Ok(entries) = directory.read_dir() else { return Vec::new() };
     let entries = entries.filter_map(Result::ok).filter(|entry| entry.path().is_dir());
     entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with('.')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use muster_oci::{Entry, HostPlatform};
+
+    use super::*;
+
+    /// Returns a store with the versions 1.0.0 and 2.0.0 of a plugin, these versions, and the content of the lock file.
+    fn store_with_two_versions(directory: &Path) -> (Store, Vec<Installed>, LockFile) {
+        let store = Store::new(directory);
+        let repository = Repository { registry: "registry.example".to_owned(), path: "g/p".to_owned() };
+        let mut lock = LockFile::default();
+        for version in ["1.0.0", "2.0.0"] {
+            let executable = store.version_directory(&repository, &version.parse().unwrap()).join(EXECUTABLE);
+            std::fs::create_dir_all(executable.parent().unwrap()).unwrap();
+            std::fs::write(executable, "").unwrap();
+            lock.put(Entry {
+                repository: repository.to_string(),
+                version: version.to_owned(),
+                platform: HostPlatform::this().to_string(),
+                layer: "sha256:0a".to_owned(),
+                files: BTreeMap::new(),
+            });
+        }
+        lock.write(&store.lock_file(), LOCK_FILE_MODE).unwrap();
+        let mut versions = store.versions(&repository);
+        versions.sort();
+        (store, versions, lock)
+    }
+
+    #[test]
+    fn digest_of_removed_version_is_forgotten_if_the_next_version_cannot_be_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, versions, lock) = store_with_two_versions(directory.path());
+        let move_first = |path: &Path| match path.ends_with("1.0.0") {
+            true => move_to_trash(path),
+            false => Err(std::io::ErrorKind::PermissionDenied.into()),
+        };
+        let error = store.remove_versions(versions.clone(), Some(lock), move_first).unwrap_err().to_string();
+        assert!(error.starts_with("failed to delete ") && error.contains("2.0.0"), "{error}");
+        let lock = LockFile::read(&store.lock_file()).unwrap();
+        let has_digest = |installed: &Installed| lock.get(&installed.repository, &installed.version).is_some();
+        let state = versions.iter().map(|installed| (installed.executable.exists(), has_digest(installed)));
+        assert_eq!(state.collect::<Vec<_>>(), [(false, false), (true, true)]);
+    }
+
+    #[test]
+    fn versions_are_restored_if_their_digests_cannot_be_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, versions, lock) = store_with_two_versions(directory.path());
+        // A directory cannot be replaced with a file.
+        std::fs::remove_file(store.lock_file()).unwrap();
+        std::fs::create_dir(store.lock_file()).unwrap();
+        let error = store.remove_versions(versions.clone(), Some(lock), move_to_trash).unwrap_err();
+        assert!(matches!(error, InstallError::LockFile(_)), "{error}");
+        assert!(versions.iter().all(|installed| installed.executable.is_file()));
+    }
 }

@@ -57,7 +57,7 @@ struct State {
 
 struct Shared {
     hypervisor: Arc<dyn Hypervisor>,
-    is_raced: bool,
+    loses_init_race: bool,
     state: Mutex<State>,
 }
 
@@ -76,13 +76,13 @@ impl Drop for FakeDaemon {
 impl FakeDaemon {
     /// Serves on a socket.
     ///
-    /// With `is_raced`, each `Init` fails as if another client had initialized the daemon at the same time.
+    /// With `loses_init_race`, each `Init` fails as if another client had initialized the daemon at the same time.
     ///
     /// # Errors
     /// The socket cannot be created.
-    pub fn start(socket: &Path, hypervisor: Arc<dyn Hypervisor>, is_raced: bool) -> io::Result<Self> {
+    pub fn start(socket: &Path, hypervisor: Arc<dyn Hypervisor>, loses_init_race: bool) -> io::Result<Self> {
         let incoming = UnixListenerStream::new(UnixListener::bind(socket)?);
-        let shared = Arc::new(Shared { hypervisor, is_raced, state: Mutex::default() });
+        let shared = Arc::new(Shared { hypervisor, loses_init_race, state: Mutex::default() });
         let server = tonic::transport::Server::builder().add_service(NestingServer::new(Service(Arc::clone(&shared))));
         let server_task = tokio::spawn(async move {
             // The server runs until the test drops the daemon.
@@ -144,7 +144,7 @@ struct Service(Arc<Shared>);
 impl Nesting for Service {
     async fn init(&self, request: Request<wire::InitRequest>) -> Result<Response<wire::InitResponse>, Status> {
         let mut state = self.0.state();
-        let is_second = state.config.replace(request.into_inner().config).is_some() || self.0.is_raced;
+        let is_second = state.config.replace(request.into_inner().config).is_some() || self.0.loses_init_race;
         state.inits += 1;
         if is_second {
             return Err(Status::failed_precondition(ALREADY_INITIALIZED));

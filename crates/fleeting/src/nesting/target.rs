@@ -19,7 +19,7 @@ impl DaemonAddress {
                 let address = match rest.strip_prefix('/') {
                     None => format!("/{rest}"),
                     Some(authority) => match authority.find('/') {
-                        Some(path) => authority.get(path..).unwrap_or_default().to_owned(),
+                        Some(path_start) => authority.get(path_start..).unwrap_or_default().to_owned(),
                         None => authority.to_owned(),
                     },
                 };

@@ -40,12 +40,12 @@ async fn connect(socket: &Path, timeouts: NestingTimeouts) -> Result<Nesting, Ne
 /// Starts a daemon and connects to it. The daemon runs until the first value of the result is dropped.
 async fn start(
     hypervisor: StubHypervisor,
-    is_raced: bool,
+    loses_init_race: bool,
     timeouts: NestingTimeouts,
 ) -> ((tempfile::TempDir, FakeDaemon), Nesting) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
-    let daemon = FakeDaemon::start(&socket, Arc::new(hypervisor), is_raced).unwrap();
+    let daemon = FakeDaemon::start(&socket, Arc::new(hypervisor), loses_init_race).unwrap();
     let nesting = connect(&socket, timeouts).await.unwrap();
     ((directory, daemon), nesting)
 }
@@ -120,12 +120,7 @@ async fn gitlabs_daemon_creates_and_deletes_machines() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nesting.sock");
     let tart = directory.path().join("tart");
-    let script = directory.path().join("script");
-    std::fs::write(&script, TART).unwrap();
-    // A separate process copies the file. A file that this process has written may still be open in a child process, and a file that is
-    // open for writing cannot be executed.
-    let install = std::process::Command::new("install").args(["-m", "755"]).args([&script, &tart]).status();
-    assert!(install.unwrap().success());
+    muster_test_prerequisites::create_program(&tart, TART);
     let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").unwrap_or_default());
     let mut child = tokio::process::Command::new(daemon)
         .args(["serve", "-hypervisor", "tart"])

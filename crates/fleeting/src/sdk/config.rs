@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_missing_and_invalid_values() {
+    fn messages_contain_the_keys_of_missing_and_invalid_values() {
         assert_eq!(parse::<Config>(b"null").unwrap_err().to_string(), "plugin_config: missing field `name`");
         let error = parse::<Config>(br#"{"name":"a","max_size":"3"}"#).unwrap_err().to_string();
         assert_eq!(error, "plugin_config: max_size: expected a non-negative integer, found string");

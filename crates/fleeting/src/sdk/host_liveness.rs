@@ -41,7 +41,8 @@ impl Drop for OpenStream {
 }
 
 impl PluginHost {
-    pub(super) fn open_stream(&self) -> OpenStream {
+    /// Counts a stream as open until the returned value is dropped.
+    pub(super) fn count_open_stream(&self) -> OpenStream {
         self.0.send_modify(|count| {
             count.open += 1;
             count.opened += 1;
@@ -92,14 +93,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn p15_host_is_lost_if_streams_broke_before_first_poll() {
         let host = PluginHost::default();
-        drop((host.open_stream(), host.open_stream()));
+        drop((host.count_open_stream(), host.count_open_stream()));
         assert_eq!(lost_after(host).await, Some(RECONNECT_TIMEOUT));
     }
 
     #[tokio::test(start_paused = true)]
     async fn p15_reconnect_timeout_starts_when_the_last_stream_breaks() {
         let host = PluginHost::default();
-        let streams = (host.open_stream(), host.open_stream());
+        let streams = (host.count_open_stream(), host.count_open_stream());
         let waiting = tokio::spawn(lost_after(host));
         tokio::time::sleep(Duration::from_secs(60)).await;
         drop(streams);
@@ -110,15 +111,15 @@ mod tests {
     async fn p15_reconnected_host_keeps_plugin_running() {
         let host = PluginHost::default();
         let waiting = tokio::spawn(lost_after(host.clone()));
-        drop(host.open_stream());
+        drop(host.count_open_stream());
         tokio::time::sleep(RECONNECT_TIMEOUT / 2).await;
-        let reconnected = host.open_stream();
+        let reconnected = host.count_open_stream();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert!(!waiting.is_finished());
         drop(reconnected);
         // A short reconnect counts as well and restarts the timeout.
         tokio::time::sleep(RECONNECT_TIMEOUT / 2).await;
-        drop(host.open_stream());
+        drop(host.count_open_stream());
         let expected = RECONNECT_TIMEOUT / 2 + Duration::from_secs(60) + RECONNECT_TIMEOUT / 2 + RECONNECT_TIMEOUT;
         assert_eq!(waiting.await.ok().flatten(), Some(expected));
     }

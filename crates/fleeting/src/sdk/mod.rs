@@ -56,9 +56,9 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// Failure of a call, which may have succeeded for some instances.
 ///
-/// `Increase` and `Decrease` cannot return both parts (docs/spec/fleeting.md, section 2.4): the host receives what
-/// succeeded, or the error if nothing succeeded. For `Suspend` and `Resume`, the details of the error contain what
-/// succeeded.
+/// The responses to `Increase` and `Decrease` cannot contain both fields (docs/spec/fleeting.md, section 2.4): the host
+/// receives what succeeded, or the error if nothing succeeded.
+/// For `Suspend` and `Resume`, the details of the error contain what succeeded.
 #[derive(Debug)]
 pub struct PartialFailure<T> {
     /// The part that succeeded.

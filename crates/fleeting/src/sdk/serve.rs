@@ -94,7 +94,7 @@ type EmptyStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl GoPluginServices {
     fn empty_stream<T: Send + 'static>(&self) -> EmptyStream<T> {
         // The guard counts the stream as open until the stream is dropped.
-        let open_guard = self.host.open_stream();
+        let open_guard = self.host.count_open_stream();
         Box::pin(futures::stream::pending().map(move |never: Result<T, Status>| {
             let _ = &open_guard;
             never

@@ -80,6 +80,9 @@ mod tests {
     fn invalid_port_range_is_an_error() {
         assert_eq!(parse_port_range(Some("10000"), Some("25000")).unwrap(), 10_000..=25_000);
         assert_eq!(parse_port_range(None, Some("")).unwrap(), 0..=0, "an empty variable allows any port");
+        // As in go-plugin, a missing variable is 0.
+        assert_eq!(parse_port_range(None, Some("25000")).unwrap(), 0..=25_000);
+        assert!(parse_port_range(Some("10000"), None).is_err());
         let error = |min, max| parse_port_range(min, max).unwrap_err().to_string();
         assert!(error(Some("3"), Some("2")).contains("PLUGIN_MIN_PORT is 3"));
         assert!(error(Some("x"), None).contains("PLUGIN_MIN_PORT is \"x\""));

@@ -37,7 +37,7 @@ fn python_example_has_current_protocol() {
 /// They use only the modules `sdk` and `connector` of this crate, and the crates `muster-remote` and `muster-files`. Host and scaler contain
 /// no names of providers.
 #[test]
-fn plugins_use_only_the_sdk_and_the_host_names_no_provider() {
+fn plugins_use_only_the_sdk_while_host_and_scaler_contain_no_provider_names() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut plugins = 0;
     for plugin in std::fs::read_dir(root.join("plugins")).unwrap().map(|entry| entry.unwrap().path()) {

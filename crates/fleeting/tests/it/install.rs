@@ -171,7 +171,7 @@ async fn o06_archive_with_outside_entry_is_rejected() {
 }
 
 #[tokio::test]
-async fn new_digest_of_known_version_must_be_accepted() {
+async fn new_digest_of_known_version_is_refused_unless_accepted() {
     let Some(fixture) = Fixture::new() else { return };
     fixture.registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let result = fixture.install("g/p").await.unwrap();
@@ -278,7 +278,7 @@ async fn docker_credentials_are_sent_to_the_registry() {
     registry.push("g/p", "1.0.0", &["1.0.0"], &archive(b"one")).await;
     let directory = tempfile::tempdir().unwrap();
     let store = Store::new(directory.path());
-    let (reference, docker) = (registry.reference("g/p:1.0.0"), registry.credentials());
+    let (reference, docker) = (registry.reference("g/p:1.0.0"), registry.docker_config());
     let install = || store.install(&reference, InstallOptions::default(), Some(&docker));
 
     let error = text(&install().await.unwrap_err());
@@ -381,7 +381,7 @@ pub(crate) async fn token_registry(answer: fn(&str, &str, &str) -> String) -> St
     host
 }
 
-pub(crate) fn body(status: &str, headers: &str, body: &str) -> String {
+pub(crate) fn response(status: &str, headers: &str, body: &str) -> String {
     format!("{status}\r\n{headers}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
@@ -407,11 +407,11 @@ async fn token_is_fetched_from_the_registrys_token_server() {
             (
                 "/token?service=r" | "/token?scope=repository%3Ag%2Fp%3Apull&service=r",
                 "Basic dGVzdGVyOnNlY3JldCB3b3Jk",
-            ) => body("200 OK", "", r#"{"token": "t0ken"}"#),
-            ("/v2/", "Bearer t0ken") => body("200 OK", "", "{}"),
-            ("/v2/g/p/tags/list?n=1000", "Bearer t0ken") => body("200 OK", "", r#"{"tags": ["1.0.0"]}"#),
-            ("/v2/" | "/v2/g/p/tags/list?n=1000", _) => body("401 Unauthorized", &challenge, ""),
-            _ => body("403 Forbidden", "", ""),
+            ) => response("200 OK", "", r#"{"token": "t0ken"}"#),
+            ("/v2/", "Bearer t0ken") => response("200 OK", "", "{}"),
+            ("/v2/g/p/tags/list?n=1000", "Bearer t0ken") => response("200 OK", "", r#"{"tags": ["1.0.0"]}"#),
+            ("/v2/" | "/v2/g/p/tags/list?n=1000", _) => response("401 Unauthorized", &challenge, ""),
+            _ => response("403 Forbidden", "", ""),
         }
     })
     .await;
@@ -432,7 +432,7 @@ async fn token_is_fetched_from_the_registrys_token_server() {
 async fn password_requires_https_and_responses_are_limited() {
     let host = token_registry(|_, line, _| {
         assert!(!line.contains("/token"), "the insecure token server must not get a request");
-        body("401 Unauthorized", "www-authenticate: Bearer realm=\"ftp://r.example/token\"\r\n", "")
+        response("401 Unauthorized", "www-authenticate: Bearer realm=\"ftp://r.example/token\"\r\n", "")
     })
     .await;
     let error = check_login(&host, Some(Credentials::new(USER, PASSWORD))).await.unwrap_err();

@@ -10,7 +10,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use crate::install::{Fixture, body, reference, text, token_registry};
+use crate::install::{Fixture, reference, response, text, token_registry};
 use crate::registry::archive;
 
 const ACCEPT: InstallOptions = InstallOptions { upgrade: false, accept_new_digest: true };
@@ -142,7 +142,7 @@ async fn slow_download_does_not_block_other_installs() {
 async fn range_requires_the_list_of_versions() {
     let host = token_registry(|_, line, _| {
         assert!(line.contains("/tags/list"), "a range is not a tag: {line}");
-        body("405 Method Not Allowed", "", "")
+        response("405 Method Not Allowed", "", "")
     })
     .await;
     let store = muster_fleeting::install::Store::new(tempfile::tempdir().unwrap().path());

@@ -33,7 +33,7 @@ impl Registry {
 
     /// Returns docker's configuration for tests of this registry.
     /// It contains no login until a test stores one.
-    pub(crate) fn credentials(&self) -> DockerConfig {
+    pub(crate) fn docker_config(&self) -> DockerConfig {
         DockerConfig::in_directory(&self.process.dir().join("docker"))
     }
 
@@ -47,19 +47,19 @@ impl Registry {
         self.process.dir().join("data/docker/registry/v2/blobs/sha256").join(&hex[..2]).join(hex).join("data")
     }
 
-    fn request(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
+    fn with_login(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
         if self.requires_login { request.basic_auth(USER, Some(PASSWORD)) } else { request }
     }
 
     async fn push_blob(&self, repository: &str, bytes: &[u8]) -> Value {
         let http = Client::new();
         let start = http.post(format!("http://{}/v2/{repository}/blobs/uploads/", self.host));
-        let answer = self.request(start).send().await.unwrap();
+        let answer = self.with_login(start).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::ACCEPTED);
         let mut upload = reqwest::Url::parse(answer.headers()["location"].to_str().unwrap()).unwrap();
         let digest = Digest::of(bytes).to_string();
         upload.query_pairs_mut().append_pair("digest", &digest);
-        let answer = self.request(http.put(upload).body(bytes.to_owned())).send().await.unwrap();
+        let answer = self.with_login(http.put(upload).body(bytes.to_owned())).send().await.unwrap();
         assert_eq!(answer.status(), StatusCode::CREATED);
         json!({"mediaType": "application/vnd.docker.image.rootfs.diff.tar.gzip", "digest": digest, "size": bytes.len()})
     }
@@ -69,8 +69,11 @@ impl Registry {
         let digest = Digest::of(&bytes).to_string();
         let url = format!("http://{}/v2/{repository}/manifests/{}", self.host, tag.unwrap_or(&digest));
         let size = bytes.len();
-        let answer =
-            self.request(Client::new().put(url).header("content-type", media_type).body(bytes)).send().await.unwrap();
+        let answer = self
+            .with_login(Client::new().put(url).header("content-type", media_type).body(bytes))
+            .send()
+            .await
+            .unwrap();
         assert_eq!(answer.status(), StatusCode::CREATED, "{}", answer.text().await.unwrap());
         json!({"mediaType": media_type, "digest": digest, "size": size})
     }

@@ -66,7 +66,7 @@ impl Attack {
     }
 
     /// Runs the named test again in a process whose environment names only these directories.
-    async fn start(&self, test: &str, runtime: Option<&Path>, expected: &Path) -> Output {
+    async fn run_test(&self, test: &str, runtime: Option<&Path>, expected: &Path) -> Output {
         let mut command = tokio::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env_clear().env(EXPECTED_DIRECTORY, expected);
         command.env("TMPDIR", &self.shared).env("HOME", &self.home);
@@ -107,7 +107,7 @@ async fn shared_temporary_directory_is_not_touched() {
     let attack = Attack::new();
     let before = attack.names();
     let test = "shared_temp::shared_temporary_directory_is_not_touched";
-    let output = attack.start(test, Some(&attack.runtime), &attack.runtime).await;
+    let output = attack.run_test(test, Some(&attack.runtime), &attack.runtime).await;
     assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
     assert_eq!(attack.names(), before);
     assert!(attack.elsewhere.join("unrelated").exists());

@@ -1,7 +1,6 @@
 //! Tests executables that are not plugins: each start returns a helpful error and leaves no process.
 
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,8 +10,7 @@ use tempfile::TempDir;
 fn script(body: &str) -> (TempDir, PathBuf) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("fleeting-plugin-faulty");
-    std::fs::write(&path, format!("#!/bin/sh\necho $$ > \"$0.pid\"\n{body}\n")).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\necho $$ > \"$0.pid\"\n{body}\n"));
     (directory, path)
 }
 

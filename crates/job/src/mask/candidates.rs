@@ -48,7 +48,7 @@ impl Candidates {
     }
 
     pub(super) fn scan<'a>(&'a self, bytes: &'a [u8]) -> Scan<'a> {
-        Scan { candidates: self, bytes, text: None, special: None }
+        Scan { candidates: self, bytes, next_text: None, next_special: None }
     }
 }
 
@@ -56,9 +56,9 @@ pub(super) struct Scan<'a> {
     candidates: &'a Candidates,
     bytes: &'a [u8],
     /// Next position at which a text may start. `None` means not searched yet.
-    text: Option<usize>,
+    next_text: Option<usize>,
     /// Next position at which a URL parameter may start, or a text with an escape sequence in its prefix.
-    special: Option<usize>,
+    next_special: Option<usize>,
 }
 
 impl Scan<'_> {
@@ -66,9 +66,9 @@ impl Scan<'_> {
     ///
     /// The filters must be idle at `from`. The last bytes are always candidates, because the next piece may continue them.
     pub(super) fn next(&mut self, from: usize) -> usize {
-        let text = self.text.filter(|at| *at >= from).unwrap_or_else(|| self.find_text(from));
-        let special = self.special.filter(|at| *at >= from).unwrap_or_else(|| self.find_special(from));
-        (self.text, self.special) = (Some(text), Some(special));
+        let text = self.next_text.filter(|at| *at >= from).unwrap_or_else(|| self.find_text(from));
+        let special = self.next_special.filter(|at| *at >= from).unwrap_or_else(|| self.find_special(from));
+        (self.next_text, self.next_special) = (Some(text), Some(special));
         let tail = (self.bytes.len() + 1).saturating_sub(PREFIX_BYTES).max(from);
         text.min(special).min(tail)
     }

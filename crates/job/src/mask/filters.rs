@@ -38,7 +38,7 @@ impl PrefixFilter {
         Self { needles: prefixes, is_secret_byte, held: Vec::new(), state: State::Search }
     }
 
-    fn run(&mut self, last: bool, out: &mut Vec<u8>) {
+    fn run(&mut self, is_end: bool, out: &mut Vec<u8>) {
         let bytes = std::mem::take(&mut self.held);
         let mut from = 0;
         loop {
@@ -60,14 +60,14 @@ impl PrefixFilter {
                         from += length;
                         continue;
                     }
-                    Escape::Partial if !last => {
+                    Escape::Partial if !is_end => {
                         self.held = after.to_vec();
                         return;
                     }
                     Escape::Partial | Escape::None => self.state = State::Search,
                 }
             }
-            match self.needles.find(&bytes, from, last) {
+            match self.needles.find(&bytes, from, is_end) {
                 Found::Nothing => {
                     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
                     self.held = bytes;

@@ -139,6 +139,7 @@ impl Phrases {
         }
     }
 
+    /// Holds back a byte, and continues the search that does not skip escape sequences.
     /// Returns the position of the byte.
     fn hold(&mut self, byte: u8, escape: bool) -> u64 {
         let at = self.held_start + self.held.len() as u64;

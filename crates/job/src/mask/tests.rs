@@ -143,7 +143,7 @@ fn mask_with_filters(secrets: &Secrets, text: &[u8]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Keeps an ESC that does not start an escape sequence.
+/// Removes the escape sequences. Keeps an ESC that does not start one.
 fn without_escapes(text: &str) -> String {
     let mut rest = text;
     let mut without_escapes = String::new();
@@ -183,13 +183,16 @@ fn log() -> impl Strategy<Value = Vec<u8>> {
     let word = prop_oneof![
         6 => "[a-z0-9 ]{1,60}",
         2 => text().prop_map(|text| String::from_utf8(text).unwrap()),
-        1 => (0..200u8, 1..12usize).prop_map(|(number, length)| numbered(number)[..length].to_owned()),
-        1 => (0..200u8, 1..3usize).prop_map(|(number, at)| numbered(number).replace(&numbered(number)[at..=at], "\x1b[m")),
+        1 => (0..200u8, 1..12usize).prop_map(|(number, length)| numbered_value(number)[..length].to_owned()),
+        1 => (0..200u8, 1..3usize).prop_map(|(number, at)| {
+            let value = numbered_value(number);
+            value.replace(&value[at..=at], "\x1b[m")
+        }),
     ];
     prop::collection::vec(word, 0..30).prop_map(|words| words.concat().into_bytes())
 }
 
-fn numbered(number: u8) -> String {
+fn numbered_value(number: u8) -> String {
     format!("{number:03}-{:08x}", u32::from(number).wrapping_mul(2_654_435_761))
 }
 
@@ -226,7 +229,7 @@ proptest! {
         count in prop_oneof![Just(0u8), 1..30u8, 150..200u8],
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
     ) {
-        let numbered: Vec<String> = (0..count).map(numbered).collect();
+        let numbered: Vec<String> = (0..count).map(numbered_value).collect();
         let secrets = Secrets::new(values.iter().chain(&numbered).map(String::as_str), ["ba-", "~"]);
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(log.len() + 1)).collect();
         cuts.extend([0, log.len()]);

@@ -49,7 +49,7 @@ impl Trie {
 
     /// Returns the number of leading bytes with which no text starts.
     pub(super) fn skippable(&self, bytes: &[u8]) -> usize {
-        bytes.iter().position(|byte| self.start(*byte) != 0).unwrap_or(bytes.len())
+        bytes.iter().position(|byte| self.root_child(*byte) != 0).unwrap_or(bytes.len())
     }
 
     /// Returns the state after `byte`. Takes amortized constant time.
@@ -82,14 +82,14 @@ impl Trie {
         self.nodes.get_mut(index as usize)
     }
 
-    /// Returns 0 if no text starts with the byte.
-    fn start(&self, byte: u8) -> u32 {
+    /// Returns the child of the root for this byte. 0 means that no text starts with the byte.
+    fn root_child(&self, byte: u8) -> u32 {
         self.starts.get(usize::from(byte)).copied().unwrap_or_default()
     }
 
     fn child(&self, at: u32, byte: u8) -> Option<u32> {
         if at == 0 {
-            return Some(self.start(byte)).filter(|child| *child != 0);
+            return Some(self.root_child(byte)).filter(|child| *child != 0);
         }
         let mut child = self.node(at).first_child;
         while child != 0 {

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-/// Waits after failed requests. The cap is low, so that the recovery of a coordinator is noticed soon.
+/// Wait times after failed requests. The cap is low, so that the recovery of a coordinator is noticed soon.
 const BACKOFF: Policy = Policy { first: Duration::from_millis(200), cap: Duration::from_secs(10), attempts: None };
-/// Waits between probes of an unhealthy runner. `unhealthy_interval` limits them further.
+/// Wait times between probes of an unhealthy runner. `unhealthy_interval` limits them further.
 const PROBE_BACKOFF: Policy = Policy { first: Duration::from_secs(30), cap: Duration::from_secs(300), attempts: None };
 /// Maximum wait if an answer other than 429 has a `Retry-After`, because its value is then only an estimate.
 const MAX_ERROR_RETRY_AFTER: Duration = Duration::from_secs(60);
@@ -124,7 +124,7 @@ pub(super) struct RunnerEntry {
     /// Maximum number of requests in flight if the last request succeeded.
     ///
     /// A job doubles it, an empty answer reduces it by one, and an overloaded coordinator halves it.
-    adaptive: usize,
+    adaptive_requests: usize,
     not_before: Option<Instant>,
     /// Whether the pause after the last empty answer was skipped.
     polled_without_wait: bool,
@@ -145,7 +145,7 @@ impl RunnerEntry {
             capacity: 0,
             is_repeatable: false,
             last_turn: 0,
-            adaptive: 1,
+            adaptive_requests: 1,
             not_before: None,
             polled_without_wait: false,
             was_duplicate: false,
@@ -181,7 +181,7 @@ impl RunnerEntry {
         if self.failures() > 0 {
             return 1;
         }
-        if self.limits.adaptive { self.adaptive.clamp(1, self.max_requests()) } else { self.max_requests() }
+        if self.limits.adaptive { self.adaptive_requests.clamp(1, self.max_requests()) } else { self.max_requests() }
     }
 
     pub(super) fn stats(&self, requests: usize, jobs: usize, now: Instant) -> RunnerStats {
@@ -213,7 +213,7 @@ impl RunnerEntry {
             Outcome::Canceled => return None,
             Outcome::Failed { overloaded, rate_limited, retry_after } => {
                 if overloaded {
-                    self.adaptive = (self.adaptive / 2).max(1);
+                    self.adaptive_requests = (self.adaptive_requests / 2).max(1);
                 }
                 let max_wait = if rate_limited { MAX_RETRY_AFTER } else { MAX_ERROR_RETRY_AFTER };
                 return self.failed(started, now, retry_after.map(|wait| wait.min(max_wait)));
@@ -226,14 +226,14 @@ impl RunnerEntry {
         self.not_before = None;
         match outcome {
             Outcome::Job => {
-                self.adaptive = self.adaptive.saturating_mul(2).min(self.max_requests());
+                self.adaptive_requests = self.adaptive_requests.saturating_mul(2).min(self.max_requests());
                 self.polled_without_wait = false;
                 if self.limits.strict {
                     self.pause(now, check_interval);
                 }
             }
             Outcome::Empty { changed } => {
-                self.adaptive = self.adaptive.saturating_sub(1).max(1);
+                self.adaptive_requests = self.adaptive_requests.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 // Never skips two pauses in a row, because a busy coordinator that does not hold requests changes the
                 // version with every answer.

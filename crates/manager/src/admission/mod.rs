@@ -253,17 +253,20 @@ impl Admission {
         let being_canceled = self.polls.values().filter(|poll| poll.canceled).count();
         // If the limit has fallen, more requests than it allows may be in flight.
         let missing = (self.polls.len() + waiting).saturating_sub(max_polls + being_canceled);
-        let mut held: Vec<(Instant, PollId)> =
+        let mut active: Vec<(Instant, PollId)> =
             self.active_polls().map(|(id, poll)| (poll.cancelable_from, id)).collect();
-        held.sort_unstable();
-        let mut due: Vec<(Instant, PollId)> = held.iter().copied().take_while(|(due, _)| *due <= now).collect();
+        active.sort_unstable();
+        let mut cancelable: Vec<(Instant, PollId)> =
+            active.iter().copied().take_while(|(from, _)| *from <= now).collect();
         // The second request of one runner is canceled before the only request of another.
-        due.sort_by_key(|(due, id)| (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *due));
-        let due: Vec<PollId> = due.into_iter().map(|(_, id)| id).take(missing).collect();
-        if due.len() < missing {
-            decisions.wake = held.get(due.len()).map(|(due, _)| *due).into_iter().chain(decisions.wake).min();
+        cancelable.sort_by_key(|(from, id)| {
+            (Reverse(self.polls.get(id).map_or(0, |poll| self.polls_of(&poll.runner))), *from)
+        });
+        let chosen: Vec<PollId> = cancelable.into_iter().map(|(_, id)| id).take(missing).collect();
+        if chosen.len() < missing {
+            decisions.wake = active.get(chosen.len()).map(|(from, _)| *from).into_iter().chain(decisions.wake).min();
         }
-        self.cancel(due, decisions);
+        self.cancel(chosen, decisions);
     }
 
     fn cancel(&mut self, polls: impl IntoIterator<Item = PollId>, decisions: &mut Decisions) {

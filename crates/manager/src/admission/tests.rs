@@ -135,7 +135,7 @@ fn jobs_of_removed_runners_use_capacity() {
 fn request_limit_adapts_to_jobs_and_overload() {
     let now = Instant::now();
     let mut engine = engine(100, vec![Limits { request_concurrency: 6, ..runner("a") }]);
-    let jobs = |engine: &mut Admission| {
+    let answer_with_jobs = |engine: &mut Admission| {
         let started = engine.decide(now).start;
         for (poll, _) in &started {
             engine.answered(*poll, Outcome::Job, now);
@@ -144,7 +144,7 @@ fn request_limit_adapts_to_jobs_and_overload() {
     };
     // Each job doubles the number: one job gives 2. The next two jobs give 8, which `request_concurrency` limits to 6.
     assert_eq!(
-        [jobs(&mut engine), jobs(&mut engine), jobs(&mut engine)],
+        [answer_with_jobs(&mut engine), answer_with_jobs(&mut engine), answer_with_jobs(&mut engine)],
         [1, 2, 6],
         "the number of requests grows up to `request_concurrency`"
     );

@@ -23,7 +23,7 @@ use crate::store::StoredJob;
 /// What the actor does after a step.
 pub(super) enum Next {
     /// Continues with the state of the row.
-    State,
+    Continue,
     /// Cleans up, because the coordinator has the final update.
     Reported,
     /// Cleans up, because the coordinator no longer expects the job.
@@ -100,7 +100,7 @@ impl JobActor {
                 None => self.advance().await?,
             };
             match next {
-                Next::State => {}
+                Next::Continue => {}
                 Next::Reported => {
                     tracing::info!("job reported");
                     return self.clean_up().await;
@@ -115,7 +115,7 @@ impl JobActor {
         &mut self,
         change: impl FnOnce(JobState) -> Result<JobState, InvalidTransition>,
     ) -> Result<Next, JobError> {
-        self.row.transition(change).map(|()| Next::State)
+        self.row.transition(change).map(|()| Next::Continue)
     }
 
     /// Waits until the lease of an earlier manager process is restored.

@@ -171,7 +171,7 @@ impl JobActor {
                 if was_sent {
                     // The agent may have the job in this slot, so no other job must get the slot.
                     tracing::warn!(error = message, slots, "agent does not respond, retrying");
-                    return Ok(Next::State);
+                    return Ok(Next::Continue);
                 }
                 tracing::warn!(error = message, slots, "failed to reach an agent, trying another slot");
                 self.return_lease(JobState::on_lease_lost)
@@ -209,7 +209,7 @@ impl JobActor {
     }
 
     fn is_resumed(&self) -> bool {
-        suspension::is_resumed(&self.payload, &self.runner.runner)
+        suspension::resumes_environment(&self.payload, &self.runner.runner)
     }
 
     /// Stores the state that `change` computes, and then returns the slot.

@@ -24,6 +24,7 @@ impl UnreportedJobs {
         (Self { permits: Arc::new(Semaphore::new(max.min(Semaphore::MAX_PERMITS))), released }, receiver)
     }
 
+    /// Counts an ended job against the limit until the returned value is dropped.
     /// `None` means that the limit is reached.
     pub(super) fn admit(&self, environment: Arc<dyn ExecutionEnvironment>) -> Option<ReleasedEnvironment> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;

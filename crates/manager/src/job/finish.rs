@@ -50,7 +50,7 @@ impl JobActor {
     pub(super) async fn report_result(&mut self, result: &JobResult) -> Result<Option<Next>, JobError> {
         let update = self.record_result(result);
         if self.begin_suspend(result, &update)? {
-            return Ok(Some(Next::State));
+            return Ok(Some(Next::Continue));
         }
         // Announced before the report, because after it the coordinator may assign the next job of the pipeline.
         if let Some(lease) = self.environment.lease() {
@@ -89,7 +89,7 @@ impl JobActor {
         }
         self.environment.release_slot(released);
         self.permit = None;
-        self.runner.unreported.notify_released(self.row.job_id().clone());
+        self.runner.unreported.notify_released(self.row.job_run_id().clone());
         tracing::warn!("coordinator does not accept the report, slot released; the job is reported from its spool");
     }
 
@@ -232,10 +232,10 @@ impl JobActor {
     /// Returns the values to mask in the manager's own messages.
     fn secrets(&self) -> Secrets {
         let lowered = self.preparation.lowered().map(|lowered| lowered.variables.as_slice()).unwrap_or_default();
-        crate::lower::secrets(&self.payload, lowered)
+        crate::lower::values_to_mask(&self.payload, lowered)
     }
 
-    /// Closes the job at its agent, releases its slot, and deletes its row (R6).
+    /// Closes the job at its agent, deletes its row, and releases its slot (R6).
     pub(super) async fn clean_up(&mut self) -> Result<(), JobError> {
         self.watch.cleaning();
         // Finds the environment without a lease, because another job may hold the slot now.
@@ -259,8 +259,9 @@ impl JobActor {
                 reason = environment.lost() => tracing::debug!(reason, "environment lost, nothing left to close"),
             }
         }
-        self.environment.finish();
+        // If the row cannot be deleted, it still names the slot, so the job keeps the slot (R2).
         self.row.delete()?;
+        self.environment.finish();
         self.watch.cleaned();
         Ok(())
     }

@@ -30,7 +30,7 @@ impl JobRow {
     }
 
     /// Returns the job's ID. Jobs of different coordinators have different IDs.
-    pub(super) fn job_id(&self) -> &JobRunId {
+    pub(super) fn job_run_id(&self) -> &JobRunId {
         &self.run
     }
 

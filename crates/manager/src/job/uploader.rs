@@ -72,7 +72,7 @@ pub(super) struct Uploader {
     /// Whether the payload sets the interval, so that the intervals in answers are ignored.
     is_interval_fixed: bool,
     sent_at: Instant,
-    contact_at: Instant,
+    last_answer_at: Instant,
     /// Time before which nothing is sent after a failure.
     not_before: Option<Instant>,
     backoff: Backoff,
@@ -108,7 +108,7 @@ impl Uploader {
                 .map_or(KEEP_ALIVE, |interval| interval.saturating_mul(10).clamp(MIN_KEEP_ALIVE, KEEP_ALIVE)),
             is_interval_fixed: payload_interval.is_some(),
             sent_at: now,
-            contact_at: now,
+            last_answer_at: now,
             not_before: None,
             backoff: Backoff::new(Policy::UNTIL_ACKNOWLEDGED),
             rejections: 0,
@@ -157,7 +157,7 @@ impl Uploader {
     /// Adds bytes at [`Self::end`].
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
-        self.watch.log(bytes);
+        self.watch.log_received(bytes);
         self.watch.uploaded(self.acknowledged, self.buffer.len() as u64);
     }
 
@@ -176,7 +176,7 @@ impl Uploader {
     /// Returns when [`Self::send`] must be called next.
     pub(super) fn due(&self) -> Instant {
         let due = match self.buffer.len() {
-            0 => self.contact_at + self.keep_alive,
+            0 => self.last_answer_at + self.keep_alive,
             length if length >= MAX_PIECE_BYTES => self.sent_at,
             _ => self.sent_at + self.interval,
         };
@@ -186,7 +186,7 @@ impl Uploader {
     /// Sends one piece, or a keep-alive if the buffer is empty.
     pub(super) async fn send(&mut self) -> UploadOutcome {
         if self.buffer.is_empty() {
-            let answer = self.client.update_job(self.payload.id, &failure::running(&self.payload)).await;
+            let answer = self.client.update_job(self.payload.id, &failure::running_update(&self.payload)).await;
             return match answer {
                 Ok(reply) => self.answered(reply.status, reply.interval),
                 Err(error) => self.failed(&error),
@@ -271,7 +271,7 @@ impl Uploader {
     }
 
     fn answered(&mut self, status: Option<JobStatus>, interval: Option<Duration>) -> UploadOutcome {
-        self.contact_at = Instant::now();
+        self.last_answer_at = Instant::now();
         self.not_before = None;
         self.rejections = 0;
         self.backoff.reset();

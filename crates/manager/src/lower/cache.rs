@@ -153,7 +153,7 @@ pub(crate) struct CacheUses {
     pub(crate) chunks: Vec<ChunkUse>,
 }
 
-pub(super) fn uses(
+pub(super) fn list_uses(
     payload: &JobPayload,
     context: &JobContext,
     paths: &Paths,
@@ -161,19 +161,19 @@ pub(super) fn uses(
     flags: &Flags,
 ) -> Result<CacheUses, LowerError> {
     let is_hashed = flags.is_on("FF_HASH_CACHE_KEYS");
-    let mut uses: Vec<CacheUse> = Vec::new();
+    let mut archives: Vec<CacheUse> = Vec::new();
     let mut chunks: Vec<ChunkUse> = Vec::new();
     let mut add = |key: &str, name: &str, is_hashed: bool, download: bool, upload: bool| {
         if key.is_empty() || !(download || upload) {
             return;
         }
-        if let Some(known) = uses.iter_mut().find(|known| known.key == key) {
+        if let Some(known) = archives.iter_mut().find(|known| known.key == key) {
             known.download |= download;
             known.upload |= upload;
             return;
         }
         let object = object_name(payload, context, key, is_hashed);
-        uses.push(CacheUse { key: key.to_owned(), name: name.to_owned(), object, download, upload });
+        archives.push(CacheUse { key: key.to_owned(), name: name.to_owned(), object, download, upload });
     };
     for (entry, _) in entries(payload, context, paths, variables, flags, &mut Vec::new())? {
         let (download, upload) = (entry.policy != "push", entry.policy != "pull");
@@ -190,7 +190,7 @@ pub(super) fn uses(
             add(key, name, is_hashed, download, false);
         }
     }
-    Ok(CacheUses { archives: uses, chunks })
+    Ok(CacheUses { archives, chunks })
 }
 
 fn add_chunks(uses: &mut Vec<ChunkUse>, entry: &CacheEntry, prefix: String, download: bool, upload: bool) {

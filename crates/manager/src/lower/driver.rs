@@ -50,9 +50,10 @@ pub(super) fn outer_dir(context: &JobContext) -> PathBuf {
     context.directories.builds.join(token).join(format!("custom-{}", context.slot.id))
 }
 
-/// Returns the placeholder for the part of the project directory's path that differs between runners and slots.
+/// Returns the placeholder for the part of the project directory's path that differs between runners and slots. Returns
+/// an empty string if the job does not run with the custom executor.
 ///
-/// The part is empty unless several runners share the builds directory. The placeholder is empty for other executors.
+/// The part of the path is empty unless several runners share the builds directory.
 pub(super) fn layout(context: &JobContext) -> &'static str {
     if runs_job(context) { DRIVER_LAYOUT } else { "" }
 }
@@ -134,11 +135,11 @@ fn services(payload: &JobPayload, variables: &Variables) -> String {
         return String::new();
     }
     let service = |service: &Image| {
-        let alias = service.alias.as_deref().unwrap_or_default();
+        let mut aliases = service.alias.as_deref().unwrap_or_default().split([',', ' ', '\t', '\n', '\r']);
         json!({
             "name": variables.expand(&service.name),
             // gitlab-runner's drivers get only the first alias.
-            "alias": variables.expand(alias.split([' ', ',']).next().unwrap_or_default()),
+            "alias": variables.expand(aliases.find(|alias| !alias.is_empty()).unwrap_or_default()),
             "entrypoint": service.entrypoint,
             "command": service.command,
             "variables": service.variables,

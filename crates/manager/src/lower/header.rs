@@ -36,7 +36,7 @@ pub(super) fn executor(payload: &JobPayload, context: &JobContext, variables: &V
         lines => lines.to_vec(),
     };
     lines.extend(suspension::resumed_line(payload, &context.runner));
-    lines.extend(notice(payload, &context.runner, variables));
+    lines.extend(note_about_unused_images(payload, &context.runner, variables));
     lines.extend(flag_notes(flags));
     Prepare { lines, ..Prepare::default() }
 }
@@ -61,8 +61,8 @@ pub(super) fn environment(payload: &JobPayload, context: &JobContext) -> Prepare
     Prepare { echoed: vec![line], ..Prepare::default() }
 }
 
-/// Returns the lines about the policy that added the job to the pipeline, if any.
-pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
+/// Returns the lines about the execution policy of GitLab that added the job to the pipeline, if any.
+pub(super) fn execution_policy(payload: &JobPayload) -> Vec<String> {
     let policy = &payload.policy_options;
     if !policy.execution_policy_job {
         return Vec::new();
@@ -82,7 +82,7 @@ pub(super) fn policy(payload: &JobPayload) -> Vec<String> {
 }
 
 /// Returns a note if the executor ignores the job's image or some of its services.
-fn notice(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
+fn note_about_unused_images(payload: &JobPayload, runner: &RunnerSettings, variables: &Variables) -> Option<String> {
     let image = payload.image.as_ref().map(|image| variables.expand(&image.name)).filter(|name| !name.is_empty());
     let is_unused = |service: &&Image| services::program(runner, service, variables).is_none();
     let services = payload.services.iter().filter(is_unused).count();

@@ -181,8 +181,8 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     let (payload, interpolated_inputs) =
         inputs::interpolate_inputs(payload, flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION"))?;
     let payload = &*payload;
-    let on_host = docker::host_context(payload, context);
-    let outside = on_host.as_ref().unwrap_or(context);
+    let host_context = docker::host_context(payload, context);
+    let outside = host_context.as_ref().unwrap_or(context);
     let inside = inner_context(outside);
     let context = inside.as_ref().unwrap_or(outside);
     let paths = paths::Paths::new(payload, context)?;
@@ -227,7 +227,7 @@ pub fn lower(payload: &JobPayload, context: &JobContext) -> Result<LoweredJob, L
     };
     let plan = JobPlan {
         header: header::lines(context, &flags),
-        notices: header::policy(payload),
+        notices: header::execution_policy(payload),
         warnings,
         project_dir,
         builds_dir,
@@ -267,7 +267,7 @@ fn inner_context(outside: &JobContext) -> Option<JobContext> {
 /// Returns nothing if the payload cannot be lowered.
 pub(crate) fn cache_uses(payload: &JobPayload, context: &JobContext) -> CacheUses {
     // [`lower`] reports the error.
-    with_variables(payload, context, cache::uses).unwrap_or_default()
+    with_variables(payload, context, cache::list_uses).unwrap_or_default()
 }
 
 /// Calls `read` with the interpolated payload, its context, and what is derived from them.
@@ -285,8 +285,8 @@ fn with_variables<T>(
     let flags = flags::Flags::resolve(payload, &context.runner);
     let interpolate = flags.is_on("FF_ENABLE_JOB_INPUTS_INTERPOLATION");
     let (payload, _) = inputs::interpolate_inputs(payload, interpolate)?;
-    let on_host = docker::host_context(&payload, context);
-    let outside = on_host.as_ref().unwrap_or(context);
+    let host_context = docker::host_context(&payload, context);
+    let outside = host_context.as_ref().unwrap_or(context);
     let inside = inner_context(outside);
     let context = inside.as_ref().unwrap_or(outside);
     let paths = paths::Paths::new(&payload, context)?;
@@ -300,7 +300,7 @@ fn with_variables<T>(
 /// Returns the values that a trace must not show: masked values, both raw and expanded, and the job's token.
 ///
 /// `lowered` may have further masked variables.
-pub(crate) fn secrets(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
+pub(crate) fn values_to_mask(payload: &JobPayload, lowered: &[Variable]) -> Secrets {
     let values: HashMap<&str, &str> =
         payload.variables.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
     let value = |name: &str| values.get(name).copied().unwrap_or_default().to_owned();

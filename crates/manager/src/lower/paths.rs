@@ -103,7 +103,7 @@ fn last_of<'a>(variables: &'a [Variable], name: &str) -> Option<&'a str> {
     variables.iter().rev().find(|variable| variable.key == name).map(|variable| variable.value.as_str())
 }
 
-/// Returns the project's path from the remote's URL, or a name with its ID.
+/// Returns the project's path from the remote's URL, or `project-<ID>` if the URL has no usable path.
 fn slug(payload: &JobPayload) -> String {
     let path = Url::parse(&payload.git_info.repo_url).ok().filter(Url::has_host).and_then(|url| {
         let path = url.path().trim_matches('/');

@@ -42,7 +42,7 @@ fn refused(step: &str, violation: &PolicyViolation) -> LowerError {
     LowerError::of_reason(FailureReason::RunnerConfigurationError, format!("step {step:?}: {violation}"))
 }
 
-/// `None` means that the entry is invalid, or has an expression, which the agent checks.
+/// `None` means that the entry is invalid or has an expression. The agent checks both kinds of entries.
 fn reference(entry: &Value) -> Option<StepReference> {
     if entry.get("script").is_some() {
         return Some(StepReference::Script);

@@ -7,7 +7,7 @@ const PROTECTED: &str = "CI_COMMIT_REF_PROTECTED";
 
 /// Returns whether the job's ref is protected. `None` means that the server does not report it.
 ///
-/// The first variable named [`PROTECTED`] counts: a job may set later ones to reach protected data.
+/// The first variable named [`PROTECTED`] counts: otherwise, a job could reach protected data by adding another one.
 pub(super) fn of_ref(payload: &JobPayload) -> Option<bool> {
     payload.git_info.protected.or_else(|| {
         let first = payload.variables.iter().find(|variable| variable.key == PROTECTED)?;

@@ -94,7 +94,7 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     let request = request_without_resume(payload, &context.runner);
     let sticky_context = share.sticky.as_ref().filter(|_| request.sticky).map(|sticky| StickyContext {
         root: sticky.root.display().to_string(),
-        name: context_name(&context.runner, payload.job_info.project_id, request.protected),
+        name: sharing_group_name(&context.runner, payload.job_info.project_id, request.protected),
         max_size_bytes: sticky.max_size_bytes,
         max_age_s: sticky.max_age.as_secs(),
     });
@@ -107,7 +107,10 @@ pub(super) fn resource_share(payload: &JobPayload, context: &JobContext) -> Opti
     })
 }
 
-pub(super) fn context_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
+/// Returns the name of the group of jobs that have the same runner, project and protection level.
+///
+/// The jobs of a group share sticky contexts and suspended environments.
+pub(super) fn sharing_group_name(runner: &RunnerSettings, project_id: i64, protected: bool) -> String {
     let digest = format!("{:x}", Sha256::digest(runner.key.as_str()));
     let runner = digest.get(..RUNNER_DIGITS).unwrap_or(&digest);
     let level = if protected { "protected" } else { "unprotected" };

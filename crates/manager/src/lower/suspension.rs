@@ -11,7 +11,7 @@ use url::form_urlencoded;
 use super::JobContext;
 use super::flags::Flags;
 use super::protection;
-use super::share::context_name;
+use super::share::sharing_group_name;
 
 const FLAG: &str = "FF_SUSPENDABLE_ENVIRONMENTS";
 /// Field of a key whose value is the name of the environment.
@@ -66,7 +66,7 @@ fn owner(payload: &JobPayload, runner: &RunnerSettings) -> Result<String, Suspen
         return Err(SuspendUnsupported::RunnerId);
     }
     let protected = protection::of_ref(payload).ok_or(SuspendUnsupported::Protection)?;
-    Ok(context_name(runner, payload.job_info.project_id, protected))
+    Ok(sharing_group_name(runner, payload.job_info.project_id, protected))
 }
 
 /// Returns the key of the environment that the job suspended.
@@ -86,7 +86,7 @@ pub(crate) fn resume_request(
     payload: &JobPayload,
     runner: &RunnerSettings,
 ) -> Result<Option<ResumeRequest>, ResumeRefused> {
-    if !is_resumed(payload, runner) {
+    if !resumes_environment(payload, runner) {
         return Ok(None);
     }
     let key = &payload.suspend_options.runtime_environment_key;
@@ -98,13 +98,13 @@ pub(crate) fn resume_request(
 }
 
 /// Returns whether the job resumes another job's environment.
-pub(crate) fn is_resumed(payload: &JobPayload, runner: &RunnerSettings) -> bool {
+pub(crate) fn resumes_environment(payload: &JobPayload, runner: &RunnerSettings) -> bool {
     !payload.suspend_options.runtime_environment_key.is_empty() && is_flag_on(payload, runner)
 }
 
 pub(super) fn resumed_line(payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let key = &payload.suspend_options.runtime_environment_key;
-    is_resumed(payload, runner).then(|| format!("Job environment resumed: {key}"))
+    resumes_environment(payload, runner).then(|| format!("Job environment resumed: {key}"))
 }
 
 pub(super) fn can_suspend(payload: &JobPayload, context: &JobContext) -> bool {

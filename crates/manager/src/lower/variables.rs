@@ -49,7 +49,7 @@ impl Variables {
         joined.set("CI_SERVER", "yes");
         joined.set("CI_JOB_STATUS", "running");
         joined.set("CI_JOB_TIMEOUT", job_timeout(payload).as_secs().to_string());
-        joined.certificates(&context.certificates);
+        joined.add_certificates(&context.certificates);
         for variable in payload.variables.iter().filter(|variable| !is_flag(&variable.key)) {
             joined.put(variable.clone());
         }
@@ -68,7 +68,7 @@ impl Variables {
             joined.set("GITLAB_RUNNER_SLOT_CGROUP", cgroup);
         }
         joined.set("RUNNER_TEMP_PROJECT_DIR", &paths.temp_dir);
-        if let Some(network) = super::docker::own_network(payload, context, flags.is_on("FF_NETWORK_PER_BUILD")) {
+        if let Some(network) = super::docker::job_network_name(payload, context, flags.is_on("FF_NETWORK_PER_BUILD")) {
             joined.set("CI_BUILD_NETWORK_NAME", network);
         }
         if flags.is_on("FF_GIT_URLS_WITHOUT_TOKENS") {
@@ -96,7 +96,7 @@ impl Variables {
     }
 
     /// Adds the variables of the certificates. Services do not get the private key.
-    fn certificates(&mut self, certificates: &Certificates) {
+    fn add_certificates(&mut self, certificates: &Certificates) {
         let all = [
             (TLS_CA, &certificates.ca, true),
             (TLS_CERTIFICATE, &certificates.certificate, true),

@@ -38,7 +38,8 @@ pub(super) fn vm_image(payload: &JobPayload, runner: &RunnerSettings) -> Result<
     Ok(VmImage { name, is_of_job: job_image.is_some() })
 }
 
-/// Also expands the references in values. `None` means that the result is too long.
+/// Expands the variables in `text`. The variables in their values are expanded first. `None` means that the result is
+/// too long.
 fn expand_name(text: &str, payload: &JobPayload, runner: &RunnerSettings) -> Option<String> {
     let find =
         |all: &[Variable], name: &str| all.iter().rfind(|known| known.key == name).map(|known| known.value.clone());

@@ -135,6 +135,7 @@ impl JobWatch {
         self.record.set_waiting(waits);
     }
 
+    /// Records that the job runs from now on.
     pub(crate) fn running(&self) {
         self.record.set_state(JobMetricState::Running, ExecutorStage::Prepare);
         self.record.set_stage("prepare_script");
@@ -153,7 +154,8 @@ impl JobWatch {
         self.progress.lock().stage.0 = manager_stage::HEALTH;
     }
 
-    pub(crate) fn log(&self, piece: &[u8]) {
+    /// Records the stage that the markers in a piece of the job's log show.
+    pub(crate) fn log_received(&self, piece: &[u8]) {
         if let Some(stage) = self.progress.lock().markers.feed(piece) {
             self.record.set_stage(stage);
         }
@@ -182,6 +184,7 @@ impl JobWatch {
         self.telemetry.metrics.state_written(operation, took);
     }
 
+    /// Counts a failure, because the job got no environment.
     pub(crate) fn no_environment(&self) {
         self.record.entry().failed_to_process(ProcessingFailure::NoFreeExecutor);
     }

@@ -30,7 +30,11 @@ use crate::store::{Store, StoreError, StoreJobError, StoredJob};
 
 pub(crate) enum PollResult {
     /// A job, which is already stored.
-    Job(Box<StoredJob>),
+    Job {
+        job: Box<StoredJob>,
+        /// Client of the request.
+        client: Client,
+    },
     /// No job. `changed` means that the queue has another version than in the request.
     Empty { changed: bool },
     /// A job that already has an actor.
@@ -47,7 +51,7 @@ impl PollResult {
     /// Returns the outcome for admission.
     pub(crate) fn outcome(&self) -> Outcome {
         match self {
-            Self::Job(_) => Outcome::Job,
+            Self::Job { .. } => Outcome::Job,
             Self::Empty { changed } => Outcome::Empty { changed: *changed },
             Self::Duplicate => Outcome::Duplicate,
             Self::Canceled | Self::Store(_) => Outcome::Canceled,
@@ -68,8 +72,6 @@ pub(crate) struct CompletedPoll {
     pub(crate) poll: PollId,
     /// Settings with which the request was sent.
     pub(crate) runner: Arc<RunnerSettings>,
-    /// Client of the request.
-    pub(crate) client: Option<Client>,
     pub(crate) answer: PollResult,
     /// Whether the same idempotency key brings the same job.
     pub(crate) is_repeatable: bool,
@@ -78,7 +80,6 @@ pub(crate) struct CompletedPoll {
 struct InFlightPoll {
     poll: PollId,
     runner: Arc<RunnerSettings>,
-    client: Option<Client>,
     lane: u32,
     cancel: CancellationToken,
     /// Time after sending during which a cancellation could lose a job.
@@ -208,11 +209,10 @@ impl Requests {
                 Err(error) => PollResult::Failed(error),
             }
         });
-        let (runner, client, is_repeatable) =
-            (Arc::clone(&lanes.runner), lanes.client.clone(), Arc::clone(&lanes.is_repeatable));
+        let (runner, is_repeatable) = (Arc::clone(&lanes.runner), Arc::clone(&lanes.is_repeatable));
         let open = self.observer.open_request(&runner);
         let poll_task =
-            InFlightPoll { poll, runner, client, lane, cancel, cancelable_after, progress, is_repeatable, _open: open };
+            InFlightPoll { poll, runner, lane, cancel, cancelable_after, progress, is_repeatable, _open: open };
         self.in_flight.insert(task.id(), poll_task);
     }
 
@@ -252,8 +252,7 @@ impl Requests {
                     (error.id(), PollResult::Failed(failed))
                 }
             };
-            let Some(InFlightPoll { poll, runner, client, lane, is_repeatable, .. }) = self.in_flight.remove(&id)
-            else {
+            let Some(InFlightPoll { poll, runner, lane, is_repeatable, .. }) = self.in_flight.remove(&id) else {
                 continue;
             };
             if let Some(lanes) = self.runners.get_mut(&runner.key) {
@@ -264,7 +263,7 @@ impl Requests {
                 };
             }
             let is_repeatable = is_repeatable.load(Ordering::Relaxed);
-            return CompletedPoll { poll, runner, client, answer, is_repeatable };
+            return CompletedPoll { poll, runner, answer, is_repeatable };
         }
     }
 }
@@ -304,7 +303,7 @@ impl Request {
         let offer = tokio::select! {
             biased;
             offer = &mut offer => offer,
-            () = self.wait_until_cancelable() => return PollResult::Canceled,
+            () = self.wait_for_safe_cancellation() => return PollResult::Canceled,
         };
         let offer = match offer {
             Ok(offer) => offer,
@@ -331,7 +330,7 @@ impl Request {
     /// Waits until the request is canceled and can be dropped without losing a job.
     ///
     /// An answer that has begun is read to its end. If the request is sent again, the wait restarts.
-    async fn wait_until_cancelable(&self) {
+    async fn wait_for_safe_cancellation(&self) {
         self.cancel.cancelled().await;
         if !self.progress.cancel_unsent() {
             self.progress.wait_held(self.wait).await;
@@ -344,7 +343,7 @@ impl Request {
             Err(failed) => self.retry_store(client, failed).await,
         };
         match stored {
-            Ok(Some(job)) => PollResult::Job(Box::new(job)),
+            Ok(Some(job)) => PollResult::Job { job: Box::new(job), client: client.clone() },
             Ok(None) => PollResult::Duplicate,
             Err(error) => PollResult::Store(error),
         }

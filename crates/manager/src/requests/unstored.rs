@@ -64,7 +64,7 @@ impl Request {
 async fn report_unstorable(client: &Client, payload: &JobPayload, error: &StoreError) {
     let reason = FailureReason::RunnerSystemFailure;
     let message = format!("failed to store the job: {}", error_chain(error));
-    let message = failure::masked(&message, &crate::lower::secrets(payload, &[]));
+    let message = failure::masked(&message, &crate::lower::values_to_mask(payload, &[]));
     let line = failure::final_trace_line(reason, &message);
     let is_sent = timeout(REPORT_TIMEOUT, send_trace(client, payload, &line)).await.is_ok_and(|sent| sent.is_ok());
     let trace_message = if is_sent { line } else { String::new() };

@@ -134,7 +134,7 @@ impl Rotation {
 
     /// Stops the task after a reset in progress, which takes at most 90 s.
     ///
-    /// If the rotation is dropped instead, the new token of the reset is lost, and the old token is no longer valid.
+    /// If the process exits during a reset instead, the new token is lost, and the old token is no longer valid.
     pub async fn stop(self) {
         self.stop.cancel();
         if self.resetting.load(Ordering::Relaxed) {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU64;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
 
-use super::log::{CompactedLog, Compactor, LineSpan, Log};
+use super::log::{CompactedLog, Compactor, LineSpan, Log, line_bytes};
 use super::record::{Content, Lane, Record, RecordHeader, VERSION};
 use super::{JobRunId, StoreError, StoredJob};
 use crate::state::JobState;
@@ -25,7 +25,8 @@ pub(super) struct StateIndex {
     log: Log,
     jobs: HashMap<JobRunId, Row>,
     runners: HashMap<String, LineSpan>,
-    lanes: HashMap<(RunnerKey, u32), (String, LineSpan)>,
+    /// Key of the next request of each lane.
+    lanes: HashMap<(RunnerKey, u32), String>,
     /// Whether written lines are not synced yet.
     pub(super) unsynced: bool,
     pub(super) has_sync_task: bool,
@@ -46,15 +47,15 @@ impl StateIndex {
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let (mut jobs, mut runners, mut lanes) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut newer = None;
-        let mut put = |lane: Lane, span| drop(lanes.insert((lane.runner, lane.lane), (lane.key, span)));
+        let mut put = |lane: Lane| drop(lanes.insert((lane.runner, lane.lane), lane.key));
         let read = |span: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
             Ok(RecordHeader::Version(version)) => newer = (version > VERSION).then_some(version),
             Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, span)),
-            Ok(RecordHeader::Lane(lane)) => put(lane, span),
+            Ok(RecordHeader::Lane(lane)) => put(lane),
             Ok(RecordHeader::Job { run, runner, received_ms, lane }) => {
                 jobs.insert(run, Row { runner, received_ms, job: span, state: None });
                 if let Some(lane) = lane {
-                    put(lane, span);
+                    put(lane);
                 }
             }
             Ok(RecordHeader::State { run }) => match jobs.get_mut(&run) {
@@ -136,7 +137,7 @@ impl StateIndex {
     }
 
     pub(super) fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Option<&str> {
-        self.lanes.get(&(runner.clone(), lane)).map(|(key, _)| key.as_str())
+        self.lanes.get(&(runner.clone(), lane)).map(String::as_str)
     }
 
     /// Checks that the next start will find the written lines.
@@ -151,12 +152,12 @@ impl StateIndex {
         match *record {
             Record::Version(_) => {}
             Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), span)),
-            Record::Lane(lane) => self.put(lane, span),
+            Record::Lane(lane) => self.put(lane),
             Record::Job { run, runner, received_ms, lane, .. } => {
                 let row = Row { runner: runner.map(str::to_owned), received_ms, job: span, state: None };
                 self.jobs.insert(run.clone(), row);
                 if let Some(lane) = lane {
-                    self.put(lane, span);
+                    self.put(lane);
                 }
             }
             Record::State { run, .. } => {
@@ -169,8 +170,8 @@ impl StateIndex {
         Ok(())
     }
 
-    fn put(&mut self, lane: &Lane, span: LineSpan) {
-        self.lanes.insert((lane.runner.clone(), lane.lane), (lane.key.clone(), span));
+    fn put(&mut self, lane: &Lane) {
+        self.lanes.insert((lane.runner.clone(), lane.lane), lane.key.clone());
     }
 
     pub(super) fn limit(&self) -> Arc<AtomicU64> {
@@ -178,39 +179,39 @@ impl StateIndex {
     }
 
     /// Returns a handle for a thread that syncs the file.
-    pub(super) fn handle(&self) -> Result<std::fs::File, StoreError> {
-        self.log.handle().map_err(|source| self.failed(source))
+    pub(super) fn file_handle(&self) -> Result<std::fs::File, StoreError> {
+        self.log.file_handle().map_err(|source| self.failed(source))
     }
 
     /// `None` means that the file is too small, or not enough of it is obsolete.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
+        let [busy, idle] = self.min_compaction_bytes;
+        if self.log.bytes() < if self.jobs.is_empty() { idle } else { busy } {
+            return Ok(None);
+        }
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
         // The settings are stored again when the runner gets a job.
         self.runners.retain(|digest, _| used.contains(&digest.as_str()));
         let rows = self.jobs.values().flat_map(|row| [Some(row.job), row.state]).flatten();
-        let mut spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
-        let live_bytes: u64 = spans.iter().map(|span| span.bytes()).sum();
-        let [busy, idle] = self.min_compaction_bytes;
-        let min_bytes = if self.jobs.is_empty() { idle } else { busy };
-        if self.log.bytes() < (live_bytes * GARBAGE_RATIO).max(min_bytes) {
+        let spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
+        // The copy gets new lines with the current keys of all lanes: a key may be in the line of a removed job, and the
+        // copy does not have this line. These keys follow the lines of the remaining jobs, which may have older keys.
+        let lanes = self.lanes.iter().map(|((runner, lane), key)| {
+            encode(&Record::Lane(&Lane { runner: runner.clone(), lane: *lane, key: key.clone() }))
+        });
+        let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
+        let lane_bytes = lanes.iter().map(|text| line_bytes(text));
+        let live_bytes: u64 = spans.iter().map(|span| span.bytes()).chain(lane_bytes).sum();
+        if self.log.bytes() < live_bytes * GARBAGE_RATIO {
             return Ok(None);
         }
-        // Writes the current keys of all lanes again: a key may be in the line of a removed job, and the copy does not
-        // have this line. In the copy, these keys follow the lines of the remaining jobs, which may have older keys.
-        let lanes: Vec<_> =
-            self.lanes.iter().map(|((runner, lane), (key, _))| (runner.clone(), *lane, key.clone())).collect();
-        for (runner, lane, key) in lanes {
-            self.add(&Record::Lane(&Lane { runner, lane, key }))?;
-        }
-        spans.extend(self.lanes.values().map(|(_, span)| *span));
-        self.log.compactor(spans).map(Some).map_err(|source| self.failed(source))
+        self.log.compactor(spans, lanes).map(Some).map_err(|source| self.failed(source))
     }
 
     pub(super) fn replace_with(&mut self, copied: CompactedLog) -> Result<(), StoreError> {
         let offsets = self.log.replace_with(copied).map_err(|source| self.failed(source))?;
         let rows = self.jobs.values_mut().flat_map(|row| [Some(&mut row.job), row.state.as_mut()]).flatten();
-        let lanes = self.lanes.values_mut().map(|(_, span)| span);
-        for span in self.runners.values_mut().chain(rows).chain(lanes) {
+        for span in self.runners.values_mut().chain(rows) {
             *span = span.relocated(&offsets);
         }
         Ok(())

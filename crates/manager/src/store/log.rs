@@ -139,22 +139,26 @@ impl Log {
     }
 
     /// Returns a handle for a thread that syncs the file.
-    pub(super) fn handle(&self) -> io::Result<File> {
+    pub(super) fn file_handle(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Returns a compactor that copies these lines in this order.
-    pub(super) fn compactor(&self, spans: Vec<LineSpan>) -> io::Result<Compactor> {
-        Ok(Compactor { file: self.file.try_clone()?, part_path: part_path(&self.path), spans, end: self.end })
+    /// Returns a compactor that copies the lines at `spans` in this order, followed by a new line for each of `texts`.
+    pub(super) fn compactor(&self, spans: Vec<LineSpan>, texts: Vec<String>) -> io::Result<Compactor> {
+        self.check()?;
+        Ok(Compactor { file: self.file.try_clone()?, part_path: part_path(&self.path), spans, texts, end: self.end })
     }
 
     /// Replaces the file with `copy`, to which it appends the lines that were written in the meantime.
     pub(super) fn replace_with(&mut self, copy: CompactedLog) -> io::Result<OffsetMap> {
         let CompactedLog { file, lines, end, source_end } = copy;
         let mut tail = vec![0; usize::try_from(self.end - source_end).map_err(io::Error::other)?];
-        self.file.read_exact_at(&mut tail, source_end)?;
-        file.write_all_at(&tail, end)?;
-        std::fs::rename(part_path(&self.path), &self.path)?;
+        let part_path = part_path(&self.path);
+        self.file
+            .read_exact_at(&mut tail, source_end)
+            .and_then(|()| file.write_all_at(&tail, end))
+            .and_then(|()| std::fs::rename(&part_path, &self.path))
+            .inspect_err(|_| remove_copy(&part_path))?;
         let offsets = OffsetMap { lines, tail_from: source_end, tail_to: end };
         self.end = end + tail.len() as u64;
         self.file = file;
@@ -168,6 +172,7 @@ pub(super) struct Compactor {
     file: File,
     part_path: PathBuf,
     spans: Vec<LineSpan>,
+    texts: Vec<String>,
     end: u64,
 }
 
@@ -181,20 +186,28 @@ pub(super) struct CompactedLog {
 }
 
 impl Compactor {
-    /// Writes and syncs the copy: `first`, then the lines.
+    /// Writes and syncs the copy: `first`, then the lines. Removes an incomplete copy after an error.
     pub(super) fn copy(self, first: &str) -> io::Result<CompactedLog> {
+        self.write_copy(first).inspect_err(|_| remove_copy(&self.part_path))
+    }
+
+    fn write_copy(&self, first: &str) -> io::Result<CompactedLog> {
         let mut copy = create_private_file(&self.part_path)?;
         let mut out = io::BufWriter::new(&mut copy);
         let head = line(first);
         out.write_all(&head)?;
         let mut end = head.len() as u64;
         let mut lines = HashMap::with_capacity(self.spans.len());
-        for span in self.spans {
+        for span in &self.spans {
             let mut line = vec![0; usize::try_from(span.bytes).map_err(io::Error::other)?];
             self.file.read_exact_at(&mut line, span.offset)?;
             out.write_all(&line)?;
             lines.insert(span.offset, end);
             end += span.bytes;
+        }
+        for text in &self.texts {
+            out.write_all(&line(text))?;
+            end += line_bytes(text);
         }
         out.flush()?;
         drop(out);
@@ -217,8 +230,19 @@ fn part_path(path: &Path) -> PathBuf {
     path.with_extension("part")
 }
 
+/// Frees the space of a copy that is not used.
+fn remove_copy(part_path: &Path) {
+    // If this fails, the next compaction overwrites the copy.
+    let _ = std::fs::remove_file(part_path);
+}
+
 fn create_private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+/// Returns the length of the line of `text`, with checksum and line feed.
+pub(super) fn line_bytes(text: &str) -> u64 {
+    (HEAD_BYTES + text.len() + 1) as u64
 }
 
 fn line(text: &str) -> Vec<u8> {
@@ -259,5 +283,22 @@ mod tests {
         let mut lines = Vec::new();
         Log::open(&path, "first", |_, line| lines.push(line.to_owned())).unwrap();
         assert_eq!(lines, ["first", "second", "third, which is longer"]);
+    }
+
+    #[test]
+    fn failed_copy_is_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("log");
+        let mut log = Log::open(&path, "first", |_, _| {}).unwrap();
+        let missing = LineSpan { offset: 1000, bytes: 10 };
+        log.compactor(vec![missing], Vec::new()).unwrap().copy("first").unwrap_err();
+        assert!(!part_path(&path).exists());
+        let copy = log.compactor(Vec::new(), Vec::new()).unwrap().copy("first").unwrap();
+        assert!(part_path(&path).exists());
+        // A copy cannot replace a directory.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        log.replace_with(copy).unwrap_err();
+        assert!(!part_path(&path).exists());
     }
 }

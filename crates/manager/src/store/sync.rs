@@ -46,6 +46,7 @@ async fn run(index: Arc<Mutex<StateIndex>>) {
             }
         }
         if let Err(error) = sync_or_compact(&index).await {
+            index.lock().unsynced = true;
             tracing::warn!(error = &error as &dyn std::error::Error, "failed to sync or compact state.log, retrying");
         }
     }
@@ -56,7 +57,7 @@ pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), Sto
     let compactor = index.lock().compactor()?;
     match compactor {
         None => {
-            let file = index.lock().handle()?;
+            let file = index.lock().file_handle()?;
             flatten(spawn_blocking(move || file.sync_data()).await)
         }
         Some(compactor) => {

@@ -219,10 +219,10 @@ async fn compaction_keeps_content_during_writes() {
         assert_eq!(stored, written.collect());
         // In some rounds, the copy is dropped, as if the manager were killed before it uses the copy.
         if let Some(copied) = copied.filter(|_| random.random_bool(0.8)) {
-            let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+            let before = log_bytes(home.path());
             store.index.lock().replace_with(copied).unwrap();
             // The lengths are equal if all written lines are live.
-            let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+            let after = log_bytes(home.path());
             assert!(after <= before, "{after} > {before}");
         }
         assert_eq!(content_of(&store, &runners), expected);
@@ -232,33 +232,83 @@ async fn compaction_keeps_content_during_writes() {
         }
         assert_eq!(content_of(&store, &runners), expected);
     }
+    // Many lines are obsolete, even if few jobs were left.
+    for id in 1000..1020 {
+        store.insert_job(&runners[0], 0, payload(id)).unwrap();
+    }
     let stored = store.jobs();
     for job in &stored {
         store.delete(&job.run).unwrap();
     }
-    let before = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+    let before = log_bytes(home.path());
     store.index.lock().min_compaction_bytes = [0, 0];
     let compactor = store.index.lock().compactor().unwrap().expect("a file without jobs has lines to drop");
     let copied = compactor.copy(&index::encode(&Record::Version(record::VERSION)).unwrap()).unwrap();
     store.index.lock().replace_with(copied).unwrap();
-    let after = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+    let after = log_bytes(home.path());
     assert!(after < before, "the copy must be shorter: {after} >= {before}");
+}
+
+/// Returns the length of `state.log`.
+fn log_bytes(home: &Path) -> u64 {
+    std::fs::metadata(home.join("state.log")).unwrap().len()
+}
+
+/// Stores and deletes 400 jobs.
+fn write_ended_jobs(store: &Store) {
+    let runner = runner("http://one");
+    for id in 0..400 {
+        store.insert_job(&runner, 0, payload(id)).unwrap();
+        store.delete(&run_id(&runner, id)).unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
 async fn sync_task_ends_when_nothing_is_written() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).await.unwrap();
-    let runner = runner("http://one");
-    for id in 0..400 {
-        store.insert_job(&runner, 0, payload(id)).unwrap();
-        store.delete(&run_id(&runner, id)).unwrap();
-    }
-    let long = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+    write_ended_jobs(&store);
+    let long = log_bytes(home.path());
     while store.index.lock().has_sync_task {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     assert!(!store.index.lock().unsynced);
-    let short = std::fs::metadata(home.path().join("state.log")).unwrap().len();
+    let short = log_bytes(home.path());
     assert!(long > 64 * 1024 && short < 1024, "tokens of ended jobs must be removed: {long}, {short}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_compaction_is_retried_and_writes_nothing_to_state_log() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    write_ended_jobs(&store);
+    let key = store.lane_key(&runner("http://one").key, 0).unwrap();
+    let before = log_bytes(home.path());
+    let obstacle = home.path().join("state.part");
+    std::fs::create_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(log_bytes(home.path()), before);
+    std::fs::remove_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!store.index.lock().has_sync_task);
+    let after = log_bytes(home.path());
+    assert!(after < 1024, "the compaction must be retried: {before}, {after}");
+    drop(store);
+    let store = Store::open(home.path()).await.unwrap();
+    assert_eq!(store.lane_key(&runner("http://one").key, 0).unwrap(), key);
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_manager_with_many_lanes_writes_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    let runner = runner("http://one");
+    for lane in 0..1500 {
+        store.lane_key(&runner.key, lane).unwrap();
+    }
+    let before = log_bytes(home.path());
+    assert!(before > 64 * 1024, "the file must be long enough for a compaction: {before}");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!store.index.lock().has_sync_task);
+    assert_eq!(log_bytes(home.path()), before);
 }

@@ -63,7 +63,7 @@ async fn job_requeued_before_acceptance_is_never_started() {
 }
 
 #[tokio::test]
-async fn killed_manager_accepts_after_restart() {
+async fn job_not_accepted_before_a_kill_is_accepted_after_restart() {
     let harness = harness_with_offered_job().await;
     harness.coordinator.fail(Call::UpdateJob, vec![Fault::FailBefore; 3]);
     let manager = harness.manager().await;

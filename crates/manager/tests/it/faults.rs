@@ -1,4 +1,4 @@
-//! Faults on both sides, cancels, and outcomes that only the manager knows.
+//! Faults on both sides, cancellations, and outcomes that only the manager knows.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -211,7 +211,7 @@ async fn unstorable_state_is_retried_for_five_minutes() {
 }
 
 #[tokio::test]
-async fn stop_cancels_jobs_with_reason() {
+async fn aborted_job_is_canceled_and_reported_as_interrupted() {
     let (harness, manager) = with_started_job().await;
     manager.control.send(ControlCommand::Abort).await;
     harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;

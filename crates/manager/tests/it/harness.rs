@@ -48,6 +48,8 @@ pub(crate) struct RunningManager {
     pub(crate) control: Control,
     /// Maximum size of the state in bytes.
     pub(crate) state_limit: Arc<AtomicU64>,
+    /// Number of free slots.
+    pub(crate) free_slots: watch::Receiver<usize>,
     telemetry: Arc<Telemetry>,
     task: JoinHandle<Result<(), ManagerError>>,
 }
@@ -177,6 +179,7 @@ impl Harness {
         let store = self.store().await;
         let state_limit = store.limit();
         let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.assigned.clone());
+        let free_slots = executor.slots.free();
         let executors = Registry::new().register_shared("shell", Arc::new(executor));
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
@@ -185,6 +188,7 @@ impl Harness {
             task: tokio::spawn(manager.with_run_limits(run_limits).run(commands)),
             control,
             state_limit,
+            free_slots,
             telemetry,
         }
     }

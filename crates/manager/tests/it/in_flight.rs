@@ -59,7 +59,7 @@ async fn finish(harness: &Harness, ids: impl IntoIterator<Item = i64>) {
 }
 
 #[tokio::test]
-async fn jobs_in_flight_run_after_capacity_fell() {
+async fn jobs_requested_before_capacity_fell_are_run() {
     let harness = Harness::like_gitlab().await;
     let (manager, _) = two_in_flight(&harness).await;
     harness.capacity.send_replace(Capacity::of(0));
@@ -106,7 +106,7 @@ async fn job_beyond_reduced_limit_waits() {
 }
 
 #[tokio::test]
-async fn jobs_requested_before_reload_run() {
+async fn jobs_requested_before_a_reload_are_run() {
     let changes: [fn(&mut RunnerSettings); 2] = [
         |runner| runner.output_limit += 1,
         // As after a rotation: the job is reported with its own token.
@@ -129,7 +129,7 @@ async fn jobs_requested_before_reload_run() {
 }
 
 #[tokio::test]
-async fn jobs_in_flight_of_removed_runner_run() {
+async fn jobs_requested_before_the_removal_of_their_runner_are_run() {
     let harness = Harness::like_gitlab().await;
     let (manager, settings) = two_in_flight(&harness).await;
     manager.control.send(ControlCommand::Reload(Box::new(Settings { runners: Vec::new(), ..settings }))).await;
@@ -139,7 +139,7 @@ async fn jobs_in_flight_of_removed_runner_run() {
 }
 
 #[tokio::test]
-async fn jobs_received_during_drain_run() {
+async fn jobs_received_during_a_drain_are_run() {
     let harness = Harness::like_gitlab().await;
     let (manager, _) = two_in_flight(&harness).await;
     manager.drain().await;

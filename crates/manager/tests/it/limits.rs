@@ -32,8 +32,14 @@ async fn prepare_timeout_does_not_end_job_that_agent_has() {
     harness.push(&json!({}));
     let settings = harness.settings(|runner| runner.prepare_timeout = Some(Duration::from_secs(5)));
     let manager = harness.manager_with_settings(settings).await;
-    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.wait_for_state(r#""state":"running""#).await;
     harness.agent.kill();
+    // The manager notices the lost connection first, and then the end of the prepare timeout.
+    tokio::time::pause();
+    for _ in 0..60 {
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    tokio::time::resume();
     harness.agent.restart();
     harness.agent.finish(RUN, Outcome::Success);
     assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);

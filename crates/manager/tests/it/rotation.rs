@@ -178,11 +178,15 @@ async fn entries_with_shared_token_are_renewed_together() {
 
 #[tokio::test]
 async fn disabled_rotation_renews_nothing() {
-    let text = format!("{CONFIG}[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n");
-    let fixture = Fixture::start(&text).await;
+    // The token of another runner is valid for 128 hours.
+    let other = CONFIG.split_once("\n\n").unwrap().1.replace("glrt-old", "glrt-other").replace("11-05T04", "11-06T08");
+    let flags = "[runners.feature_flags]\nFF_DISABLE_AUTOMATIC_TOKEN_ROTATION = true\n";
+    let fixture = Fixture::start(&format!("{CONFIG}{flags}\n{other}")).await;
     assert_eq!(fixture.advance_clock().await, at(75));
-    fixture.rotation.stop().await;
+    // The rotation waits for the second token only after it has handled the first.
+    assert_eq!(fixture.advance_clock().await, at(96));
     assert_eq!(fixture.coordinator.runner_tokens().iter().filter(|token| token.contains("reset")).count(), 0);
+    fixture.rotation.stop().await;
 }
 
 #[tokio::test]
@@ -193,8 +197,10 @@ async fn stop_waits_for_reset_in_progress() {
     fixture.coordinator.wait_for_faults_left(Call::ResetToken, 0).await;
     let mut end = pin!(fixture.rotation.stop());
     assert!(futures::poll!(&mut end).is_pending());
-    // The wait ends after the timeout of the reset.
+    // The wait ends when the request times out after 60 s.
     tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(50)).await;
+    assert!(futures::poll!(&mut end).is_pending(), "the reset must not be aborted");
     end.await;
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use muster_agent_api::result::Outcome;
+use muster_config::settings::Settings;
 use muster_job::{JobId, JobStatus};
 use muster_manager::{ControlCommand, RunLimits};
 use serde_json::json;
@@ -47,15 +48,24 @@ async fn job_from_before_restart_counts_towards_max_jobs() {
 async fn running_job_is_not_idle_time() {
     let harness = Harness::start().await;
     harness.push(&json!({}));
-    let idle = Duration::from_millis(500);
+    let idle = Duration::from_secs(1);
     let run_limits = RunLimits { jobs: None, idle: Some(idle) };
-    let manager = harness.manager_with_run_limits(harness.settings(|_| {}), run_limits).await;
+    // The manager requests the second job only after the end of the first.
+    let settings = Settings { concurrent: 1, ..harness.settings(|_| {}) };
+    let manager = harness.manager_with_run_limits(settings, run_limits).await;
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     tokio::time::pause();
     tokio::time::advance(3 * idle).await;
     tokio::time::resume();
+    manager.wait_for_main_loop().await;
+    harness.push(&json!({ "id": JOB.0 + 1, "token": "other" }));
     harness.agent.finish(RUN, Outcome::Success);
-    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Success);
+    // A manager that had counted the first job as idle time would end without the second job.
+    harness.agent.wait_for(|spool| spool.started == [RUN, "8-1"]).await;
+    harness.agent.finish("8-1", Outcome::Success);
+    for job in [JOB, JobId(JOB.0 + 1)] {
+        assert_eq!(harness.coordinator.wait_for_end(job).await.status, JobStatus::Success);
+    }
     manager.ended().await.unwrap();
 }
 

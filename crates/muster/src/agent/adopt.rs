@@ -31,7 +31,7 @@ pub(crate) struct AdoptArgs {
 }
 
 pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
-    // `own` keeps one directory open for each level of nested directories.
+    // `change_owner` keeps one directory open for each level of nested directories.
     crate::open_files::raise();
     // The socket belongs to the user of the container.
     let owner = match lstat(SOCKET) {
@@ -39,8 +39,8 @@ pub(super) fn adopt(args: &AdoptArgs) -> ExitCode {
         Err(error) => return report_failure(Path::new(SOCKET), error),
     };
     let shared = args.shared.iter().map(|directory| (directory, share(directory)));
-    let volumes = args.volume.iter().map(|directory| (directory, share_new(directory)));
-    let owned = args.own.iter().map(|directory| (directory, own(directory, owner)));
+    let volumes = args.volume.iter().map(|directory| (directory, share_if_new(directory)));
+    let owned = args.own.iter().map(|directory| (directory, change_owner(directory, owner)));
     for (directory, result) in shared.chain(volumes).chain(owned) {
         if let Err(error) = result {
             return report_failure(directory, error);
@@ -78,7 +78,7 @@ fn share(path: &Path) -> Result<()> {
 /// Lets all users write to a volume that has the owner and mode of a new volume.
 ///
 /// Any other owner or mode was set on purpose.
-fn share_new(path: &Path) -> Result<()> {
+fn share_if_new(path: &Path) -> Result<()> {
     let directory = open_or_create(path)?;
     let found = fstat(&directory)?;
     let is_new = found.st_uid == 0 && Mode::from_raw_mode(found.st_mode) == Mode::from_raw_mode(0o755);
@@ -87,17 +87,17 @@ fn share_new(path: &Path) -> Result<()> {
 
 /// Gives a directory and its content to the owner.
 /// The directory itself changes last, so that the next job repeats an interrupted change.
-fn own(path: &Path, owner: (Uid, Gid)) -> Result<()> {
+fn change_owner(path: &Path, owner: (Uid, Gid)) -> Result<()> {
     let directory = open_or_create(path)?;
     if fstat(&directory)?.st_uid == owner.0.as_raw() {
         return Ok(());
     }
-    own_entries(&directory, owner, fstat(&directory)?.st_dev)?;
+    change_owner_of_entries(&directory, owner, fstat(&directory)?.st_dev)?;
     fchown(&directory, Some(owner.0), Some(owner.1))
 }
 
 /// Gives everything in a directory to the owner. Skips mounted file systems, and files with more than one hard link.
-fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
+fn change_owner_of_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for entry in Dir::read_from(&directory)? {
         let entry = entry?;
@@ -115,7 +115,7 @@ fn own_entries(directory: impl AsFd, owner: (Uid, Gid), device: u64) -> Result<(
             continue;
         }
         if is_directory {
-            own_entries(openat(&directory, name, flags, Mode::empty())?, owner, device)?;
+            change_owner_of_entries(openat(&directory, name, flags, Mode::empty())?, owner, device)?;
         }
         if found.st_uid != owner.0.as_raw() {
             chownat(&directory, name, Some(owner.0), Some(owner.1), AtFlags::SYMLINK_NOFOLLOW)?;

@@ -76,7 +76,7 @@ pub(super) fn block(args: &BlockArgs) -> ExitCode {
     }
 }
 
-/// Replaces this process by the command. Returns only after an error.
+/// Waits until the addresses are blocked, and then replaces this process by the command. Returns only after an error.
 pub(super) fn gate(args: &GateArgs) -> ExitCode {
     let deadline = Instant::now() + GATE_TIMEOUT;
     loop {

@@ -95,7 +95,7 @@ pub(super) fn serve(args: &ContainerArgs) -> ExitCode {
     })
 }
 
-/// Creates a directory that every user can write to. Logs an error.
+/// Creates a directory that every user can write to. If this fails, logs the error.
 fn create_shared(directory: &Path) {
     let created = std::fs::create_dir_all(directory).and_then(|()| {
         let mode = std::fs::metadata(directory)?.permissions().mode();

@@ -159,8 +159,8 @@ pub(super) struct RunArgs {
 impl RunArgs {
     /// Returns the logs to show: the value of `--log`, or the default for this number of jobs.
     pub(super) fn log_mode(&self, jobs: usize) -> LogMode {
-        let short = if self.output == OutputMode::Human { LogMode::Tail } else { LogMode::Failed };
-        self.log.unwrap_or(if jobs == 1 { LogMode::Live } else { short })
+        let for_several = if self.output == OutputMode::Human { LogMode::Tail } else { LogMode::Failed };
+        self.log.unwrap_or(if jobs == 1 { LogMode::Live } else { for_several })
     }
 }
 
@@ -222,10 +222,10 @@ pub(super) struct VendorArgs {
 /// Arguments of `muster ci show`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ShowArgs {
-    /// Number of a run, or `last`. Lists all runs if omitted. A job's name shows that job of the last run.
+    /// Number of the run to show, or `last`. The name of a job shows this job of the last run. By default, all runs are listed.
     #[arg(value_name = "RUN")]
     pub(super) run: Option<String>,
-    /// Name or ID of a job: shows its log, step results and artifacts.
+    /// Name or ID of a job whose log, step results and artifacts to show.
     #[arg(value_name = "JOB")]
     pub(super) job: Option<String>,
     /// Extract the job's artifacts to this directory.

@@ -65,7 +65,7 @@ impl Cleaned {
             self.discard(project, &project.includes());
         }
         self.running += running;
-        // Runs can start while the files are being deleted.
+        // Release the lock, so that runs can start while the files are being deleted.
         drop(lock);
         let freed = project.trash().empty(&mut |path, error| self.report("delete", path, error));
         self.freed += freed;

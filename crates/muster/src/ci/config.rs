@@ -141,22 +141,21 @@ impl Config {
     fn parse(text: &str, file: PathBuf) -> Result<Self, CiError> {
         let problems = config_check::problems(text);
         if !problems.is_empty() {
-            return Err(CiError::Config { path: file, problems });
+            return Err(CiError::UserConfig { path: file, problems });
         }
         let mut config: Self = toml::from_str(text).map_err(|error| {
             // The error's own text quotes the line, which may contain the value of a secret.
             let before = error.span().and_then(|span| text.get(..span.start));
             let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();
-            CiError::Config { path: file.clone(), problems: vec![format!("{line}{}", error.message())] }
+            CiError::UserConfig { path: file.clone(), problems: vec![format!("{line}{}", error.message())] }
         })?;
         config.file = file;
         Ok(config)
     }
 
     pub(super) fn includes(&self, cache: PathBuf, pins: Pins, offline: bool) -> Result<IncludeConfig, CiError> {
-        let home = |path: &PathBuf| expand_home(path);
         let expanded =
-            |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), home(path))).collect();
+            |map: &BTreeMap<String, PathBuf>| map.iter().map(|(key, path)| (key.clone(), expand_home(path))).collect();
         let timeout = match self.remote.timeout {
             None => IncludeConfig::default().remote_timeout,
             Some(seconds) => {
@@ -171,7 +170,7 @@ impl Config {
         Ok(IncludeConfig {
             projects: expanded(&self.projects),
             components: expanded(&self.components),
-            templates: self.templates.directory.as_ref().map(home),
+            templates: self.templates.directory.as_deref().map(expand_home),
             remotes: expanded(&self.remote.map),
             remote: if offline || self.remote.offline { RemotePolicy::Offline } else { RemotePolicy::Allowed },
             remote_timeout: timeout,
@@ -190,7 +189,7 @@ impl Config {
     /// Returns the variables of a project. More specific project patterns come later, and override earlier variables.
     pub(super) fn variables(&self, project: &str) -> Result<Vec<ScopedVariable>, CiError> {
         let mut found: Vec<_> = self.variables.iter().filter(|entry| matches(&entry.project, project)).collect();
-        found.sort_by_key(|entry| (!entry.project.contains('*'), entry.project.len()));
+        found.sort_by_key(|entry| specificity(&entry.project));
         found.into_iter().map(|entry| self.variable(entry)).collect()
     }
 
@@ -199,7 +198,9 @@ impl Config {
             (Some(value), None) => value.expose().to_owned(),
             (None, Some(path)) => {
                 let path = expand_home(path);
-                read_text_file(&path).map_err(|source| CiError::Read { path, source })?
+                let text = read_text_file(&path).map_err(|source| CiError::Read { path, source })?;
+                // Editors end a file with a line break, which is not a part of a token.
+                if entry.file { text } else { without_final_line_break(text) }
             }
             _ => {
                 let (key, file) = (&entry.key, self.file.display());
@@ -222,10 +223,27 @@ impl Config {
         })
     }
 
+    /// Returns the secrets of a project. Those with more specific project patterns override others.
     pub(super) fn secrets(&self, project: &str) -> BTreeMap<String, Secret> {
-        let matching = self.secrets.iter().filter(|secret| matches(&secret.project, project));
-        matching.map(|secret| (secret.name.clone(), secret.value.clone())).collect()
+        let mut found: Vec<_> = self.secrets.iter().filter(|secret| matches(&secret.project, project)).collect();
+        found.sort_by_key(|secret| specificity(&secret.project));
+        found.into_iter().map(|secret| (secret.name.clone(), secret.value.clone())).collect()
     }
+}
+
+/// Returns a number that is higher for a more specific pattern. Patterns without `*` are the most specific.
+fn specificity(pattern: &str) -> (bool, usize) {
+    (!pattern.contains('*'), pattern.len())
+}
+
+fn without_final_line_break(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
 }
 
 /// Prints which downloads a pipeline is waiting for, and the remaining time until their timeout.
@@ -291,13 +309,35 @@ mod tests {
             [[secrets]]
             name = "DB"
             value = "exact-value"
+            project = "group/app"
+            [[secrets]]
+            name = "DB"
+            value = "general"
         "#;
         let config = Config::parse(text, PathBuf::from("ci.toml")).unwrap();
         let values: Vec<_> =
             config.variables("group/app").unwrap().into_iter().map(|entry| entry.variable.value).collect();
         assert_eq!(values, ["general", "exact-value"]);
         assert_eq!(config.variables("other/app").unwrap().len(), 1);
+        let secret = |project: &str| config.secrets(project).remove("DB").unwrap().expose().to_owned();
+        assert_eq!([secret("group/app"), secret("other/app")], ["exact-value", "general"]);
         assert!(!format!("{config:?}").contains("exact-value"));
+    }
+
+    #[test]
+    fn final_line_break_of_a_value_file_is_removed_unless_the_variable_is_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let value = |content: &str, settings: &str| {
+            let path = dir.path().join("value");
+            std::fs::write(&path, content).unwrap();
+            let text = format!("[[variables]]\nkey = \"TOKEN\"\nvalue-file = {path:?}\n{settings}");
+            let config = Config::parse(&text, PathBuf::from("ci.toml")).unwrap();
+            config.variables("app").unwrap().remove(0).variable.value
+        };
+        assert_eq!(value("secret\n", ""), "secret");
+        assert_eq!(value("two\r\nlines\r\n", ""), "two\r\nlines");
+        assert_eq!(value("secret", ""), "secret");
+        assert_eq!(value("key\n", "file = true"), "key\n");
     }
 
     #[test]

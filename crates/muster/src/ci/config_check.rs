@@ -72,7 +72,7 @@ const SECRETS: &[Field] = &[
     field("project", Shape::Text),
 ];
 
-/// Returns all problems of a file in their order. Invalid TOML has none, because the parser reports it.
+/// Returns all problems of a file, ordered by line. Invalid TOML has none, because the parser reports it.
 pub(super) fn problems(text: &str) -> Vec<String> {
     let Ok(document) = Document::parse(text) else { return Vec::new() };
     let mut check = Check { text, problems: Vec::new() };
@@ -87,10 +87,10 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Returns the line in which `span` begins. Returns `parent` if there is no span, as for an implicit table.
-    fn line_of(&self, span: Option<std::ops::Range<usize>>, parent: usize) -> usize {
+    /// Returns the line in which `span` begins. Returns `parent_line` if there is no span, as for an implicit table.
+    fn line_of(&self, span: Option<std::ops::Range<usize>>, parent_line: usize) -> usize {
         let before = span.and_then(|span| self.text.get(..span.start));
-        before.map_or(parent, |before| 1 + before.matches('\n').count())
+        before.map_or(parent_line, |before| 1 + before.matches('\n').count())
     }
 
     fn check_table(&mut self, table: &dyn TableLike, path: &str, fields: &'static [Field], line: usize) {

@@ -32,7 +32,7 @@ pub(super) struct EventFacts {
 #[derive(Debug, Clone)]
 pub(super) struct MergeRequest {
     pub(super) target: String,
-    /// Merge base with the target branch. `None` if this branch shares no commit with it, or if it is unknown locally.
+    /// Merge base with the target branch. `None` if that branch is unknown locally, or shares no commit with this one.
     pub(super) base: Option<MergeBase>,
 }
 

@@ -76,11 +76,12 @@ pub(crate) enum CiError {
         /// Message of the process that could not write.
         problem: String,
     },
-    /// The errors have been printed.
+    /// The pipeline's configuration has errors, which have been printed.
     #[error("the configuration has {} error{}; no pipeline was created", errors, if *errors == 1 { "" } else { "s" })]
     Configuration { errors: usize },
+    /// The user's `ci.toml` is invalid.
     #[error("invalid configuration `{}`:\n  {}", path.display(), problems.join("\n  "))]
-    Config {
+    UserConfig {
         path: PathBuf,
         /// Each with its line.
         problems: Vec<String>,

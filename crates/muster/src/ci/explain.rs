@@ -46,12 +46,12 @@ fn unknown_job(prepared: &Prepared, name: &str) -> CiError {
 fn explain_excluded(prepared: &Prepared, job: &ExcludedJob) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "{}  {}", heading(&job.name), ui::paint(ui::WARN, "not in this pipeline"));
-    let _ = writeln!(text, "  stage   {}", job.stage);
+    let _ = writeln!(text, "  stage   {}", ui::plain(&job.stage));
     let _ = writeln!(text, "  event   {}", event(prepared));
     if let Some(cause) = &prepared.compiled.not_created {
         let _ = writeln!(text, "  reason  no pipeline for this event: {}", cause.reason);
     }
-    decisions(&mut text, &job.decisions);
+    add_decisions(&mut text, &job.decisions);
     text
 }
 
@@ -64,19 +64,19 @@ fn explain_job(prepared: &Prepared, job: &Job) -> String {
     if let Some(description) = &job.description {
         let _ = writeln!(text, "  {}", ui::plain(description));
     }
-    let _ = writeln!(text, "  stage   {}", job.stage);
+    let _ = writeln!(text, "  stage   {}", ui::plain(&job.stage));
     let _ = writeln!(text, "  event   {}", event(prepared));
     let delay = job.start_in.map(|delay| format!(" after {}", ui::duration(delay))).unwrap_or_default();
     let _ = writeln!(text, "  when    {}{delay}", job.when.as_str());
-    let _ = writeln!(text, "  needs   {}", needs(job));
+    let _ = writeln!(text, "  needs   {}", ui::plain(&needs(job)));
     if let Some(environment) = &job.environment {
-        let _ = writeln!(text, "  deploys to {}", environment.name);
+        let _ = writeln!(text, "  deploys to {}", ui::plain(&environment.name));
     }
-    decisions(&mut text, &job.decisions);
-    variables(&mut text, prepared, job);
+    add_decisions(&mut text, &job.decisions);
+    add_variables(&mut text, prepared, job);
     match &job.work {
-        Work::Script(work) => script(&mut text, work),
-        Work::Bridge(bridge) => trigger(&mut text, bridge),
+        Work::Script(work) => add_script(&mut text, work),
+        Work::Bridge(bridge) => add_trigger(&mut text, bridge),
     }
     text
 }
@@ -86,7 +86,7 @@ fn heading(name: &str) -> String {
 }
 
 fn location(location: &SourceLocation) -> String {
-    format!("{}:{}", location.file, location.line)
+    format!("{}:{}", ui::plain(&location.file), location.line)
 }
 
 fn event(prepared: &Prepared) -> String {
@@ -102,7 +102,7 @@ fn event(prepared: &Prepared) -> String {
         }
         None => "changed files unknown, so `changes` always matches".to_owned(),
     };
-    format!("{} on {kind} {} ({changed})", context.source.as_str(), context.ref_name)
+    ui::plain(&format!("{} on {kind} {} ({changed})", context.source.as_str(), context.ref_name))
 }
 
 fn needs(job: &Job) -> String {
@@ -121,7 +121,7 @@ fn needs(job: &Job) -> String {
     texts.collect::<Vec<_>>().join(", ")
 }
 
-fn decisions(text: &mut String, decisions: &[Decision]) {
+fn add_decisions(text: &mut String, decisions: &[Decision]) {
     if decisions.is_empty() {
         return;
     }
@@ -142,7 +142,7 @@ fn decision_line(decision: &Decision) -> String {
 }
 
 /// Adds the variables of the configuration and the user, each with its origin. Omits predefined variables.
-fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
+fn add_variables(text: &mut String, prepared: &Prepared, job: &Job) {
     let context = &prepared.context;
     let environment = job.environment.as_ref().map(|environment| environment.name.as_str());
     let project = layers::project_variables(&context.project_variables, context.ref_protected, environment);
@@ -170,6 +170,7 @@ fn variables(text: &mut String, prepared: &Prepared, job: &Job) {
     for (key, variable, from) in shown {
         let value = if variable.masked { "[masked]".to_owned() } else { ui::fit(&ui::plain(&variable.value), 60) };
         let kind = if variable.file { " (as a file)" } else { "" };
+        let key = ui::plain(key);
         let _ = writeln!(text, "    {key}={value}{kind}  {}", ui::paint(ui::DIM, &format!("from {from}")));
     }
 }
@@ -180,15 +181,15 @@ fn yaml_origin(prepared: &Prepared, job: &Job, variable: &Variable) -> &'static 
     let global = |key: &str| merged?.as_map()?.get(key)?.as_map();
     let job = merged.and_then(|merged| merged.as_map()?.get(&job.group_name)?.as_map());
     let sets = |map: Option<&Map>| map.is_some_and(|map| sets(map, variable));
-    let has_rule = |map: Option<&Map>| {
+    let has_rule_that_sets = |map: Option<&Map>| {
         let rules = map.and_then(|map| map.get("rules")?.as_list()).unwrap_or_default();
         rules.iter().any(|rule| sets(rule.as_map()))
     };
-    if has_rule(job) {
+    if has_rule_that_sets(job) {
         "the job's rules"
     } else if sets(job) {
         "the job's variables"
-    } else if has_rule(global("workflow")) {
+    } else if has_rule_that_sets(global("workflow")) {
         "the workflow's rules"
     } else if sets(merged.and_then(Node::as_map)) {
         "the global variables"
@@ -205,17 +206,18 @@ fn sets(map: &Map, variable: &Variable) -> bool {
     value.and_then(Node::scalar_text).unwrap_or_default() == variable.value
 }
 
-fn script(text: &mut String, work: &ScriptWork) {
+fn add_script(text: &mut String, work: &ScriptWork) {
     if let Some(image) = &work.image {
-        let _ = writeln!(text, "  image   {} (ignored if the job runs without containers)", image.name);
+        let _ = writeln!(text, "  image   {} (ignored if the job runs without containers)", ui::plain(&image.name));
     }
     for cache in &work.cache {
-        let _ = writeln!(text, "  cache   {}: {} ({})", cache.key, cache.paths.join(", "), cache.policy);
+        let cache = format!("{}: {} ({})", cache.key, cache.paths.join(", "), cache.policy);
+        let _ = writeln!(text, "  cache   {}", ui::plain(&cache));
     }
     if let Some(artifacts) = &work.artifacts {
         let mut parts = artifacts.paths.clone();
         parts.extend(artifacts.reports.iter().map(|(kind, paths)| format!("{kind} report {}", paths.join(", "))));
-        let _ = writeln!(text, "  artifacts {} ({})", parts.join(", "), artifacts.when);
+        let _ = writeln!(text, "  artifacts {} ({})", ui::plain(&parts.join(", ")), artifacts.when);
     }
     let sections =
         [("before_script", &work.before_script), ("script", &work.script), ("after_script", &work.after_script)];
@@ -228,11 +230,11 @@ fn script(text: &mut String, work: &ScriptWork) {
         }
     }
     if let Some(run) = &work.run {
-        let _ = writeln!(text, "  {}\n    {run}", ui::paint(ui::BOLD, "run"));
+        let _ = writeln!(text, "  {}\n    {}", ui::paint(ui::BOLD, "run"), ui::json_line(run));
     }
 }
 
-fn trigger(text: &mut String, bridge: &Bridge) {
+fn add_trigger(text: &mut String, bridge: &Bridge) {
     let target = match &bridge.target {
         BridgeTarget::Project { project, branch, .. } => {
             format!("a pipeline of {project} on {}", branch.as_deref().unwrap_or("its default branch"))

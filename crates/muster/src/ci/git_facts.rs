@@ -148,8 +148,8 @@ fn parse_remote(url: &str) -> Option<Remote> {
 }
 
 fn percent_decoded(text: &str) -> String {
-    // Decode the text as the value of a form, in which `+` would mean a space.
-    let encoded = format!("x={}", text.replace('+', "%2B"));
+    // Decode the text as the value of a form, in which `+` would mean a space, and `&` would end the value.
+    let encoded = format!("x={}", text.replace('+', "%2B").replace('&', "%26"));
     url::form_urlencoded::parse(encoded.as_bytes()).map(|(_, value)| value.into_owned()).collect()
 }
 
@@ -169,6 +169,12 @@ mod tests {
         assert_eq!(path(&[("origin", local), ("a", first), ("b", second)]).as_deref(), Some("a/first"));
         assert_eq!(path(&[("a", local), ("b", second)]).as_deref(), Some("a/second"));
         assert_eq!(path(&[("origin", local)]).as_deref(), None);
+    }
+
+    #[test]
+    fn login_is_decoded() {
+        let login = |url: &str| parse_remote(url).unwrap().login.unwrap().expose().to_owned();
+        assert_eq!(login("https://u&1:a&b=c+%26%20%40@git.example/g/p.git"), "u&1:a&b=c+& @");
     }
 
     #[test]

@@ -32,13 +32,14 @@ pub(super) fn variables(worktree: &Path, identity: &ProjectIdentity) -> Result<V
     let mut files = Vec::new();
     let home = std::env::home_dir().map(|home| home.join(HOME_FILE));
     if let Some(file) = home.map(VariableFile::read).transpose()?.flatten() {
-        let map =
-            file.map()?.ok_or_else(|| file.invalid("expected a map with the keys `global`, `group` and `project`"))?;
+        let map = file
+            .yaml_map()?
+            .ok_or_else(|| file.invalid("expected a map with the keys `global`, `group` and `project`"))?;
         file.add_home(&map, identity, &mut variables)?;
         files.push(file.path);
     }
     if let Some(file) = VariableFile::read(worktree.join(PROJECT_FILE))? {
-        match file.map()? {
+        match file.yaml_map()? {
             Some(map) => file.add_all(&map, &mut variables)?,
             None => {
                 let lines = parse_file(&file.path, &file.text)?;
@@ -71,7 +72,7 @@ impl VariableFile {
     }
 
     /// Parses the file as a YAML map. Returns `None` if it has another format, such as `NAME=VALUE` lines.
-    fn map(&self) -> Result<Option<Map>, CiError> {
+    fn yaml_map(&self) -> Result<Option<Map>, CiError> {
         let mut sources = SourceMap::default();
         let source = sources.add(self.path.display().to_string(), self.text.as_str());
         let Ok(parsed) = yaml::parse(source, &self.text, &Limits::default()) else { return Ok(None) };

@@ -16,7 +16,7 @@ const HEADER: &str =
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Lock {
+pub(super) struct LockFile {
     version: u32,
     /// Directory in the repository with the included files. `None` means the cache of this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -25,7 +25,7 @@ pub(super) struct Lock {
     pub(super) pins: Vec<Pin>,
 }
 
-impl Lock {
+impl LockFile {
     pub(super) fn new(directory: Option<PathBuf>, pins: Vec<Pin>) -> Self {
         Self { version: VERSION, directory, pins }
     }
@@ -42,19 +42,19 @@ impl Lock {
             let path = path.display();
             CiError::Failed(format!("`{path}` is invalid; run `muster ci vendor` to recreate it:\n{problem}"))
         };
-        let lock: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-        if lock.version != VERSION {
+        let file: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+        if file.version != VERSION {
             return Err(invalid(format!(
                 "it has version {}, but this version of Muster supports version {VERSION}",
-                lock.version
+                file.version
             )));
         }
         let is_outside =
             |directory: &PathBuf| !directory.components().all(|part| matches!(part, std::path::Component::Normal(_)));
-        if lock.directory.as_ref().is_some_and(is_outside) {
+        if file.directory.as_ref().is_some_and(is_outside) {
             return Err(invalid("`directory` must be a relative path inside the repository".to_owned()));
         }
-        Ok(Some(lock))
+        Ok(Some(file))
     }
 
     pub(super) fn write(&self, worktree: &Path) -> Result<(), CiError> {

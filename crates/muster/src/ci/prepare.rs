@@ -15,7 +15,7 @@ use super::config::Config;
 use super::context::{RunFacts, context};
 use super::error::CiError;
 use super::git_facts::ProjectIdentity;
-use super::pins::{LOCK_FILE, Lock};
+use super::pins::{LOCK_FILE, LockFile};
 use super::read::read_start_of_file;
 use super::state::{ProjectState, find_worktree};
 use super::ui;
@@ -34,7 +34,7 @@ pub(super) struct Prepared {
     pub(super) sources: SharedSources,
 }
 
-pub(super) struct Target<'a> {
+pub(super) struct PrepareOptions<'a> {
     /// Bare repository to create.
     pub(super) store: &'a Path,
     /// URL of the coordinator. `None` if no coordinator runs.
@@ -87,8 +87,8 @@ async fn compile(args: &InspectArgs, purpose: Purpose) -> Result<(Prepared, temp
     let store = directory.path().join("store.git");
     let iid = project.run_numbers().last().map_or(1, |last| last + 1);
     let stubs_includes = args.include_stub;
-    let target = Target { store: &store, server_url: None, iid, purpose, stubs_includes };
-    Ok((prepare(&args.pipeline, project, &target).await?, directory))
+    let options = PrepareOptions { store: &store, server_url: None, iid, purpose, stubs_includes };
+    Ok((prepare(&args.pipeline, project, &options).await?, directory))
 }
 
 pub(super) struct PipelineSources {
@@ -114,9 +114,14 @@ pub(super) async fn with_sources<T: Send + 'static>(
     let store = temporary.path().join("store.git");
     let runtime = tokio::runtime::Handle::current();
     let done = tokio::task::spawn_blocking(move || {
-        let target =
-            Target { store: &store, server_url: None, iid: 1, purpose: Purpose::Inspect, stubs_includes: false };
-        work(read_sources(&args, project, &target, runtime)?)
+        let options = PrepareOptions {
+            store: &store,
+            server_url: None,
+            iid: 1,
+            purpose: Purpose::Inspect,
+            stubs_includes: false,
+        };
+        work(read_sources(&args, project, &options, runtime)?)
     });
     done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
@@ -125,27 +130,27 @@ pub(super) async fn with_sources<T: Send + 'static>(
 fn read_sources(
     args: &PipelineArgs,
     project: ProjectState,
-    target: &Target<'_>,
+    options: &PrepareOptions<'_>,
     runtime: tokio::runtime::Handle,
 ) -> Result<PipelineSources, CiError> {
     let config = Config::load()?;
-    let snapshot = Snapshot::take(&args.repository.directory, target.store)?;
+    let snapshot = Snapshot::take(&args.repository.directory, options.store)?;
     let identity = ProjectIdentity::of(&snapshot);
-    let file = ConfigFile::find(args, &snapshot.worktree)?;
+    let file = PipelineFile::find(args, &snapshot.worktree)?;
     let text = file.read()?;
-    let server_url = target.server_url.unwrap_or(NO_SERVER);
-    let run = RunFacts { server_url, project_id: project.project_id, iid: target.iid, config_path: &file.name };
+    let server_url = options.server_url.unwrap_or(NO_SERVER);
+    let run = RunFacts { server_url, project_id: project.project_id, iid: options.iid, config_path: &file.name };
     let context = Context {
-        explains: target.purpose == Purpose::Explain,
-        stubs_includes: target.stubs_includes,
+        explains: options.purpose == Purpose::Explain,
+        stubs_includes: options.stubs_includes,
         ..context(args, &config, &snapshot, &identity, &run)?
     };
     let snapshot = Arc::new(snapshot);
     let server = identity.server_or(server_url);
     let server = server.split_once("://").map_or(server, |(_, host)| host).to_owned();
     let cache = project.includes();
-    let lock = Lock::read(&snapshot.worktree)?.unwrap_or_default();
-    let includes = config.includes(cache.clone(), lock.pins(&snapshot.worktree, &cache), args.offline)?;
+    let lock_file = LockFile::read(&snapshot.worktree)?.unwrap_or_default();
+    let includes = config.includes(cache.clone(), lock_file.pins(&snapshot.worktree, &cache), args.offline)?;
     let sources = SnapshotSources::new(Arc::clone(&snapshot), includes, &identity.path, &server, runtime);
     Ok(PipelineSources { project, config, snapshot, identity, server, context, sources, text })
 }
@@ -154,15 +159,15 @@ fn read_sources(
 pub(super) async fn prepare(
     args: &PipelineArgs,
     project: ProjectState,
-    target: &Target<'_>,
+    options: &PrepareOptions<'_>,
 ) -> Result<Prepared, CiError> {
     let runtime = tokio::runtime::Handle::current();
-    let (args, store, server_url) = (args.clone(), target.store.to_owned(), target.server_url.map(str::to_owned));
-    let Target { iid, purpose, stubs_includes, .. } = *target;
+    let (args, store, server_url) = (args.clone(), options.store.to_owned(), options.server_url.map(str::to_owned));
+    let PrepareOptions { iid, purpose, stubs_includes, .. } = *options;
     let work = tokio::task::spawn_blocking(move || {
-        let target = Target { store: &store, server_url: server_url.as_deref(), iid, purpose, stubs_includes };
+        let options = PrepareOptions { store: &store, server_url: server_url.as_deref(), iid, purpose, stubs_includes };
         let PipelineSources { project, config, snapshot, identity, context, sources, text, .. } =
-            read_sources(&args, project, &target, runtime)?;
+            read_sources(&args, project, &options, runtime)?;
         let compiled = muster_pipeline::compile(&text, &context, &sources);
         report_pins(&sources.used_pins());
         Ok(Prepared { project, config, snapshot, identity, context, compiled, sources: Arc::new(sources) })
@@ -177,14 +182,14 @@ fn report_pins(pins: &[Pin]) {
     }
 }
 
-struct ConfigFile {
+struct PipelineFile {
     path: PathBuf,
     /// Value of `CI_CONFIG_PATH`: the path from the top of the repository, or the given path if the file is outside
     /// the repository.
     name: String,
 }
 
-impl ConfigFile {
+impl PipelineFile {
     fn find(args: &PipelineArgs, worktree: &Path) -> Result<Self, CiError> {
         let Some(file) = &args.file else {
             return Ok(Self { path: worktree.join(CONFIG_FILE), name: CONFIG_FILE.to_owned() });

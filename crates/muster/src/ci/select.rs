@@ -29,7 +29,7 @@ pub(super) fn select(pipeline: Pipeline, args: &RunArgs) -> Result<(Pipeline, Ve
     let (mut selected, started_by_user) = select_named(&pipeline, &names, with_needs)?;
     if args.only_needs {
         let is_named = |job: &Job| names.iter().any(|name| *name == job.name || *name == job.group_name);
-        let is_needed = |job: &&Job| !is_named(job) || args.manual.contains(&job.name);
+        let is_needed = |job: &&Job| !is_named(job) || manual.contains(&job.name);
         let needed: Vec<String> = selected.jobs.iter().filter(is_needed).map(|job| job.name.clone()).collect();
         selected = schedule::select(&selected, &needed, false)
             .map_err(|schedule::UnknownJob(name)| CiError::Usage(unknown_job(&selected, &name)))?;
@@ -50,7 +50,7 @@ fn jobs_of_stage(pipeline: &Pipeline, stage: &str) -> Result<Vec<String>, CiErro
     Ok(jobs.into_iter().filter(|job| job.when != When::Manual).map(|job| job.name.clone()).collect())
 }
 
-/// Returns the manual or delayed job of this name, or the jobs of this matrix.
+/// Returns the manual or delayed job of this name, or the jobs of the matrix of this name.
 fn manual_jobs(pipeline: &Pipeline, name: &str) -> Result<Vec<String>, CiError> {
     let matching: Vec<&Job> = pipeline.jobs.iter().filter(|job| job.name == name || job.group_name == name).collect();
     match matching.as_slice() {
@@ -113,7 +113,7 @@ fn check_manual_needs(selected: &Pipeline, names: &[String]) -> Result<(), CiErr
 }
 
 /// Returns whether `job` waits for `other`. Without `needs`, a job waits for every job of an earlier stage, except
-/// optional jobs.
+/// manual jobs that may fail.
 fn waits_for(job: &Job, other: &Job) -> bool {
     match &job.needs {
         Some(needs) => needs.iter().any(|need| matches!(need, Need::Job { name, .. } if *name == other.name)),

@@ -78,7 +78,7 @@ fn exit_code(status: ExitStatus) -> ExitCode {
     code.and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// Returns the directory of a job's workspace in a run with `--keep`.
+/// Returns the directory that contains a job's workspace in a run with `--keep`.
 pub(super) fn job_workspace_directory(run: &Path, job: impl std::fmt::Display) -> PathBuf {
     run.join("builds").join(job.to_string())
 }

@@ -226,7 +226,7 @@ fn job_text(job: &JobView, pipelines: &[PipelineView], is_active: bool, with_usa
         let _ = writeln!(text, "  environment {}{}", ui::plain(&environment.name), ui::plain(&url));
     }
     if let Some(tree) = tree_of(job) {
-        steps(&mut text, &tree, 1, with_usage);
+        add_steps(&mut text, &tree, 1, with_usage);
     }
     for artifact in &job.artifacts {
         let _ = writeln!(
@@ -262,16 +262,16 @@ fn usage_text(usage: &ResourceUsage) -> Option<String> {
         received_bytes: usage.received_bytes,
         sent_bytes: usage.sent_bytes,
     };
-    parts_text(of_processes, if usage.counted_by_process { " in its largest process" } else { "" })
+    amounts_text(of_processes, if usage.counted_by_process { " in its largest process" } else { "" })
 }
 
 fn step_usage_text(usage: StepUsage) -> Option<String> {
-    parts_text(usage, "")
+    amounts_text(usage, "")
 }
 
 /// Returns the known amounts, such as `used 1.2s of CPU, 3.0 MB of memory`, or `None` if there are none. Writes
 /// `memory_suffix` after the amount of memory.
-fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
+fn amounts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     let size = |bytes: Option<u64>| bytes.filter(|bytes| *bytes > 0).map(ui::size);
     let cpu = usage.cpu_ms.map(|ms| format!("{} of CPU", ui::duration(std::time::Duration::from_millis(ms))));
     let memory = size(usage.memory_bytes).map(|size| format!("{size} of memory{memory_suffix}"));
@@ -283,7 +283,7 @@ fn parts_text(usage: StepUsage, memory_suffix: &str) -> Option<String> {
     (!parts.is_empty()).then(|| format!("used {}", parts.join(", ")))
 }
 
-fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
+fn add_steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     let (style, sign) = match step.status {
         StepStatus::Success => (ui::GOOD, "✓"),
         StepStatus::Failure => (ui::BAD, "✗"),
@@ -302,7 +302,7 @@ fn steps(text: &mut String, step: &StepNode, depth: usize, with_usage: bool) {
     let detail = ui::paint(ui::DIM, &format!("{time}{attempts}{used}"));
     let line = format!("{} {}  {detail}{code}{message}", ui::paint(style, sign), ui::plain(&step.name));
     let _ = writeln!(text, "{:1$}{line}", "", depth * 2);
-    step.steps.iter().for_each(|inner| steps(text, inner, depth + 1, with_usage));
+    step.steps.iter().for_each(|inner| add_steps(text, inner, depth + 1, with_usage));
 }
 
 async fn show_log(history: &History, job: &JobView, timestamps: bool) -> Result<(), CiError> {

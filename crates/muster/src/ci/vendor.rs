@@ -1,6 +1,6 @@
 //! `muster ci vendor`: downloads included files, and pins them in `muster-ci.lock`.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use muster_coordinator::includes::{Pin, SnapshotSources, VendorOptions};
 use muster_pipeline::context::{ChildSource, Context};
@@ -9,7 +9,7 @@ use muster_pipeline::render::render;
 
 use super::args::VendorArgs;
 use super::error::{CiError, ExitStatus};
-use super::pins::{LOCK_FILE, Lock};
+use super::pins::{LOCK_FILE, LockFile};
 use super::prepare::{PipelineSources, with_sources};
 use super::ui::{self, Table};
 
@@ -27,17 +27,17 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
     let worktree = pipeline.snapshot.worktree.clone();
     let cache = pipeline.project.includes();
     let directory = match into {
-        Some(directory) => Some(inside(&worktree, directory)?),
-        None => Lock::read(&worktree)?.and_then(|lock| lock.directory),
+        Some(directory) => Some(path_in_repository(&worktree, directory)?),
+        None => LockFile::read(&worktree)?.and_then(|file| file.directory),
     };
-    let lock = Lock::new(directory.clone(), Vec::new());
+    let file = LockFile::new(directory.clone(), Vec::new());
     let identity = &pipeline.identity;
     let options = VendorOptions {
         projects: identity.clone_url_prefix.clone(),
         login: identity.login.clone(),
         server: pipeline.server.clone(),
         templates: pipeline.config.template_url(),
-        directory: lock.contents_directory(&worktree, &cache),
+        directory: file.contents_directory(&worktree, &cache),
         repositories: cache.join("repositories"),
     };
     let sources = pipeline.sources.vendoring(options);
@@ -48,7 +48,7 @@ fn fetch(pipeline: PipelineSources, into: Option<&Path>) -> Result<ExitStatus, C
     }
     let pins = sources.created_pins();
     show(&pins);
-    Lock::new(directory, pins).write(&worktree)?;
+    LockFile::new(directory, pins).write(&worktree)?;
     Ok(ExitStatus::Passed)
 }
 
@@ -119,16 +119,13 @@ fn show(pins: &[Pin]) {
     ui::out(&table.to_string());
 }
 
-/// Returns the path relative to the top of the repository.
-fn inside(worktree: &Path, directory: &Path) -> Result<PathBuf, CiError> {
+/// Returns the path of `directory` relative to the top of the repository.
+fn path_in_repository(worktree: &Path, directory: &Path) -> Result<PathBuf, CiError> {
     let absolute = std::path::absolute(directory)
         .map_err(CiError::system(format!("resolve the path `{}`", directory.display())))?;
     let top = std::fs::canonicalize(worktree).unwrap_or_else(|_| worktree.to_owned());
-    let path = absolute.strip_prefix(&top).or_else(|_| absolute.strip_prefix(worktree)).unwrap_or(directory);
-    let is_inside = path.components().all(|part| matches!(part, Component::Normal(_))) && path.components().count() > 0;
-    if is_inside {
-        Ok(path.to_owned())
-    } else {
-        Err(CiError::Usage(format!("`--into {}` is not a directory inside the repository", directory.display())))
-    }
+    let relative = crate::paths::relative_to(&top, &absolute).filter(|relative| !relative.as_os_str().is_empty());
+    relative.ok_or_else(|| {
+        CiError::Usage(format!("`--into {}` is not a directory inside the repository", directory.display()))
+    })
 }

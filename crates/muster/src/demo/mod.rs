@@ -227,7 +227,7 @@ impl Demo {
                     }
                 }
                 () = interrupts.next() => return Ok(()),
-                () = quit(&mut keys) => return Ok(()),
+                () = wait_for_quit_key(&mut keys) => return Ok(()),
             }
             if next.is_none() && self.jobs.all_finished() {
                 // The events so far may be the first half of a batch, so check the complete state.
@@ -285,7 +285,7 @@ impl Demo {
 }
 
 /// Waits until the user presses `q`. Never returns if there is no keyboard input.
-async fn quit(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
+async fn wait_for_quit_key(keys: &mut Option<tokio::sync::mpsc::Receiver<u8>>) {
     let Some(pressed) = keys else { return std::future::pending().await };
     loop {
         match pressed.recv().await {

@@ -43,8 +43,8 @@ pub(super) fn render(frame: &Frame, width: usize, height: usize) -> Vec<String> 
             "{:<20}{:<11}{:>6}{:>7}{:>6}  {}",
             ui::fit(&instance.id, 19),
             instance.state,
-            short(instance.state_age_ms),
-            short(instance.age_ms),
+            age_text(instance.state_age_ms),
+            age_text(instance.age_ms),
             instance.job_count,
             slots.join(" ")
         ));
@@ -88,7 +88,7 @@ fn header(frame: &Frame, width: usize) -> Vec<String> {
             s(instances),
             bar(instances)
         ),
-        format!("waits      p50 {}, p95 {}, max {}", text(p50), text(p95), text(max)),
+        format!("waits      p50 {}, p95 {}, max {}", wait_text(p50), wait_text(p95), wait_text(max)),
         format!("cost       {:.5} so far, {:.2} per hour now (model price)", frame.cost, frame.cost_per_hour),
         format!("queue      {}", curve(frame.points.iter().map(|point| point.0), width.saturating_sub(11))),
         format!("instances  {}", curve(frame.points.iter().map(|point| point.1), width.saturating_sub(11))),
@@ -115,11 +115,11 @@ fn job(key: &str) -> String {
     number.map_or_else(|| key.to_owned(), |number| format!("job {number}"))
 }
 
-fn text(time: Duration) -> String {
+fn wait_text(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-fn short(ms: u64) -> String {
+fn age_text(ms: u64) -> String {
     format!("{}.{} s", ms / 1000, ms % 1000 / 100)
 }
 

@@ -22,9 +22,9 @@ impl Screen {
         let previous = tcgetattr(&input).ok().filter(|_| input.is_terminal());
         if let Some(previous) = &previous {
             // Read keys immediately and without echo. Ctrl-C still raises a signal.
-            let mut keys = previous.clone();
-            keys.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
-            let _ = tcsetattr(&input, OptionalActions::Now, &keys);
+            let mut settings = previous.clone();
+            settings.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+            let _ = tcsetattr(&input, OptionalActions::Now, &settings);
         }
         write(ENTER);
         Some(Self { previous })

@@ -70,10 +70,7 @@ pub(super) async fn run(args: ExplainArgs) -> ExitCode {
         }
     };
     for fleet in &mut explanations.fleets {
-        let surplus = if args.limit == 0 { 0 } else { fleet.decisions.len().saturating_sub(args.limit) };
-        fleet.decisions.drain(..surplus);
-        // With `--limit`, the user omits decisions on purpose, so the output need not mention it.
-        fleet.truncated &= args.limit == 0;
+        truncate(fleet, args.limit);
     }
     let found = explanations.fleets.iter().any(|fleet| fleet.found);
     let ledger_unreadable = explanations.fleets.iter().any(|fleet| fleet.ledger_unreadable);
@@ -84,6 +81,13 @@ pub(super) async fn run(args: ExplainArgs) -> ExitCode {
         (false, true) => printed,
         (false, false) => ExitCode::FAILURE,
     }
+}
+
+/// Keeps the latest `limit` decisions. 0 keeps all.
+fn truncate(explanation: &mut Explanation, limit: usize) {
+    let surplus = if limit == 0 { 0 } else { explanation.decisions.len().saturating_sub(limit) };
+    explanation.decisions.drain(..surplus);
+    explanation.truncated |= surplus > 0;
 }
 
 fn text(explanations: &ExplanationSet) -> String {
@@ -103,11 +107,11 @@ fn fleet(explanation: &Explanation) -> String {
         text.push_str("\ndecisions\n");
     }
     if explanation.truncated {
-        text.push_str("  (older decisions omitted; see the *.history files next to the ledger)\n");
+        text.push_str("  (older decisions omitted; set --limit, or see the *.history files next to the ledger)\n");
     }
     for entry in &explanation.decisions {
         let _ = writeln!(text, "  {}  {}", when(entry.unix), ui::plain(&entry.text));
-        if let Some(inputs) = entry.inputs.filter(|_| has_inputs(entry)) {
+        if let Some(inputs) = entry.inputs.filter(|_| inputs_add_information(entry)) {
             let _ = writeln!(text, "  {:19}  inputs: {}", "", inputs_text(&inputs));
         }
     }
@@ -115,7 +119,7 @@ fn fleet(explanation: &Explanation) -> String {
 }
 
 /// Returns whether the inputs add information to the text.
-fn has_inputs(entry: &HistoryEntry) -> bool {
+fn inputs_add_information(entry: &HistoryEntry) -> bool {
     entry.kind == "scale_up_blocked"
         || entry.kind == "scale_up"
         || (entry.kind == "delete" && entry.text.contains("not needed"))
@@ -140,4 +144,27 @@ fn when(unix: i64) -> String {
     let format = format_description!("[year]-[month]-[day]T[hour]:[minute]:[second]Z");
     let time = OffsetDateTime::from_unix_timestamp(unix).ok().and_then(|time| time.format(format).ok());
     time.unwrap_or_else(|| unix.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn omitted_decisions_are_mentioned() {
+        let decision =
+            |unix: i64| serde_json::json!({"unix": unix, "kind": "delete", "text": format!("decision {unix}")});
+        let explained = |limit: usize| {
+            let mut explanation: Explanation = serde_json::from_value(serde_json::json!({
+                "runner": "r", "found": true, "summary": [], "decisions": [decision(1), decision(2)]
+            }))
+            .unwrap();
+            truncate(&mut explanation, limit);
+            fleet(&explanation)
+        };
+        assert!(explained(1).contains("older decisions omitted") && !explained(1).contains("decision 1"));
+        for limit in [0, 2] {
+            assert!(!explained(limit).contains("omitted") && explained(limit).contains("decision 1"));
+        }
+    }
 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_config::{self as config, SettingsContext};
+use muster_executor::instance::read_fleets;
 use muster_manager::store::Store;
 use muster_taskscaler::driver::LedgerError;
-use muster_taskscaler::fleet::{ExplanationSet, ReportSource, Reports, Subject, VERSION, explain, read_fleets};
+use muster_taskscaler::fleet::{ExplanationSet, ReportSource, Reports, Subject, VERSION, explain};
 use muster_taskscaler::history;
 use serde::de::DeserializeOwned;
 
@@ -22,10 +23,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 pub(super) struct ManagerTarget {
     #[command(flatten)]
     config: ConfigArg,
-    /// `listen_address` of the manager to query, on this machine or another.
+    /// Address of the manager to query: its `listen_address`. The manager may run on another machine.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// State directory of the manager to read, without querying the manager.
+    /// Read the manager's state from its state directory instead of querying the manager.
     #[arg(long, value_name = "DIR", conflicts_with = "address", value_parser = flags::path())]
     state_dir: Option<PathBuf>,
     /// Print JSON.

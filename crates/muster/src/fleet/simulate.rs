@@ -309,7 +309,7 @@ fn jobs(args: &SimulateArgs) -> Result<Vec<Job>, SimulateError> {
         burst,
         daily_variation: args.daily_variation,
     };
-    let jobs = pattern.jobs(args.seed);
+    let jobs = pattern.jobs(args.seed, MAX_JOBS + 1);
     if jobs.is_empty() || jobs.len() > MAX_JOBS { Err(SimulateError::Jobs) } else { Ok(jobs) }
 }
 

@@ -47,12 +47,12 @@ pub(crate) enum Command {
     Verify(verify::PluginVerifyArgs),
     /// Remove installed plugins.
     Remove(remove::PluginRemoveArgs),
-    /// Print the path of the executable that `plugin = "..."` selects.
+    /// Print the path of the executable that a runner with `plugin = "PLUGIN"` starts.
     #[command(visible_alias = "lookpath")]
     LookPath(look_path::LookPathArgs),
     /// Test a plugin in any language against the protocol.
     Test(test::PluginTestArgs),
-    /// Create the project of a new plugin, which builds and passes `test`.
+    /// Create a project for a new plugin. The project builds, and passes `muster plugin test`.
     New(new::PluginNewArgs),
     /// Run a plugin that is built into Muster. Started by managers.
     Serve(serve::PluginServeArgs),

@@ -1,7 +1,7 @@
 //! `read-logs`: follows a log file of a job. Each printed line begins with the offset of its end in the file.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread::sleep;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 const EXIT_FILE_DELETED: u8 = 100;
 /// Interval at which the file is read. File events would not report writes by another machine.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Longer lines are split.
-const MAX_LINE_BYTES: usize = 16 * 1024;
+/// Longer lines are split, as by gitlab-runner.
+const MAX_LINE_BYTES: u64 = 16 * 1024;
 
 /// Arguments of `gitlab-runner read-logs`.
 #[derive(Debug, clap::Args)]
@@ -44,27 +44,25 @@ pub(super) fn run(args: &ReadLogsArgs) -> ExitCode {
 fn follow(args: &ReadLogsArgs, output: &mut impl Write) -> io::Result<()> {
     let mut file = open(args)?;
     let mut offset = file.seek(SeekFrom::Start(args.offset))?;
-    let mut reader = BufReader::with_capacity(MAX_LINE_BYTES, file);
+    let mut reader = BufReader::new(file);
+    let mut line = Vec::new();
     loop {
-        let chunk = reader.fill_buf()?;
-        if chunk.is_empty() {
+        line.clear();
+        // Ends at a line break, at the limit, or at the end of the file.
+        let length = reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
+        if length == 0 {
             output.flush()?;
             // Fails if the file was deleted. Reading the open file would not.
             std::fs::metadata(&args.path)?;
             sleep(POLL_INTERVAL);
             continue;
         }
-        let (length, is_complete) = match chunk.iter().position(|byte| *byte == b'\n') {
-            Some(end) => (end + 1, true),
-            None => (chunk.len(), false),
-        };
         offset += length as u64;
-        write!(output, "{offset} ")?;
-        output.write_all(chunk.get(..length).unwrap_or_default())?;
-        if !is_complete {
-            output.write_all(b"\n")?;
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
         }
-        reader.consume(length);
+        write!(output, "{offset} ")?;
+        output.write_all(&line)?;
     }
 }
 

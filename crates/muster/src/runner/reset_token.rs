@@ -10,7 +10,7 @@ use muster_runner_api::wire::RunnerCredentials;
 use time::OffsetDateTime;
 
 use super::select::{SelectArgs, same_url};
-use crate::config_file::{ConfigError, client_of, log_mode};
+use crate::config_file::{ConfigError, client_of, log_system_or_user_mode};
 
 /// Arguments of `gitlab-runner reset-token`.
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub(super) fn run(args: &ResetTokenArgs) -> ExitCode {
 }
 
 async fn reset(args: &ResetTokenArgs) -> Result<(), ResetError> {
-    log_mode();
+    log_system_or_user_mode();
     let runners = args.select.config.load()?.runners;
     if args.all_runners {
         tracing::warn!("Resetting all runner authentication tokens");

@@ -10,7 +10,7 @@ use muster_job::short_token;
 use muster_runner_api::client::ClientError;
 
 use super::select::{SelectArgs, non_empty, same_url};
-use crate::config_file::{ConfigError, is_created_at_server, log_mode, token_request, version_info};
+use crate::config_file::{ConfigError, is_created_at_server, log_system_or_user_mode, token_request, version_info};
 
 /// Arguments of `gitlab-runner unregister`.
 #[derive(Debug, clap::Args)]
@@ -49,7 +49,7 @@ pub(super) fn run(args: &UnregisterArgs) -> ExitCode {
 }
 
 async fn unregister(args: &UnregisterArgs) -> Result<(), UnregisterError> {
-    log_mode();
+    log_system_or_user_mode();
     let config = args.select.config.load()?;
     let mut unregistered = Vec::new();
     if args.all_runners {

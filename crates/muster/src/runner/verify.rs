@@ -11,7 +11,7 @@ use muster_runner_api::wire::TokenRequest;
 
 use super::select::{SelectArgs, non_empty};
 use super::tls::TlsArgs;
-use crate::config_file::{ConfigError, is_created_at_server, log_mode, token_request, version_info};
+use crate::config_file::{ConfigError, is_created_at_server, log_system_or_user_mode, token_request, version_info};
 
 const MAX_CONCURRENT: usize = 8;
 
@@ -56,7 +56,7 @@ pub(super) fn run(args: &VerifyArgs) -> ExitCode {
 }
 
 async fn verify(args: &VerifyArgs) -> Result<(), VerifyError> {
-    log_mode();
+    log_system_or_user_mode();
     let config = args.select.config.load()?;
     let filters = [args.select.name(), args.select.url(), non_empty(&args.token)];
     if matches!(filters, [None, Some(_), None]) {

@@ -100,7 +100,7 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
             // Registries may still list repositories whose images were deleted.
             Ok(_) | Err(RegistryError::NotFound { .. }) => continue,
             Err(error) => {
-                ui::warning(&format!("{repository_path} is skipped: {}", muster_job::error_chain(&error)));
+                skipped(repository_path, &error);
                 continue;
             }
         };
@@ -113,7 +113,7 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
                 | RegistryError::NotFound { .. },
             ) => continue,
             Err(error) => {
-                ui::warning(&format!("{repository_path}:{tag} is skipped: {}", muster_job::error_chain(&error)));
+                skipped(&format!("{repository_path}:{tag}"), &error);
                 continue;
             }
         };
@@ -122,12 +122,22 @@ async fn in_registry(name: &str, term: &str) -> Result<Vec<FoundStep>, StepComma
         if !is_match {
             continue;
         }
-        let notices = registry_notices(&client, digest, &index).await?;
+        let notices = match registry_notices(&client, digest, &index).await {
+            Ok(notices) => notices,
+            Err(error) => {
+                skipped(&format!("{repository_path}:{tag}"), &error);
+                continue;
+            }
+        };
         let marks = notices.iter().map(|notice| format!("{}: {}", notice.kind.name(), notice.message));
         let marks = marks.collect::<Vec<_>>().join("; ");
         found.push(FoundStep { step: format!("{host}/{repository_path}:{tag}"), description, marks });
     }
     Ok(found)
+}
+
+fn skipped(step: &str, error: &RegistryError) {
+    ui::warning(&format!("{} is skipped: {}", ui::plain(step), ui::plain(&muster_job::error_chain(error))));
 }
 
 /// Returns whether a repository is at or below `path`. An empty path contains all repositories.

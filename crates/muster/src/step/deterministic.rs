@@ -33,6 +33,7 @@ pub(super) async fn run_twice(
     paths: &[PathBuf],
 ) -> Result<Comparison, CommandError> {
     let source = std::env::current_dir().map_err(CommandError::WorkDir)?;
+    let paths = paths.iter().map(|path| in_work_dir(&source, path)).collect::<Result<Vec<_>, _>>()?;
     let copies = agent.temp_dir().join("copies");
     let work_dir = copies.join("work");
     let copy_error = |path: &Path| {
@@ -56,7 +57,7 @@ pub(super) async fn run_twice(
     }
     let mut differences = Vec::new();
     if let [first, second] = results.as_slice() {
-        for path in paths {
+        for path in &paths {
             let [a, b] = RUNS.map(|name| copies.join(name).join(path));
             differences.extend(compare(&a, &b, path).map_err(copy_error(path))?);
         }
@@ -64,6 +65,13 @@ pub(super) async fn run_twice(
     }
     let Some(result) = results.pop() else { return Err(CommandError::WorkDir(io::ErrorKind::NotFound.into())) };
     Ok(Comparison { result, differences })
+}
+
+/// Returns a path relative to the working directory, whose copies are compared.
+fn in_work_dir(work_dir: &Path, path: &Path) -> Result<PathBuf, CommandError> {
+    let relative = crate::paths::relative_to(work_dir, &work_dir.join(path));
+    let relative = relative.ok_or_else(|| CommandError::NotInWorkDir { path: path.to_owned() })?;
+    Ok(if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative })
 }
 
 /// Copies a directory with `cp`, which keeps times, modes and links.

@@ -43,19 +43,24 @@ pub(super) fn write(directory: &Path, entry: &IndexEntry) -> Result<(), StepComm
 }
 
 /// Changes the entry of a step. Creates the entry if it does not exist.
+///
+/// An index has one version of each step. If the entry is for another version than `step`, it is not changed, and its
+/// reference is returned.
 pub(super) fn change(
     directory: &Path,
     step: &str,
     change: impl FnOnce(&mut IndexEntry),
-) -> Result<(), StepCommandError> {
+) -> Result<Option<String>, StepCommandError> {
     let path = path(directory, step);
     let mut entry = match path.exists() {
         true => read_entry(&path)?,
         false => IndexEntry { step: step.to_owned(), ..IndexEntry::default() },
     };
-    entry.step = step.to_owned();
+    if entry.step != step {
+        return Ok(Some(entry.step));
+    }
     change(&mut entry);
-    write(directory, &entry)
+    write(directory, &entry).map(|()| None)
 }
 
 fn read_entry(path: &Path) -> Result<IndexEntry, StepCommandError> {

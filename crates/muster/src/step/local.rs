@@ -94,8 +94,9 @@ impl LocalAgent {
 
 /// Cancels a job at the first SIGINT or SIGTERM, and stops the job at the next signal. Returns only on errors.
 pub(super) async fn cancel_on_interrupt(connection: &AgentConnection, id: &str) -> LocalError {
-    let watched = || -> io::Result<_> { Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) };
-    let (mut interrupt, mut terminate) = match watched() {
+    let watch_signals =
+        || -> io::Result<_> { Ok((signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)) };
+    let (mut interrupt, mut terminate) = match watch_signals() {
         Ok(signals) => signals,
         Err(error) => return LocalError::Signals(error),
     };

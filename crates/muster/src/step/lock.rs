@@ -94,7 +94,7 @@ async fn update_lock_file(
     for (source, fetched) in &used.sources {
         report_change(source, old.digest(source), &fetched.digest);
         for notice in &fetched.notices {
-            ui::warning(&format!("the step {source} is {}: {}", notice.kind.name(), notice.message));
+            ui::warning(&format!("the step {source} is {}: {}", notice.kind.name(), ui::plain(&notice.message)));
         }
         lock.put(source, fetched.digest.clone());
     }

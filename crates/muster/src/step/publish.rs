@@ -16,7 +16,7 @@ use crate::ci::ui;
 
 pub(super) const DESCRIPTION: &str = "org.opencontainers.image.description";
 const MAX_LAYER_BYTES: u64 = 1024 * 1024 * 1024;
-/// Operating system and architecture in the index entry of an image that runs on every platform.
+/// Operating system and architecture of an image that runs on every platform, in the OCI index of its tag.
 const GENERIC: &str = "generic";
 
 /// Arguments of `muster step publish`.
@@ -47,7 +47,7 @@ pub(crate) struct StepMarkArgs {
     reference: String,
     #[command(flatten)]
     marks: Marks,
-    /// Directory of an index. Its entry for the step is also changed.
+    /// Directory of an index. Its entry for the step is also changed, unless it is for another version.
     #[arg(long, value_name = "DIR")]
     index: Option<PathBuf>,
 }
@@ -134,10 +134,13 @@ pub(super) async fn mark(args: &StepMarkArgs) -> Result<bool, StepCommandError> 
     let digest = write_marks(&client, &tag, &marks).await?;
     if let Some(directory) = &args.index {
         let message = |kind| marks.iter().find(|(found, _)| *found == kind).map(|(_, text)| text.clone());
-        index::change(directory, &source.to_string(), |entry| {
+        let other = index::change(directory, &source.to_string(), |entry| {
             entry.deprecated = message(NoticeKind::Deprecated);
             entry.defective = message(NoticeKind::Defective);
         })?;
+        if let Some(other) = other {
+            ui::note(&format!("the index has {}; its entry is unchanged", ui::plain(&other)));
+        }
     }
     let action = if marks.is_empty() { "removed the marks of" } else { "marked" };
     ui::outln(&format!("{action} {source} ({digest})"));

@@ -60,6 +60,8 @@ pub(super) enum CommandError {
     Request(#[from] RequestError),
     #[error("failed to read the path of the working directory; change to a directory that exists")]
     WorkDir(#[source] io::Error),
+    #[error("{} is not in the current directory; --verify-deterministic compares copies of this directory", path.display())]
+    NotInWorkDir { path: PathBuf },
     #[error("interrupted")]
     Interrupted,
     #[error("failed to copy or compare {}", path.display())]

@@ -93,7 +93,7 @@ async fn run(execution: Execution, result: Arc<Mutex<Option<Value>>>) -> io::Res
         call: Call::StepFile(Box::new(file)),
         record: None,
     }];
-    let mut ended = std::pin::pin!(job::run(Arc::new(context), &plan, &steps, &cancellation));
+    let mut running = std::pin::pin!(job::run(Arc::new(context), &plan, &steps, &cancellation));
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let signaled = async {
         tokio::select! {
@@ -102,10 +102,10 @@ async fn run(execution: Execution, result: Arc<Mutex<Option<Value>>>) -> io::Res
         }
     };
     tokio::select! {
-        outcome = &mut ended => return Ok(outcome),
+        outcome = &mut running => return Ok(outcome),
         () = signaled => cancellation.stop.stop(TerminationCause::CanceledByUser),
     }
-    Ok(ended.await)
+    Ok(running.await)
 }
 
 struct StandardOutput;

@@ -72,7 +72,7 @@ pub(super) fn serve(
     let spool = tempfile::Builder::new().prefix("step-runner-").tempdir();
     let spool = spool.map_err(|source| ServeError::Spool { dir: std::env::temp_dir(), source })?;
     let shutdown = CancellationToken::new();
-    let (ready, is_ready) = oneshot::channel();
+    let (ready, server_ready) = oneshot::channel();
     let options = muster_agent::Options {
         socket,
         tcp,
@@ -93,7 +93,7 @@ pub(super) fn serve(
     crate::runtime::block_on(async {
         let run_command = async {
             match command {
-                Some(command) if is_ready.await.is_ok() => command.run().await,
+                Some(command) if server_ready.await.is_ok() => command.run().await,
                 // Without a command, only a signal ends the server. If the server failed to start, `serving` returns the error.
                 _ => std::future::pending().await,
             }

@@ -1,6 +1,5 @@
 //! `scripts/muster`, which builds and runs Muster, and `scripts/need`, which installs tools. `cargo` and `apt-get` are fakes.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -14,9 +13,10 @@ fn run(output: &str, executable: &str) -> CommandResult {
         format!(r#"{{"reason":"compiler-artifact","target":{{"name":"{name}"}},"executable":{executable}}}"#)
     };
     let artifacts = format!("{}\n{}", artifact("build-script-build", "null"), artifact("muster", executable));
-    std::fs::write(&cargo, format!("#!/bin/sh\ncat >&2 <<'END'\n{output}\nEND\ncat <<'END'\n{artifacts}\nEND\n"))
-        .unwrap();
-    std::fs::set_permissions(&cargo, std::fs::Permissions::from_mode(0o755)).unwrap();
+    muster_test_prerequisites::create_program(
+        &cargo,
+        format!("#!/bin/sh\ncat >&2 <<'END'\n{output}\nEND\ncat <<'END'\n{artifacts}\nEND\n"),
+    );
     // The executable of another clone exists in the cache. The script must not run it.
     let other = directory.path().join("cache/muster/target/x86_64/debug/muster");
     std::fs::create_dir_all(other.parent().unwrap()).unwrap();
@@ -48,8 +48,7 @@ fn need_python(apt_get: &str) -> CommandResult {
     let directory = tempfile::tempdir().unwrap();
     let program = |name: &str, text: &str| {
         let path = directory.path().join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\n{text}\n"));
     };
     program("id", "echo 0");
     program("dirname", "echo \"${1%/*}\"");

@@ -6,8 +6,12 @@ use std::collections::{HashMap, HashSet};
 use muster_job::Variable;
 
 use crate::context::Context;
-use crate::expand::{Unknown, expand_all, expand_text};
+use crate::diagnostic::Diagnostic;
+use crate::expand::{ByteBudget, MAX_VALUE_BYTES, Unknown, expand_all, expand_text, may_have_references, references};
 use crate::layers::{self, JobFacts, USER_PREFIX};
+use crate::limits::MAX_EXPANDED_BYTES;
+use crate::masked::MaskedValues;
+use crate::node::Span;
 
 /// Variables that do not depend on the job. All scopes of a pipeline share them.
 #[derive(Debug)]
@@ -20,6 +24,9 @@ pub(crate) struct Base<'a> {
     project: Vec<Variable>,
     pipeline: HashMap<&'a str, &'a Variable>,
     has_scoped_variables: bool,
+    masked: MaskedValues,
+    /// Bytes that the expansions of all scopes may still copy.
+    budget: ByteBudget,
 }
 
 impl<'a> Base<'a> {
@@ -34,7 +41,28 @@ impl<'a> Base<'a> {
             project: layers::project_variables(&context.project_variables, context.ref_protected, None),
             pipeline: context.pipeline_variables.iter().map(index).collect(),
             has_scoped_variables: context.project_variables.iter().any(|variable| variable.environment_scope != "*"),
+            masked: MaskedValues::new(context),
+            budget: ByteBudget::new(MAX_EXPANDED_BYTES),
         }
+    }
+
+    pub(crate) fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    pub(crate) fn masked(&self) -> &MaskedValues {
+        &self.masked
+    }
+
+    /// Returns an error at `span` if a text was not expanded because it is too long, or because all texts are too long.
+    pub(crate) fn budget_error(&self, span: Span) -> Option<Diagnostic> {
+        let (text_mib, total_mib) = (MAX_VALUE_BYTES / 1024 / 1024, MAX_EXPANDED_BYTES / 1024 / 1024);
+        let message = format!(
+            "variables expand to more than {text_mib} MiB in one text, or to more than {total_mib} MiB in all texts"
+        );
+        let help =
+            "use shorter values in `rules`, `tags`, `environment` and `resource_group`, or use them in fewer jobs";
+        self.budget.is_exceeded().then(|| Diagnostic::error(span, message).help(help))
     }
 
     /// Returns the project variables for an environment. `None` means the same variables as without an environment.
@@ -49,7 +77,7 @@ impl<'a> Base<'a> {
 #[derive(Debug)]
 pub(crate) struct Scope<'a> {
     base: &'a Base<'a>,
-    /// The last variable of a name wins.
+    /// YAML variables. If several have the same name, this is the last one.
     yaml: HashMap<&'a str, &'a Variable>,
     /// Project variables for the environment of the job. `None` means the project variables of `base`.
     project: Option<Vec<Variable>>,
@@ -85,25 +113,40 @@ impl<'a> Scope<'a> {
             .or_else(|| self.job.iter().rev().find(|variable| variable.key == name))
     }
 
-    /// `rules:if` compares unexpanded values.
+    /// Returns the value of a variable without expanding other variables in it, as `rules:if` compares it.
     pub(crate) fn unexpanded_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|variable| variable.value.clone())
     }
 
-    /// Returns `[MASKED]` for a masked variable.
-    pub(crate) fn masked_value(&self, name: &str) -> Option<String> {
+    /// Returns the value of a variable for a message. For a masked variable, this is `[MASKED]`.
+    pub(crate) fn shown_value(&self, name: &str) -> Option<String> {
         self.find(name).map(|found| if found.masked { "[MASKED]".to_owned() } else { found.value.clone() })
     }
 
+    /// Replaces the masked values in a text for users with `[MASKED]`.
+    pub(crate) fn hide(&self, text: &str) -> String {
+        self.base.masked.hide(text)
+    }
+
+    /// Expands the variables in `text`. Returns the text unchanged if the result is too long, or if the expansions of all
+    /// scopes have exceeded their budget ([`Base::budget_error`]).
     pub(crate) fn expand(&self, text: &str, unknown: Unknown) -> String {
-        if !text.contains(['$', '%']) {
+        if !may_have_references(text) || self.base.budget.is_exceeded() {
             return text.to_owned();
         }
         let mut needed = self.referenced_variables(text);
         expand_all(&mut needed);
         let values: HashMap<&str, &str> =
             needed.iter().map(|variable| (variable.key.as_str(), variable.value.as_str())).collect();
-        expand_text(text, &|name| values.get(name).map(|value| (*value).to_owned()), unknown)
+        let inserted = ByteBudget::new(MAX_VALUE_BYTES);
+        let lookup = |name: &str| {
+            let value = values.get(name).filter(|value| inserted.spend(value.len()))?;
+            Some((*value).to_owned())
+        };
+        let expanded = expand_text(text, &lookup, unknown);
+        let copied = needed.iter().fold(expanded.len(), |sum, variable| sum.saturating_add(variable.value.len()));
+        let spent = if inserted.is_exceeded() { usize::MAX } else { copied };
+        if self.base.budget.spend(spent) { expanded } else { text.to_owned() }
     }
 
     /// Returns the variables that a text refers to, and all variables that their values refer to.
@@ -112,11 +155,11 @@ impl<'a> Scope<'a> {
         let mut seen = HashSet::new();
         let mut texts = vec![text.to_owned()];
         while let Some(text) = texts.pop() {
-            for name in names(&text) {
-                if !seen.insert(name.clone()) {
+            for name in references(&text) {
+                if !seen.insert(name.to_owned()) {
                     continue;
                 }
-                if let Some(variable) = self.find(&name) {
+                if let Some(variable) = self.find(name) {
                     if !variable.raw {
                         texts.push(variable.value.clone());
                     }
@@ -126,17 +169,4 @@ impl<'a> Scope<'a> {
         }
         found
     }
-}
-
-fn names(text: &str) -> Vec<String> {
-    let names = std::cell::RefCell::new(Vec::new());
-    let _ = expand_text(
-        text,
-        &|name| {
-            names.borrow_mut().push(name.to_owned());
-            None
-        },
-        Unknown::Empty,
-    );
-    names.into_inner()
 }

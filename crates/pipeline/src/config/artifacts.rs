@@ -1,13 +1,13 @@
 //! `artifacts`.
 
 use crate::config::keywords;
-use crate::config::parsing::{Fields, Path, Problems, boolean, duration_or_never, texts};
+use crate::config::parsing::{Fields, Path, Problems, boolean, duration_or_never, text_or_list};
 use crate::model::Artifacts;
 use crate::node::Node;
 
 pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Artifacts> {
     let fields = Fields::parse(node, at, keywords::ARTIFACTS, problems)?;
-    let paths = fields.texts("paths", problems);
+    let paths = fields.text_list("paths", problems);
     if let Some(expose_as) = fields.get("expose_as") {
         check_expose_as(&fields, expose_as, &paths, problems);
     }
@@ -16,7 +16,7 @@ pub(crate) fn artifacts(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
     Some(Artifacts {
         name: fields.text("name", problems),
         paths,
-        exclude: fields.texts("exclude", problems),
+        exclude: fields.text_list("exclude", problems),
         untracked: fields.flag("untracked", false, problems),
         when: fields
             .choice("when", &["on_success", "on_failure", "always"], problems)
@@ -70,7 +70,7 @@ fn reports(node: &Node, at: Path<'_>, problems: &mut Problems) -> Vec<(String, V
         match &**kind {
             "coverage_report" => all.extend(coverage_report(value, at, problems)),
             known if keywords::REPORTS.contains(&known) => {
-                all.extend(texts(value, at, problems).map(|paths| (kind.to_string(), paths)));
+                all.extend(text_or_list(value, at, problems).map(|paths| (kind.to_string(), paths)));
             }
             _ => {}
         }

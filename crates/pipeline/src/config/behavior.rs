@@ -17,7 +17,7 @@ pub(crate) fn when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option
     parse_when(node, at, &["on_success", "on_failure", "always", "manual", "delayed"], problems)
 }
 
-/// `delayed` is invalid, because a bridge has no key `start_in`.
+/// Parses `when` of a bridge. Rejects `delayed`, which needs `start_in`, a key that a bridge cannot have.
 pub(crate) fn bridge_when(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<When> {
     parse_when(node, at, &["on_success", "on_failure", "always", "manual"], problems)
 }

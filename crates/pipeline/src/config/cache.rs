@@ -30,7 +30,8 @@ pub(crate) enum CacheKey {
     },
 }
 
-/// Nested lists are flattened, and nulls are ignored. A cache with neither `paths` nor `untracked` is ignored.
+/// Parses the caches of a job. Nested lists are flattened, and nulls are ignored. A cache with neither `paths` nor
+/// `untracked` is ignored.
 pub(crate) fn caches(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<CacheEntry>> {
     let entries: Vec<CacheEntry> = match &node.value {
         Value::List(_) => {
@@ -59,7 +60,7 @@ fn cache_entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Cac
         let message = "should be one of: pull-push, push, pull, or a variable";
         problems.report(fields.key_span("policy"), at.key("policy"), message);
     }
-    let fallback_keys = fields.texts("fallback_keys", problems);
+    let fallback_keys = fields.text_list("fallback_keys", problems);
     let fallback_span = fields.key_span("fallback_keys");
     if fallback_keys.len() > MAX_FALLBACK_KEYS {
         let message = format!("has too many entries (maximum {MAX_FALLBACK_KEYS})");
@@ -70,7 +71,7 @@ fn cache_entry(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Cac
     }
     Some(CacheEntry {
         key: key?,
-        paths: fields.texts("paths", problems),
+        paths: fields.text_list("paths", problems),
         untracked: fields.flag("untracked", false, problems),
         when: fields
             .choice("when", &["on_success", "on_failure", "always"], problems)

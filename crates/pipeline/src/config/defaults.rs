@@ -117,7 +117,7 @@ fn is_valid(fields: &Fields<'_>, key: &str, entry: &Entry, at: Path<'_>, problem
 
 /// Checks a default by parsing it like the keyword of a job.
 fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems) -> bool {
-    let before = problems.errors();
+    let before = problems.error_count();
     match key {
         "after_script" | "before_script" => drop(scripts::script(node, at, problems)),
         "artifacts" => drop(artifacts::artifacts(node, at, problems)),
@@ -132,7 +132,7 @@ fn value_is_valid(key: &str, node: &Node, at: Path<'_>, problems: &mut Problems)
         "timeout" => _ = parsing::duration(node, at, problems),
         _ => {}
     }
-    problems.errors() == before
+    problems.error_count() == before
 }
 
 pub(crate) fn inherit(node: &Node, at: Path<'_>, problems: &mut Problems) -> Inherit {

@@ -3,7 +3,7 @@
 use serde_json::Value as Json;
 
 use crate::config::keywords;
-use crate::config::parsing::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, texts};
+use crate::config::parsing::{Fields, Path, Problems, choice, duration_or_never, flat_list, json, text, text_or_list};
 use crate::node::{Map, Node, Span, Value};
 
 const MAX_INPUTS: usize = 50;
@@ -18,7 +18,7 @@ pub(crate) fn id_tokens(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
             problems.report(entry.node.span, at, "config should have the key `aud`");
             continue;
         };
-        let Some(audiences) = texts(node, at.key("aud"), problems) else { continue };
+        let Some(audiences) = text_or_list(node, at.key("aud"), problems) else { continue };
         let unique: std::collections::HashSet<&String> = audiences.iter().collect();
         if audiences.is_empty() || unique.len() != audiences.len() {
             problems.report(node.span, at.key("aud"), "should be a string or a non-empty array of unique strings");
@@ -33,9 +33,9 @@ pub(crate) fn secrets(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     let map = map_of_any_keys(node, at, problems)?;
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
-        let before = problems.errors();
+        let before = problems.error_count();
         secret(&entry.node, at.key(name), problems);
-        if problems.errors() == before {
+        if problems.error_count() == before {
             all.push((name.to_string(), json(&entry.node)));
         }
     }
@@ -108,13 +108,13 @@ fn vault(node: &Node, at: Path<'_>, problems: &mut Problems) {
 /// Checks `release`. Returns it as the JSON that the runner gets.
 pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Json> {
     let fields = Fields::parse(node, at, keywords::RELEASE, problems)?;
-    let before = problems.errors();
+    let before = problems.error_count();
     let _ = fields.required_text("tag_name", problems);
     let _ = fields.required_text("description", problems);
     for key in ["name", "tag_message", "ref", "released_at"] {
         let _ = fields.text(key, problems);
     }
-    let _ = fields.texts("milestones", problems);
+    let _ = fields.text_list("milestones", problems);
     let assets = fields.get("assets");
     if let Some(assets) = assets.and_then(|node| Fields::parse(node, at.key("assets"), &["links"], problems)) {
         let at = at.key("assets");
@@ -128,7 +128,7 @@ pub(crate) fn release(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
             let _ = link.choice("link_type", &["runbook", "package", "image", "other"], problems);
         }
     }
-    (problems.errors() == before).then(|| json(node))
+    (problems.error_count() == before).then(|| json(node))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -163,9 +163,9 @@ pub(crate) fn inputs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
     }
     let mut all = Vec::with_capacity(map.len());
     for (name, entry) in map.iter() {
-        let before = problems.errors();
+        let before = problems.error_count();
         input(&entry.node, at.key(name), problems);
-        if problems.errors() == before {
+        if problems.error_count() == before {
             all.push((name.to_string(), json(&entry.node)));
         }
     }
@@ -220,7 +220,7 @@ pub(crate) fn check_server_only_keywords(fields: &Fields<'_>, problems: &mut Pro
     }
 }
 
-/// Returns the directory and its position.
+/// Parses the deprecated key `publish` of a pages job. Returns the directory and the position of the key.
 pub(crate) fn publish(fields: &Fields<'_>, problems: &mut Problems) -> Option<(String, Span)> {
     let node = fields.get("publish")?;
     let at = fields.at();

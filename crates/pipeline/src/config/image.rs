@@ -49,8 +49,8 @@ fn image_or_service(node: &Node, at: Path<'_>, allowed: &[&str], problems: &mut 
     Some(Image {
         name: name.unwrap_or_default(),
         alias: fields.text("alias", problems),
-        entrypoint: fields.get("entrypoint").map(|_| fields.texts("entrypoint", problems)),
-        command: fields.get("command").map(|_| fields.texts("command", problems)),
+        entrypoint: fields.get("entrypoint").map(|_| fields.text_list("entrypoint", problems)),
+        command: fields.get("command").map(|_| fields.text_list("command", problems)),
         pull_policy: pull_policy(&fields, problems),
         docker_platform: docker.and_then(|docker| docker.text("platform", problems)),
         docker_user: docker.and_then(|docker| user(&docker, problems)),

@@ -141,7 +141,7 @@ pub(crate) fn job(
     if job.is_incomplete {
         problems.roll_back(mark);
     }
-    job.is_broken = problems.errors() > mark.1;
+    job.is_broken = problems.error_count() > mark.1;
     Some((job, node))
 }
 

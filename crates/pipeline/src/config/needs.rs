@@ -44,6 +44,7 @@ pub(crate) struct Needs {
     pub(crate) entries: Vec<NeedEntry>,
 }
 
+/// Name of a job or stage as written, with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NameEntry {
     pub(crate) name: String,
@@ -61,7 +62,7 @@ pub(crate) enum NeedsParent {
     Rule,
 }
 
-/// Nested lists are flattened, and nulls are ignored.
+/// Parses `needs`. Nested lists are flattened, and nulls are ignored.
 pub(crate) fn needs(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems) -> Option<Needs> {
     let items: Vec<&Node> = match &node.value {
         Value::List(_) => crate::config::parsing::flat_list(node, at, problems)?,
@@ -116,11 +117,7 @@ fn entry(node: &Node, at: Path<'_>, parent: NeedsParent, problems: &mut Problems
     };
     let fields = Fields::parse(node, at, allowed, problems)?;
     let name = fields.required_text("job", problems)?;
-    let matrix = fields.get("parallel").and_then(|node| {
-        let at = at.key("parallel");
-        let fields = Fields::parse(node, at, &["matrix"], problems)?;
-        parallel::matrix(fields.get("matrix")?, at.key("matrix"), problems)
-    });
+    let matrix = fields.get("parallel").and_then(|node| parallel::matrix_map(node, at.key("parallel"), problems));
     let optional = fields.flag("optional", false, problems);
     let artifacts = fields.flag("artifacts", true, problems);
     Some(NeedEntry { span: node.span, target: NeedTarget::Job { name, optional, matrix }, artifacts })

@@ -31,6 +31,7 @@ pub(crate) fn only(
     expressions: &mut Expressions,
     problems: &mut Problems,
 ) -> Option<RefPolicy> {
+    // `only` has the same form as `except`, but `only:refs` has a default.
     let mut policy = except(node, at, expressions, problems)?;
     policy.refs = policy.refs.or_else(|| default_only().refs);
     Some(policy)
@@ -52,7 +53,7 @@ pub(crate) fn except(
         problems.report(node.span, at, "can't be blank");
         return None;
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     let kubernetes = fields.choice("kubernetes", &["active"], problems).is_some();
     let refs = fields.get("refs").and_then(|node| refs(node, at.key("refs"), problems));
     let variables = fields.get("variables").and_then(|node| {
@@ -65,10 +66,10 @@ pub(crate) fn except(
         if node.as_map().is_none() {
             return rules::changes(node, at, problems);
         }
-        let paths = Fields::parse(node, at, &["paths"], problems)?.texts("paths", problems);
+        let paths = Fields::parse(node, at, &["paths"], problems)?.text_list("paths", problems);
         Some(Changes { paths: PathTest::Globs(paths), compare_to: None })
     });
-    (problems.errors() == before).then_some(RefPolicy { span, refs, variables, changes, kubernetes })
+    (problems.error_count() == before).then_some(RefPolicy { span, refs, variables, changes, kubernetes })
 }
 
 fn refs(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<RefPattern>> {

@@ -30,15 +30,20 @@ pub(crate) fn parallel(node: &Node, at: Path<'_>, problems: &mut Problems) -> Op
         problems.report(node.span, at, message);
         return None;
     }
+    matrix_map(node, at, problems).map(Parallel::Matrix)
+}
+
+/// Parses a map with the key `matrix`.
+pub(crate) fn matrix_map(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
     let fields = Fields::parse(node, at, &["matrix"], problems)?;
     let Some(list) = fields.get("matrix") else {
         problems.report(node.span, at, "config should have the key `matrix`");
         return None;
     };
-    matrix(list, at.key("matrix"), problems).map(Parallel::Matrix)
+    matrix(list, at.key("matrix"), problems)
 }
 
-pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
+fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<MatrixEntry>> {
     let Some(list) = node.as_list().filter(|list| list.iter().all(|item| item.as_map().is_some())) else {
         problems.report(node.span, at, "config should be an array of hashes");
         return None;
@@ -47,9 +52,9 @@ pub(crate) fn matrix(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opti
         problems.report(node.span, at, "can't be blank");
         return None;
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     let entries: Vec<MatrixEntry> = list.iter().map(|item| entry(item, at, problems)).collect();
-    if problems.errors() > before {
+    if problems.error_count() > before {
         return None;
     }
     let total = entries.iter().fold(0_usize, |sum, entry| sum.saturating_add(cell_count(entry)));

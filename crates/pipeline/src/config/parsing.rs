@@ -18,7 +18,7 @@ pub(crate) const MAX_LIST_NESTING: usize = 10;
 
 const MAX_DIAGNOSTICS: usize = 1000;
 /// Number of errors after which unknown keys and names get no suggestions.
-const MAX_SUGGESTIONS: usize = 20;
+const MAX_ERRORS_WITH_SUGGESTIONS: usize = 20;
 
 /// Path of a value in the configuration for messages, such as `jobs:test:cache:key`.
 #[derive(Debug, Clone, Copy)]
@@ -60,7 +60,7 @@ pub(crate) struct Problems {
 }
 
 impl Problems {
-    pub(crate) fn after_load(diagnostics: &[Diagnostic]) -> Self {
+    pub(crate) fn with_load_diagnostics(diagnostics: &[Diagnostic]) -> Self {
         let mut problems = Self::default();
         for diagnostic in diagnostics {
             problems.push(diagnostic.clone());
@@ -70,8 +70,8 @@ impl Problems {
         problems
     }
 
-    pub(crate) fn check_patterns(&mut self, span: Span) {
-        if let Some(problem) = self.patterns.problem(span) {
+    pub(crate) fn check_patterns_budget(&mut self, span: Span) {
+        if let Some(problem) = self.patterns.budget_error(span) {
             self.push(problem);
         }
     }
@@ -120,7 +120,8 @@ impl Problems {
         self.errors = errors;
     }
 
-    pub(crate) fn errors(&self) -> usize {
+    /// Returns the number of errors, including those that are not stored.
+    pub(crate) fn error_count(&self) -> usize {
         self.errors
     }
 
@@ -136,9 +137,9 @@ impl Problems {
         list
     }
 
-    /// Returns false after [`MAX_SUGGESTIONS`] errors, because each suggestion takes time.
+    /// Returns false after [`MAX_ERRORS_WITH_SUGGESTIONS`] errors, because each suggestion takes time.
     pub(crate) fn may_suggest(&self) -> bool {
-        self.errors < MAX_SUGGESTIONS
+        self.errors < MAX_ERRORS_WITH_SUGGESTIONS
     }
 }
 
@@ -215,7 +216,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns a list of strings. As on GitLab, a single string is not accepted.
-    pub(crate) fn texts(&self, key: &str, problems: &mut Problems) -> Vec<String> {
+    pub(crate) fn text_list(&self, key: &str, problems: &mut Problems) -> Vec<String> {
         self.get(key).and_then(|node| text_list(node, self.at.key(key), problems)).unwrap_or_default()
     }
 
@@ -286,7 +287,7 @@ pub(crate) fn integer(
 }
 
 /// Returns a list of strings. One string counts as a list with one element.
-pub(crate) fn texts(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+pub(crate) fn text_or_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     match &node.value {
         Value::String(text) => Some(vec![text.to_string()]),
         Value::List(_) => text_list(node, at, problems),
@@ -305,16 +306,16 @@ pub(crate) fn text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> O
         // Reports that the node is not a list.
         None => flat_list(node, at, problems)?,
     };
-    only_texts(items, at, problems)
+    require_texts(items, at, problems)
 }
 
 /// Returns a list of strings. Nested lists, which result from `!reference` and anchors, are flattened.
 pub(crate) fn flat_text_list(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let items = flat_list(node, at, problems)?;
-    only_texts(items, at, problems)
+    require_texts(items, at, problems)
 }
 
-fn only_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
+fn require_texts(items: Vec<&Node>, at: Path<'_>, problems: &mut Problems) -> Option<Vec<String>> {
     let mut all = Vec::with_capacity(items.len());
     let mut is_valid = true;
     for item in items {
@@ -436,7 +437,7 @@ mod tests {
         for number in 0..MAX_DIAGNOSTICS + 5 {
             problems.push(Diagnostic::error(None, format!("error {number}")));
         }
-        assert_eq!(problems.errors(), MAX_DIAGNOSTICS + 5);
+        assert_eq!(problems.error_count(), MAX_DIAGNOSTICS + 5);
         let list = problems.into_list();
         let errors = list.iter().filter(|found| found.severity == Severity::Error).count();
         assert_eq!((errors, list.len()), (MAX_DIAGNOSTICS, 2 * MAX_DIAGNOSTICS));

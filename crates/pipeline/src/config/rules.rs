@@ -40,9 +40,9 @@ pub(crate) struct Rule {
 impl Rule {
     /// Returns true if the rule contains only `when`.
     pub(crate) fn is_bare(&self) -> bool {
-        let clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
-        let effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
-        self.when.is_some() && !clauses && !effects && self.start_in.is_none() && self.variables.is_empty()
+        let has_clauses = self.condition.is_some() || self.changes.is_some() || self.exists.is_some();
+        let has_effects = self.allow_failure.is_some() || self.interruptible.is_some() || self.needs.is_some();
+        self.when.is_some() && !has_clauses && !has_effects && self.start_in.is_none() && self.variables.is_empty()
     }
 }
 
@@ -125,7 +125,7 @@ pub(crate) enum RulesParent {
     Include,
 }
 
-/// Nested lists, which result from `!reference`, are flattened.
+/// Parses a list of rules. Nested lists, which result from `!reference`, are flattened.
 pub(crate) fn rules(
     node: &Node,
     at: Path<'_>,
@@ -159,7 +159,7 @@ fn rule(
         problems.report(node.span, at, "can't be blank");
         return None;
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     let mut rule = Rule {
         span: Some(node.span),
         condition: fields.get("if").and_then(|node| expressions.read(node, at.key("if"), problems)),
@@ -188,7 +188,7 @@ fn rule(
         rule.start_in = behavior::start_in(&fields, rule.when == Some(RuleWhen::Run(When::Delayed)), problems);
     }
     // A rule with an invalid clause is ignored. Without the clause, the rule would match too many events.
-    (problems.errors() == before).then_some(rule)
+    (problems.error_count() == before).then_some(rule)
 }
 
 fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems) -> Option<RuleWhen> {
@@ -200,13 +200,15 @@ fn when(node: &Node, at: Path<'_>, parent: RulesParent, problems: &mut Problems)
     Some(behavior::parse_when_value(&word).map_or(RuleWhen::Never, RuleWhen::Run))
 }
 
+/// Parses `changes`: a list of path patterns, or a map with `paths` or `regexp`.
+///
 /// The parsers of `only` and `except` call this function only for a value that is not a map.
 pub(crate) fn changes(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Changes> {
     if node.as_map().is_none() {
         let paths = PathTest::Globs(patterns(node, at, problems)?);
         return Some(Changes { paths, compare_to: None });
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     let fields = Fields::parse(node, at, &["paths", "regexp", "compare_to"], problems)?;
     let paths = path_test(&fields, before, problems)?;
     let compare_to = fields.text("compare_to", problems).map(|text| (text, fields.key_span("compare_to")));
@@ -218,7 +220,7 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
         let paths = PathTest::Globs(patterns(node, at, problems)?);
         return Some(Exists { paths, project: None, git_ref: None, span: node.span });
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     let fields = Fields::parse(node, at, &["paths", "regexp", "project", "ref"], problems)?;
     let paths = path_test(&fields, before, problems);
     let project = fields.text("project", problems);
@@ -236,7 +238,7 @@ fn exists(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<Exists> 
 fn path_test(fields: &Fields<'_>, before: usize, problems: &mut Problems) -> Option<PathTest> {
     let at = fields.at();
     match (fields.get("paths"), fields.get("regexp")) {
-        (None, None) if problems.errors() > before => None,
+        (None, None) if problems.error_count() > before => None,
         (Some(node), None) => patterns(node, at.key("paths"), problems).map(PathTest::Globs),
         (None, Some(node)) => path_regexp(node, at.key("regexp"), problems).map(PathTest::Regexp),
         _ => {

@@ -74,7 +74,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
         problems.report(node.span, at, "can't be blank");
         return None;
     }
-    let before = problems.errors();
+    let before = problems.error_count();
     for step in steps {
         let Some(fields) =
             Fields::parse(step, at, &["name", "script", "step", "func", "env", "inputs", "muster"], problems)
@@ -96,7 +96,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
         }
         for key in ["step", "func"] {
             if let Some(reference) = fields.get(key) {
-                step_reference(reference, at.key(key), problems);
+                check_step_reference(reference, at.key(key), problems);
             }
         }
         // GitLab does not have the key `muster`. The agent checks its content (docs/reference/steps.md).
@@ -110,7 +110,7 @@ pub(crate) fn run(node: &Node, at: Path<'_>, problems: &mut Problems) -> Option<
             }
         }
     }
-    (problems.errors() == before).then(|| crate::config::parsing::json(node))
+    (problems.error_count() == before).then(|| crate::config::parsing::json(node))
 }
 
 fn is_step_name(name: &str) -> bool {
@@ -119,7 +119,7 @@ fn is_step_name(name: &str) -> bool {
 }
 
 /// Accepts a string, or a map with `git` or `oci`.
-fn step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
+fn check_step_reference(node: &Node, at: Path<'_>, problems: &mut Problems) {
     if node.as_str().is_some() {
         return;
     }

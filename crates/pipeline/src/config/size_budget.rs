@@ -26,7 +26,8 @@ pub(crate) struct SizeBudget {
 }
 
 impl SizeBudget {
-    /// Returns true if the total is within the limit. Reports an error only the first time that the total exceeds it.
+    /// Adds `bytes` to the total. Returns true if the total is within the limit. Reports an error only the first time
+    /// that the total exceeds it.
     pub(crate) fn add(&mut self, bytes: usize, span: Span, problems: &mut Problems) -> bool {
         let was_within = self.bytes <= MAX_JOBS_BYTES;
         self.bytes = self.bytes.saturating_add(bytes);

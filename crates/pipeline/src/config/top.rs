@@ -50,9 +50,9 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
     let mut expressions = Expressions::default();
     let value = |key: &str| map.get(key).filter(|node| !node.is_null());
     let defaults = Defaults::read(map, problems);
-    let before = problems.errors();
+    let before = problems.error_count();
     let stages = stages(value("stages"), problems);
-    let lacks_stages = problems.errors() > before;
+    let lacks_stages = problems.error_count() > before;
     let variables = value("variables");
     let variables =
         variables.map(|node| variables::global(node, Path::root("variables"), problems)).unwrap_or_default();

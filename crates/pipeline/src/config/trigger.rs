@@ -33,11 +33,14 @@ pub(crate) fn trigger(node: &Node, at: Path<'_>, problems: &mut Problems) -> Opt
     let fields = Fields::parse(node, at, keywords::TRIGGER, problems)?;
     let mut producers = Vec::new();
     let target = match (fields.get("project"), fields.get("include")) {
-        (Some(_), None) => BridgeTarget::Project {
-            project: fields.text("project", problems).unwrap_or_default(),
-            branch: fields.text("branch", problems),
-            inputs: inputs(&fields, problems),
-        },
+        (Some(node), None) => {
+            let project = fields.text("project", problems).unwrap_or_default();
+            if node.as_str().is_some_and(|text| text.trim().is_empty()) {
+                problems.report(node.span, at.key("project"), "config can't be blank");
+            }
+            let (branch, inputs) = (fields.text("branch", problems), inputs(&fields, problems));
+            BridgeTarget::Project { project, branch, inputs }
+        }
         (None, Some(include)) => {
             for key in ["branch", "inputs"].into_iter().filter(|key| fields.get(key).is_some()) {
                 let help = if key == "inputs" { "move `inputs` to the entry of `include`" } else { "remove `branch`" };

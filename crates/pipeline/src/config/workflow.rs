@@ -21,6 +21,7 @@ pub(crate) struct Workflow {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AutoCancelEntry {
     on_new_commit: Option<OnNewCommit>,
+    /// True for `all`: the first failed job cancels the others. False for `none`.
     on_job_failure: Option<bool>,
 }
 

@@ -17,8 +17,16 @@ use super::{ExpandedJob, Link, MAX_LINKS, Names, Problems};
 /// Number of errors after which the remaining jobs are not checked.
 const MAX_ERRORS: usize = 10_000;
 
-/// Resolves the links of all instances. Stops early and returns false if there are too many links or too many errors.
-pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names<'_>, problems: &mut Problems) -> bool {
+/// Resolves the links of all instances.
+///
+/// # Errors
+/// Stops early and returns an error, which the caller must report, if there are too many links or too many errors.
+pub(crate) fn link(
+    config: &Config,
+    instances: &mut [ExpandedJob],
+    names: &Names<'_>,
+    problems: &mut Problems,
+) -> Result<(), Box<Diagnostic>> {
     let mut total = 0_usize;
     for job in &config.jobs {
         let Some(group) = names.by_job_name.get(&*job.name).cloned() else { continue };
@@ -34,17 +42,18 @@ pub(crate) fn link(config: &Config, instances: &mut [ExpandedJob], names: &Names
                 instance.dependencies = links.dependencies;
             }
         }
-        if problems.errors() > MAX_ERRORS {
-            return false;
+        if problems.error_count() > MAX_ERRORS {
+            let message =
+                format!("the configuration has more than {MAX_ERRORS} errors; the other jobs are not checked");
+            return Err(Diagnostic::error(job.span, message).help("correct the first errors").into());
         }
         if total > MAX_LINKS {
             let message = format!("the jobs have more than {MAX_LINKS} `needs` and `dependencies` in total");
-            problems
-                .push(Diagnostic::error(job.span, message).help("combine the results of a parallel job in one job"));
-            return false;
+            let help = "combine the results of a parallel job in one job";
+            return Err(Diagnostic::error(job.span, message).help(help).into());
         }
     }
-    true
+    Ok(())
 }
 
 #[derive(Debug, Default, Clone)]
@@ -74,7 +83,7 @@ impl Linker<'_> {
         let rules = self.job.rules.as_deref().unwrap_or_default();
         let rule_needs = rules.iter().map(|rule| rule.needs.as_ref());
         let lists: Vec<Option<&Needs>> = std::iter::once(self.job.needs.as_ref()).chain(rule_needs).collect();
-        let dependencies = self.dependencies(problems);
+        let dependencies = self.resolve_dependencies(problems);
         self.check_producers(problems);
         let instances = self.instances.get(self.group.clone()).unwrap_or_default();
         if !lists.iter().flatten().any(|needs| uses_matrix(needs)) {
@@ -92,18 +101,18 @@ impl Linker<'_> {
         cell: Option<&Cell>,
         problems: &mut Problems,
     ) -> Links {
-        let mut all = lists.iter().map(|needs| needs.map(|needs| self.needs(needs, cell, problems)));
+        let mut all = lists.iter().map(|needs| needs.map(|needs| self.resolve_needs(needs, cell, problems)));
         let needs = all.next().flatten();
         Links { needs, rule_needs: all.collect(), dependencies: dependencies.clone() }
     }
 
-    fn needs(&self, needs: &Needs, cell: Option<&Cell>, problems: &mut Problems) -> Arc<[Link]> {
+    fn resolve_needs(&self, needs: &Needs, cell: Option<&Cell>, problems: &mut Problems) -> Arc<[Link]> {
         let mut links = Vec::new();
         let mut seen = HashSet::new();
         let mut repeated: Vec<&str> = Vec::new();
         for entry in &needs.entries {
             let NeedTarget::Job { name, optional, matrix } = &entry.target else { continue };
-            for to in self.need(entry, name, *optional, matrix.as_deref(), cell, problems) {
+            for to in self.resolve_need(entry, name, *optional, matrix.as_deref(), cell, problems) {
                 if seen.insert(to) {
                     links.push(Link { to, artifacts: entry.artifacts, optional: *optional, span: entry.span });
                 } else if !repeated.contains(&name.as_str()) {
@@ -118,7 +127,7 @@ impl Linker<'_> {
         links.into()
     }
 
-    fn need(
+    fn resolve_need(
         &self,
         entry: &NeedEntry,
         name: &str,
@@ -172,13 +181,13 @@ impl Linker<'_> {
             if let Some(index) = index {
                 found.push(index);
             } else if !optional {
-                problems.push(self.undefined_cell(entry.span, name, &cell, &range));
+                problems.push(self.undefined_cell_error(entry.span, name, &cell, &range));
             }
         }
         found
     }
 
-    fn undefined_cell(&self, span: Span, name: &str, cell: &Cell, range: &Range<usize>) -> Diagnostic {
+    fn undefined_cell_error(&self, span: Span, name: &str, cell: &Cell, range: &Range<usize>) -> Diagnostic {
         let values: Vec<&str> = cell.iter().map(|(_, value)| value.as_str()).collect();
         let message = format!("{} job: undefined need: {name}: [{}]", self.job.name, values.join(", "));
         let first_cell = self.instances.get(range.start).map(|instance| instance.cell.as_slice()).unwrap_or_default();
@@ -193,11 +202,11 @@ impl Linker<'_> {
 
     /// Resolves `dependencies`. Each must be in the same or an earlier stage. If `needs` is not empty, it must contain
     /// each of them.
-    fn dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
+    fn resolve_dependencies(&self, problems: &mut Problems) -> Option<Arc<[usize]>> {
         let dependencies = self.job.dependencies.as_ref()?;
         let mut all = Vec::new();
         for dependency in dependencies {
-            all.extend(self.dependency(dependency, problems).into_iter().flatten());
+            all.extend(self.resolve_dependency(dependency, problems).into_iter().flatten());
         }
         let needs = self.job.needs.as_ref().filter(|needs| !needs.entries.is_empty() && !self.job.is_broken);
         if let Some(needs) = needs {
@@ -222,12 +231,12 @@ impl Linker<'_> {
     fn check_producers(&self, problems: &mut Problems) {
         if let WorkEntry::Bridge(bridge) = &self.job.work {
             for producer in &bridge.producers {
-                let _ = self.dependency(producer, problems);
+                let _ = self.resolve_dependency(producer, problems);
             }
         }
     }
 
-    fn dependency(&self, entry: &NameEntry, problems: &mut Problems) -> Option<Range<usize>> {
+    fn resolve_dependency(&self, entry: &NameEntry, problems: &mut Problems) -> Option<Range<usize>> {
         let name = &entry.name;
         if self.config.broken.contains(name.as_str()) {
             return None;

@@ -79,15 +79,16 @@ pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     let Some(mut instances) = parallel_jobs::expand_all(config, problems) else { return Graph::default() };
     let names = names(config, &instances, problems);
     let mark = problems.mark();
-    let is_linked = links::link(config, &mut instances, &names, problems);
-    if is_linked {
+    let linked = links::link(config, &mut instances, &names, problems);
+    if linked.is_ok() {
         environments::check(config, problems);
     }
     if config.is_stub {
         // Unknown names may be defined in files that were skipped.
         problems.roll_back(mark);
     }
-    if !is_linked {
+    if let Err(problem) = linked {
+        problems.push(*problem);
         return Graph { instances };
     }
     let graph = Graph { instances };

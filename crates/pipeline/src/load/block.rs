@@ -96,7 +96,7 @@ pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
         );
         return Err(BlockError::new(message, None));
     }
-    let functions = calls.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
+    let functions = calls.into_iter().map(parse_function).collect::<Result<Vec<_>, _>>()?;
     let escape = functions.iter().position(|function| *function == Function::PosixEscape);
     let expand = functions.iter().rposition(|function| *function == Function::ExpandVars);
     if let (Some(escape), Some(expand)) = (escape, expand)
@@ -108,7 +108,7 @@ pub(super) fn parse(inner: &str) -> Result<Block<'_>, BlockError> {
     Ok(Block { access, functions })
 }
 
-fn function(call: &str) -> Result<Function, BlockError> {
+fn parse_function(call: &str) -> Result<Function, BlockError> {
     let (name, arguments) = match call.split_once('(') {
         Some((name, rest)) => match rest.strip_suffix(')') {
             Some(arguments) => (name.trim(), Some(arguments)),
@@ -119,8 +119,8 @@ fn function(call: &str) -> Result<Function, BlockError> {
     match (name, arguments) {
         ("expand_vars", None) => Ok(Function::ExpandVars),
         ("posix_escape", None) => Ok(Function::PosixEscape),
-        ("truncate", Some(arguments)) => truncate(arguments),
-        ("truncate", None) => truncate(""),
+        ("truncate", Some(arguments)) => parse_truncate(arguments),
+        ("truncate", None) => parse_truncate(""),
         ("expand_vars" | "posix_escape", Some(_)) => Err(BlockError::new(
             format!("`{name}` takes no arguments"),
             Some(format!("write `{name}` without parentheses")),
@@ -134,7 +134,7 @@ fn function(call: &str) -> Result<Function, BlockError> {
     }
 }
 
-fn truncate(arguments: &str) -> Result<Function, BlockError> {
+fn parse_truncate(arguments: &str) -> Result<Function, BlockError> {
     let numbers: Vec<Option<usize>> = arguments.split(',').map(|number| number.trim().parse().ok()).collect();
     match numbers.as_slice() {
         &[Some(offset), Some(length)] => Ok(Function::Truncate { offset, length }),

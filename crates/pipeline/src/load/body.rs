@@ -4,20 +4,20 @@
 use std::sync::Arc;
 
 use super::block;
-use super::entry::{Entry, Location};
+use super::entry::Location;
 use super::header::{self, Declaration, Header};
 use super::inputs::{self, GivenInput, GivenValue};
 use super::interpolate::Interpolator;
-use super::loader::Loader;
+use super::loader::{Loader, has_errors};
 use super::read::File;
 use crate::context::Origin;
-use crate::diagnostic::{Diagnostic, Severity};
-use crate::node::{Map, Span};
+use crate::diagnostic::Diagnostic;
+use crate::node::{Map, Node, Span};
 use crate::source_map::span_at;
 
 impl Loader<'_> {
-    /// Returns the body of a file with its blocks replaced. Returns `None` if the header or the inputs have errors, or
-    /// if an input makes the body too deep.
+    /// Returns the body of a file with its blocks replaced. Returns `None` if the header, a file that the header includes,
+    /// or the inputs have errors, or if an input makes the body too deep.
     pub(super) fn interpolated_body(
         &mut self,
         file: &File,
@@ -26,26 +26,27 @@ impl Loader<'_> {
     ) -> Option<Arc<Map>> {
         let mut problems = Vec::new();
         let mut header = Header::default();
+        let mut included = IncludedInputs::Complete;
         if let Some(map) = &file.header {
             header = header::header(map, &mut self.patterns, &mut problems);
-            let includes = std::mem::take(&mut header.includes);
-            for entry in &includes {
-                let more = self.included_inputs(entry, &file.origin, &mut problems);
-                add_inputs(&mut header.inputs, more, &mut problems);
-            }
+            included = self.add_included_inputs(&mut header, &file.origin, &mut problems);
         }
-        let given = self.with_run_inputs(&header.inputs, given, at.is_none() && file.origin == Origin::Root);
-        // Values are not checked against invalid declarations.
-        let values = if is_free_of_errors(&problems) {
+        let lacks_inputs = included == IncludedInputs::Skipped;
+        let is_root = at.is_none() && file.origin == Origin::Root;
+        let mut given = self.with_run_inputs(&header.inputs, given, is_root);
+        let undeclared = if lacks_inputs { remove_undeclared(&mut given, &header.inputs) } else { Vec::new() };
+        // Values are not checked against invalid or missing declarations.
+        let mut values = if included != IncludedInputs::Failed && !has_errors(&problems) {
             inputs::resolve(&file.name, &header.inputs, &given, at, &mut self.patterns, &mut problems)
         } else {
             inputs::Values::new()
         };
-        let is_usable = is_free_of_errors(&problems);
+        let is_usable = included != IncludedInputs::Failed && !has_errors(&problems);
         self.diagnostics.append(&mut problems);
         if !is_usable {
             return None;
         }
+        values.extend(undeclared.into_iter().map(|(name, node)| (name, Some(node))));
         if !file.text.contains(block::OPEN) {
             return Some(Arc::clone(&file.body));
         }
@@ -55,6 +56,9 @@ impl Loader<'_> {
         }
         let mut interpolator = Interpolator {
             inputs: &values,
+            lacks_inputs,
+            lacks_value: false,
+            incomplete_keys: &mut self.incomplete_keys,
             declared_fields: &header.component,
             component: file.component.as_ref(),
             variables: &self.variables,
@@ -109,33 +113,75 @@ impl Loader<'_> {
         }
     }
 
-    fn included_inputs(&mut self, entry: &Entry, origin: &Origin, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
-        let allowed = matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
-        if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
-            problems.push(Diagnostic::error(
-                entry.span,
-                "`spec:include` supports only `local`, `remote` and `project`, without `inputs` and `rules`",
-            ));
-            return Vec::new();
-        }
-        let mut declarations = Vec::new();
-        for (target, span) in self.targets(entry, origin) {
-            let Some(file) = self.fetch(&target, span, entry) else { continue };
-            for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
-                let message = format!("`{}` can contain only `inputs`, not `{key}`", file.name);
-                problems.push(Diagnostic::error(extra.key_span, message).related(span, "included in the header here"));
+    /// Adds the inputs that the files of `spec:include` declare.
+    fn add_included_inputs(
+        &mut self,
+        header: &mut Header,
+        origin: &Origin,
+        problems: &mut Vec<Diagnostic>,
+    ) -> IncludedInputs {
+        let known = self.diagnostics.len();
+        let mut included = IncludedInputs::Complete;
+        let mut targets = Vec::new();
+        for entry in &header.includes {
+            let allowed =
+                matches!(entry.location, Location::Local(_) | Location::Remote { .. } | Location::Project { .. });
+            if !allowed || entry.inputs.is_some() || entry.rules.is_some() {
+                let message =
+                    "`spec:include` supports only `local`, `remote` and `project`, without `inputs` and `rules`";
+                problems.push(Diagnostic::error(entry.span, message));
+                included = IncludedInputs::Failed;
+            } else if targets.len() <= self.remaining_includes() {
+                targets.extend(self.targets(entry, origin).into_iter().map(|(target, span)| (entry, target, span)));
             }
-            if let Some(inputs) = file.body.get("inputs") {
-                let more = header::declarations(inputs, &mut self.patterns, problems);
-                add_inputs(&mut declarations, more, problems);
+        }
+        self.prefetch(targets.iter().map(|(_, target, _)| target));
+        for (entry, target, span) in targets {
+            if !self.count_include(span) {
+                return IncludedInputs::Failed;
+            }
+            match self.fetch(&target, span, entry) {
+                Some(file) => add_inputs(&mut header.inputs, self.declared_inputs(&file, span, problems), problems),
+                None if !self.skipped.contains(&target) => included = IncludedInputs::Failed,
+                None if included == IncludedInputs::Complete => included = IncludedInputs::Skipped,
+                None => {}
             }
         }
-        declarations
+        // The targets of an entry can have errors as well.
+        let new = self.diagnostics.get(known..).unwrap_or_default();
+        if has_errors(new) { IncludedInputs::Failed } else { included }
+    }
+
+    /// Returns the inputs that a file of `spec:include` declares.
+    fn declared_inputs(&mut self, file: &File, span: Span, problems: &mut Vec<Diagnostic>) -> Vec<Declaration> {
+        for (key, extra) in file.body.iter().filter(|(key, _)| &***key != "inputs") {
+            let message = format!("`{}` can contain only `inputs`, not `{key}`", file.name);
+            problems.push(Diagnostic::error(extra.key_span, message).related(span, "included in the header here"));
+        }
+        let inputs = file.body.get("inputs");
+        inputs.map(|inputs| header::declarations(inputs, &mut self.patterns, problems)).unwrap_or_default()
     }
 }
 
-fn is_free_of_errors(problems: &[Diagnostic]) -> bool {
-    problems.iter().all(|problem| problem.severity != Severity::Error)
+/// Whether all files of `spec:include` could be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IncludedInputs {
+    Complete,
+    /// A file was skipped ([`crate::context::Context::stubs_includes`]). It may declare any input.
+    Skipped,
+    /// A file could not be read. The error has been reported.
+    Failed,
+}
+
+/// Removes and returns the given inputs that are not declared. Those of the run request are dropped.
+fn remove_undeclared(given: &mut Vec<GivenInput>, declared: &[Declaration]) -> Vec<(Arc<str>, Node)> {
+    let is_declared = |given: &mut GivenInput| declared.iter().any(|input| *input.name == *given.name);
+    let undeclared = given.extract_if(.., |given| !is_declared(given));
+    let value = |given: GivenInput| match given.value {
+        GivenValue::Node(node) => Some((given.name.into(), node)),
+        GivenValue::Input(_) => None,
+    };
+    undeclared.filter_map(value).collect()
 }
 
 fn add_inputs(inputs: &mut Vec<Declaration>, more: Vec<Declaration>, problems: &mut Vec<Diagnostic>) {

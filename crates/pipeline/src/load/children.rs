@@ -4,25 +4,28 @@ use crate::config::parsing::json;
 use crate::context::ChildSource;
 use crate::node::{Node, Value};
 
-/// Returns the `trigger:include` entries of each bridge, except files from artifacts. Omits bridges without such entries.
+/// Returns the `trigger:include` entries of each bridge, except files from artifacts. Omits bridges without such entries,
+/// and hidden jobs.
 #[must_use]
 pub fn children(root: &Node) -> Vec<Vec<ChildSource>> {
-    let jobs = root.as_map().into_iter().flat_map(|map| map.iter());
-    let triggers = jobs.filter_map(|(_, entry)| entry.node.as_map()?.get("trigger")?.as_map()?.get("include"));
-    triggers.map(entries).filter(|entries| !entries.is_empty()).collect()
+    let includes = bridges(root).map(|(_, include)| entries(include));
+    includes.filter(|entries| !entries.is_empty()).collect()
 }
 
 /// Returns the names of the bridges that start a child pipeline from a file in artifacts.
 #[must_use]
 pub fn generated_children(root: &Node) -> Vec<String> {
-    let jobs = root.as_map().into_iter().flat_map(|map| map.iter());
-    let generated = jobs.filter(|(_, entry)| {
-        let trigger = entry.node.as_map().and_then(|job| job.get("trigger")?.as_map());
-        let include = trigger.and_then(|trigger| trigger.get("include"));
-        let nodes = include.map(|include| include.as_list().unwrap_or(std::slice::from_ref(include)));
-        nodes.unwrap_or_default().iter().any(|node| node.as_map().is_some_and(|map| map.get("artifact").is_some()))
+    let generated = bridges(root).filter(|(_, include)| {
+        let mut nodes = include.as_list().unwrap_or(std::slice::from_ref(include)).iter();
+        nodes.any(|node| node.as_map().is_some_and(|map| map.get("artifact").is_some()))
     });
-    generated.map(|(name, _)| name.to_string()).collect()
+    generated.map(|(name, _)| name.to_owned()).collect()
+}
+
+/// Returns the name and the value of `trigger:include` of each job that is not hidden.
+fn bridges(root: &Node) -> impl Iterator<Item = (&str, &Node)> {
+    let jobs = root.as_map().into_iter().flat_map(|map| map.iter()).filter(|(name, _)| !name.starts_with('.'));
+    jobs.filter_map(|(name, entry)| Some((&**name, entry.node.as_map()?.get("trigger")?.as_map()?.get("include")?)))
 }
 
 fn entries(include: &Node) -> Vec<ChildSource> {

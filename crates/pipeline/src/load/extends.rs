@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::merge::{Budget, merge_into};
-use super::{MAX_SUGGESTIONS, Parent};
+use super::{MAX_DIAGNOSTICS_WITH_SUGGESTIONS, Parent};
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
 use crate::limits::MAX_EXTENDS_LEVELS;
@@ -55,7 +55,7 @@ pub(super) fn resolve(
         if child.levels <= MAX_EXTENDS_LEVELS {
             extend(&mut merged, &name, &child, budget);
         } else if child.levels == MAX_EXTENDS_LEVELS + 1 {
-            diagnostics.push(too_deep(&name, &child));
+            diagnostics.push(too_deep_error(&name, &child));
         }
         for child_name in children_by_parent.get(&*name).into_iter().flatten() {
             if let Some(next) = children.get_mut(child_name) {
@@ -126,7 +126,7 @@ fn parent(root: &Map, child: &str, node: &Node, gaps: &Gaps, diagnostics: &mut V
         None if gaps.has_missing_file => {}
         None => {
             let mut problem = Diagnostic::error(node.span, format!("{child}: unknown keys in `extends` ({name})"));
-            let known = if diagnostics.len() < MAX_SUGGESTIONS { root.len() } else { 0 };
+            let known = if diagnostics.len() < MAX_DIAGNOSTICS_WITH_SUGGESTIONS { root.len() } else { 0 };
             problem.help = did_you_mean(name, root.keys().take(known).map(|key| &**key).filter(|key| *key != child))
                 .or_else(|| Some(format!("define `{name}` here or in an included file")));
             diagnostics.push(problem);
@@ -151,7 +151,7 @@ fn extend(merged: &mut Map, name: &Arc<str>, child: &Child, budget: &mut Budget)
     merged.insert(Arc::clone(name), key_span, Node::new(Value::Map(Arc::new(result)), node.span));
 }
 
-fn too_deep(name: &str, child: &Child) -> Diagnostic {
+fn too_deep_error(name: &str, child: &Child) -> Diagnostic {
     Diagnostic::error(
         child.parents.first().map(|parent| parent.named_at),
         format!("{name}: nesting too deep in `extends`: more than {MAX_EXTENDS_LEVELS} levels"),

@@ -117,7 +117,7 @@ impl Resolution<'_> {
             return default.cloned();
         };
         let span = given.span.or(self.at);
-        let checked = read(given, declaration.kind, span.unwrap_or(declaration.span))
+        let checked = convert_given(given, declaration.kind, span.unwrap_or(declaration.span))
             .and_then(|value| declaration.accepts(&value, options).map(|()| value));
         checked
             .map_err(|reason| {
@@ -209,7 +209,7 @@ fn as_expression_value(value: Option<Node>) -> expression::Value {
 }
 
 /// Converts the given value to the declared type if possible. The caller must check the type of the result.
-fn read(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
+fn convert_given(given: &GivenInput, kind: Kind, span: Span) -> Result<Node, String> {
     let node = match &given.value {
         GivenValue::Node(node) => node.clone(),
         GivenValue::Input(InputValue::Json(json)) => from_json(json, span),

@@ -3,6 +3,7 @@
 //! Works on the tree, so that every node keeps its position. If a scalar consists of one block, the inserted value keeps
 //! its type. In a longer text, the value is converted to text. `$[[ matrix.X ]]` is not replaced.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -23,6 +24,12 @@ const MAX_COMPARED_INPUTS: usize = 100;
 
 pub(super) struct Interpolator<'a> {
     pub(super) inputs: &'a Values,
+    /// True if a file that declares inputs was skipped. Unknown inputs are then null.
+    pub(super) lacks_inputs: bool,
+    /// Whether an unknown input was used since the last top-level key.
+    pub(super) lacks_value: bool,
+    /// Top-level keys that use an unknown input.
+    pub(super) incomplete_keys: &'a mut HashSet<Arc<str>>,
     pub(super) declared_fields: &'a [String],
     /// Fields of the component. `None` if the file is not a component.
     pub(super) component: Option<&'a ComponentFields>,
@@ -82,7 +89,11 @@ impl Interpolator<'_> {
             let new_node = self.node(&entry.node);
             changed |= new_key.is_some() || new_node.is_some();
             let node = new_node.unwrap_or_else(|| entry.node.clone());
-            result.insert(new_key.unwrap_or_else(|| Arc::clone(key)), entry.key_span, node);
+            let key = new_key.unwrap_or_else(|| Arc::clone(key));
+            if self.depth == 1 && std::mem::take(&mut self.lacks_value) {
+                self.incomplete_keys.insert(Arc::clone(&key));
+            }
+            result.insert(key, entry.key_span, node);
         }
         self.depth -= 1;
         changed.then_some(result)
@@ -93,6 +104,7 @@ impl Interpolator<'_> {
         let node = Node::new(value, span);
         match node.scalar_text() {
             Some(text) => Some(text.into()),
+            None if self.lacks_inputs && node.is_null() => None,
             None => {
                 self.report(BlockError::new(format!("keys must be text, not {}", node.kind()), None), span);
                 None
@@ -178,8 +190,12 @@ impl Interpolator<'_> {
             Access::Matrix => return Ok(None),
             Access::Input(name) => match self.inputs.get(name) {
                 Some(Some(node)) if self.is_within_depth(&node.value, self.depth) => node.value.clone(),
-                Some(Some(_)) => return Err(self.too_deep(name)),
+                Some(Some(_)) => return Err(self.too_deep_error(name)),
                 Some(None) => return Ok(None),
+                None if self.lacks_inputs => {
+                    self.lacks_value = true;
+                    return Ok(Some(Value::Null));
+                }
                 None => {
                     let help = did_you_mean(name, self.inputs.keys().map(|key| &**key).take(MAX_COMPARED_INPUTS))
                         .or_else(|| {
@@ -207,7 +223,8 @@ impl Interpolator<'_> {
         }
     }
 
-    fn too_deep(&mut self, name: &str) -> BlockError {
+    /// Records that the file cannot be used, and returns the error.
+    fn too_deep_error(&mut self, name: &str) -> BlockError {
         self.is_too_deep = true;
         let levels = self.limits.depth;
         let message = format!("with the value of `{name}`, lists and maps are nested more than {levels} levels deep");

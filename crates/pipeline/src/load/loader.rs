@@ -10,8 +10,9 @@ use super::merge::{Budget, merge_into};
 use super::read::{File, read, start_of};
 use super::variables::Variables;
 use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, target};
+use crate::conditions::scope::Base;
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
-use crate::diagnostic::Diagnostic;
+use crate::diagnostic::{Diagnostic, Severity};
 use crate::gaps::Gaps;
 use crate::limits::{Limits, MAX_CHILD_INCLUDES, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, SourceId, Span, Value};
@@ -26,6 +27,8 @@ pub(super) struct Loader<'a> {
     sources: &'a dyn Sources,
     pub(super) limits: Limits,
     pub(super) variables: Variables,
+    /// Variables that the rules of `include` can use.
+    base: Base<'a>,
     texts: SourceMap,
     pub(super) diagnostics: Vec<Diagnostic>,
     descriptions: BTreeMap<String, String>,
@@ -36,12 +39,14 @@ pub(super) struct Loader<'a> {
     /// that other files do not get it.
     pub(super) run_inputs: HashMap<String, bool>,
     /// Targets that were skipped because this machine cannot reach them.
-    skipped: HashSet<IncludeTarget>,
+    pub(super) skipped: HashSet<IncludeTarget>,
+    /// Top-level keys that use an input whose declaration is in a file that was skipped.
+    pub(super) incomplete_keys: HashSet<Arc<str>>,
     /// Chain of includes that leads to the current file: the target and inputs of each file, to detect cycles. `None` means
     /// that the inputs are too long to compare.
     stack: Vec<(IncludeTarget, Option<String>)>,
     include_count: usize,
-    is_over_limit: bool,
+    is_over_include_limit: bool,
     pub(super) budget: Budget,
     pub(super) remaining_interpolation_bytes: usize,
     pub(super) patterns: Patterns,
@@ -54,6 +59,7 @@ impl<'a> Loader<'a> {
             sources,
             limits,
             variables: Variables::new(context),
+            base: Base::new(context),
             texts: SourceMap::default(),
             diagnostics: Vec::new(),
             descriptions: BTreeMap::new(),
@@ -61,9 +67,10 @@ impl<'a> Loader<'a> {
             files: HashMap::new(),
             run_inputs: HashMap::new(),
             skipped: HashSet::new(),
+            incomplete_keys: HashSet::new(),
             stack: Vec::new(),
             include_count: 0,
-            is_over_limit: false,
+            is_over_include_limit: false,
             budget: Budget::new(limits.merged_nodes),
             remaining_interpolation_bytes: MAX_INTERPOLATION_BYTES,
             patterns: Patterns::default(),
@@ -76,7 +83,10 @@ impl<'a> Loader<'a> {
         let blank_message = format!("please provide content of `{name}`");
         let map = self.given_file(name.clone(), bytes.to_vec(), &blank_message, &[]).unwrap_or_default();
         let is_undeclared = |name: &&String| !self.run_inputs.contains_key(*name);
-        for input in self.context.inputs.iter().map(|(name, _)| name).filter(is_undeclared) {
+        // A part that was not read may declare the input.
+        let is_complete = self.skipped.is_empty() && !has_errors(&self.diagnostics);
+        for input in self.context.inputs.iter().map(|(name, _)| name).filter(|name| is_complete && is_undeclared(name))
+        {
             let message = format!("`{name}`: unknown input arguments: `{input}`");
             let help = "declare the input in a header with `spec:inputs`, in this file or in an included file";
             self.diagnostics.push(Diagnostic::error(start_of(SourceId(0)), message).help(help));
@@ -146,10 +156,10 @@ impl<'a> Loader<'a> {
     /// repeated diagnostics.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
-        let skipped = |record: &IncludeRecord| record.outcome == IncludeOutcome::Skipped;
-        let is_stub = self.includes.iter().any(skipped);
+        let is_stub = !self.skipped.is_empty();
         let has_missing_file = is_stub || self.includes.iter().any(failed);
         let mut gaps = Gaps::new(has_missing_file, is_stub);
+        self.incomplete_keys.iter().for_each(|key| gaps.add(key));
         let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut gaps, &mut self.diagnostics);
         let limits = self.limits;
         let referenced = reference::resolve(&extended, &limits, &mut self.budget, &mut gaps, &mut self.diagnostics);
@@ -166,10 +176,11 @@ impl<'a> Loader<'a> {
             );
             map = Map::default();
         }
-        self.diagnostics.extend(self.patterns.problem(start));
+        self.diagnostics.extend(self.patterns.budget_error(start));
+        self.diagnostics.extend(self.base.budget_error(start));
+        self.diagnostics.extend(self.variables.budget_error(start));
         for diagnostic in &mut self.diagnostics {
-            diagnostic.message = self.variables.hide(&diagnostic.message);
-            diagnostic.help = diagnostic.help.as_ref().map(|help| self.variables.hide(help));
+            self.base.masked().hide_in(diagnostic);
         }
         let mut seen = HashSet::new();
         self.diagnostics.retain(|diagnostic| seen.insert((diagnostic.span, diagnostic.message.clone())));
@@ -210,25 +221,25 @@ impl<'a> Loader<'a> {
     /// Loads and merges the files of all entries of `include`. `depth` is the nesting level of these entries.
     fn include(&mut self, include: &Node, origin: &Origin, depth: usize) -> Map {
         let mut selected = Vec::new();
+        let remaining = self.remaining_includes();
+        let mut target_count = 0;
         for entry in entry::entries(include, &mut self.diagnostics) {
+            if target_count > remaining {
+                break;
+            }
             let passes_rules = entry.rules.as_ref().is_none_or(|rules| {
                 let (patterns, diagnostics) = (&mut self.patterns, &mut self.diagnostics);
-                rules::is_included(rules, self.context, self.sources, origin, patterns, diagnostics)
+                rules::is_included(rules, &self.base, self.sources, origin, patterns, diagnostics)
             });
             let targets = if passes_rules || self.context.ignores_include_rules {
                 Some(self.targets(&entry, origin))
             } else {
                 None
             };
+            target_count += targets.as_ref().map_or(0, Vec::len);
             selected.push((entry, targets));
         }
-        let mut targets = selected.iter().filter_map(|(_, targets)| targets.as_ref()).flatten();
-        let remaining = self.limits.includes.saturating_sub(self.include_count);
-        let new: Vec<IncludeTarget> = (targets.by_ref().take(remaining))
-            .filter(|(target, _)| !self.files.contains_key(target))
-            .map(|(target, _)| target.clone())
-            .collect();
-        self.sources.prefetch(&new);
+        self.prefetch(selected.iter().filter_map(|(_, targets)| targets.as_ref()).flatten().map(|(target, _)| target));
 
         let mut merged = Map::default();
         for (entry, targets) in selected {
@@ -248,7 +259,7 @@ impl<'a> Loader<'a> {
                 })
                 .collect();
             for (target, target_span) in targets {
-                if self.is_over_limit {
+                if self.is_over_include_limit {
                     return merged;
                 }
                 if let Some(map) = self.include_target(&entry, target, target_span, &given, depth) {
@@ -267,12 +278,7 @@ impl<'a> Loader<'a> {
         given: &[GivenInput],
         depth: usize,
     ) -> Option<Map> {
-        self.include_count += 1;
-        if self.include_count > self.limits.includes {
-            self.is_over_limit = true;
-            let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
-            self.diagnostics
-                .push(Diagnostic::error(target_span, message).help("nested and repeated includes count, too"));
+        if !self.count_include(target_span) {
             return None;
         }
         let inclusion = (target.clone(), inputs_as_text(given));
@@ -293,7 +299,7 @@ impl<'a> Loader<'a> {
         let index = self.includes.len();
         let outcome = IncludeOutcome::Failed;
         self.includes.push(IncludeRecord {
-            description: self.variables.hide(&target::description(&target)),
+            description: self.base.masked().hide(&target::description(&target)),
             included_at: entry.span,
             depth,
             outcome,
@@ -339,9 +345,9 @@ impl<'a> Loader<'a> {
 
     fn read(&mut self, target: &IncludeTarget, target_span: Span) -> Option<File> {
         let included = match self.sources.read(target) {
-            Ok(included) => IncludedFile { name: self.variables.hide(&included.name), ..included },
+            Ok(included) => IncludedFile { name: self.base.masked().hide(&included.name), ..included },
             Err(SourceError::Unreachable(reason)) if self.context.stubs_includes => {
-                let message = format!("skipped {}: {reason}", self.variables.hide(&target::description(target)));
+                let message = format!("skipped {}: {reason}", target::description(target));
                 self.diagnostics.push(Diagnostic::warning(target_span, message));
                 self.skipped.insert(target.clone());
                 return None;
@@ -370,11 +376,47 @@ impl<'a> Loader<'a> {
             .ok()
     }
 
+    /// Returns the files of an entry. If there are more than may be included, omits some of them.
     pub(super) fn targets(&mut self, entry: &Entry, origin: &Origin) -> Vec<(IncludeTarget, Span)> {
-        let resolver =
-            target::Resolver { context: self.context, sources: self.sources, variables: &self.variables, origin };
+        let resolver = target::Resolver {
+            context: self.context,
+            sources: self.sources,
+            variables: &self.variables,
+            origin,
+            max_targets: self.remaining_includes().saturating_add(1),
+        };
         resolver.targets(&entry.location, &mut self.diagnostics)
     }
+
+    pub(super) fn remaining_includes(&self) -> usize {
+        self.limits.includes.saturating_sub(self.include_count)
+    }
+
+    /// Counts an included file. Returns false if there are too many, and reports this once.
+    pub(super) fn count_include(&mut self, target_span: Span) -> bool {
+        if self.remaining_includes() == 0 {
+            if !self.is_over_include_limit {
+                let message = format!("maximum of {} nested includes are allowed", self.limits.includes);
+                self.diagnostics
+                    .push(Diagnostic::error(target_span, message).help("nested and repeated includes count, too"));
+            }
+            self.is_over_include_limit = true;
+            return false;
+        }
+        self.include_count += 1;
+        true
+    }
+
+    /// Announces the files that were not read yet, as far as they may be included.
+    pub(super) fn prefetch<'t>(&self, targets: impl Iterator<Item = &'t IncludeTarget>) {
+        let targets = targets.take(self.remaining_includes());
+        let new: Vec<IncludeTarget> = targets.filter(|target| !self.files.contains_key(*target)).cloned().collect();
+        self.sources.prefetch(&new);
+    }
+}
+
+pub(super) fn has_errors(diagnostics: &[Diagnostic]) -> bool {
+    diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error)
 }
 
 /// Returns a text that differs between inclusions of a file with different inputs. Returns `None` if the text is too

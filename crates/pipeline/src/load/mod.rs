@@ -34,7 +34,7 @@ use crate::source_map::SourceMap;
 pub use children::{children, generated_children};
 
 /// Number of diagnostics after which unknown names get no suggestions, because each suggestion compares all known names.
-const MAX_SUGGESTIONS: usize = 20;
+const MAX_DIAGNOSTICS_WITH_SUGGESTIONS: usize = 20;
 
 /// A merged configuration with its sources and diagnostics.
 #[derive(Debug, Clone)]
@@ -104,6 +104,7 @@ pub struct Parent {
 /// Loads a configuration from the text of its root file.
 #[must_use]
 pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loaded {
+    sources.begin_load();
     loader::Loader::new(context, sources, Limits::default()).load_root(root_text)
 }
 
@@ -111,5 +112,6 @@ pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loade
 /// are merged in order.
 #[must_use]
 pub fn load_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Loaded {
+    sources.begin_load();
     loader::Loader::new(context, sources, Limits::default()).load_child(entries)
 }

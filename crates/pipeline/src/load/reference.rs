@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::MAX_SUGGESTIONS;
+use super::MAX_DIAGNOSTICS_WITH_SUGGESTIONS;
 use super::merge::Budget;
 use crate::diagnostic::Diagnostic;
 use crate::gaps::Gaps;
@@ -174,7 +174,7 @@ impl Resolver<'_> {
                 if is_consequence {
                     return None;
                 }
-                let known = map.filter(|_| self.diagnostics.len() < MAX_SUGGESTIONS);
+                let known = map.filter(|_| self.diagnostics.len() < MAX_DIAGNOSTICS_WITH_SUGGESTIONS);
                 self.diagnostics.push(missing(path, existing_path, found, known, span));
                 return None;
             };

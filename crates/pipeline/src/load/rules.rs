@@ -6,7 +6,7 @@ use crate::conditions::clauses::Clauses;
 use crate::conditions::scope::{Base, Scope};
 use crate::config::parsing::{Path, Problems};
 use crate::config::rules::{self, Expressions, RuleWhen, RulesParent};
-use crate::context::{Context, Origin, Sources};
+use crate::context::{Origin, Sources};
 use crate::diagnostic::Diagnostic;
 use crate::node::Node;
 use crate::patterns::Patterns;
@@ -15,7 +15,7 @@ use crate::patterns::Patterns;
 /// Returns false after an error.
 pub(super) fn is_included(
     node: &Node,
-    context: &Context,
+    base: &Base<'_>,
     sources: &dyn Sources,
     origin: &Origin,
     patterns: &mut Patterns,
@@ -25,13 +25,12 @@ pub(super) fn is_included(
     problems.patterns = std::mem::take(patterns);
     let at = Path::root("include");
     let rules = rules::rules(node, at.key("rules"), RulesParent::Include, &mut Expressions::default(), &mut problems);
-    let base = Base::new(context);
-    let scope = Scope::new(&base, &[], None);
-    let clauses = Clauses::new(context, sources, origin);
+    let scope = Scope::new(base, &[], None);
+    let clauses = Clauses::new(base.context(), sources, origin);
     // If a rule is invalid, no rule is evaluated, because the invalid rule could have been the first match.
-    let usable = rules.filter(|_| problems.errors() == 0).unwrap_or_default();
+    let usable = rules.filter(|_| problems.error_count() == 0).unwrap_or_default();
     let matched = usable.iter().find(|rule| clauses.matches(rule, &scope, &mut problems));
-    let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.errors() == 0;
+    let included = matched.is_some_and(|rule| rule.when != Some(RuleWhen::Never)) && problems.error_count() == 0;
     *patterns = std::mem::take(&mut problems.patterns);
     diagnostics.extend(problems.into_list());
     included

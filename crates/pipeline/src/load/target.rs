@@ -14,6 +14,8 @@ pub(super) struct Resolver<'a> {
     pub(super) sources: &'a dyn Sources,
     pub(super) variables: &'a Variables,
     pub(super) origin: &'a Origin,
+    /// Maximum number of files that an entry is resolved to.
+    pub(super) max_targets: usize,
 }
 
 impl Resolver<'_> {
@@ -28,7 +30,7 @@ impl Resolver<'_> {
                     let (project, git_ref) = (project.clone(), git_ref.clone());
                     (IncludeTarget::Project { project, git_ref, path }, file.span)
                 };
-                files.iter().map(target).collect()
+                files.iter().take(self.max_targets).map(target).collect()
             }
             Location::Remote { url, .. } => vec![(IncludeTarget::Remote { url: self.expand(url) }, url.span)],
             Location::Template(name) => vec![(IncludeTarget::Template { name: self.expand(name) }, name.span)],
@@ -55,9 +57,10 @@ impl Resolver<'_> {
             Origin::Root => Ok(std::sync::Arc::clone(&self.context.tracked_paths)),
             _ => self.sources.paths(self.origin),
         };
-        match (Glob::include(&path), tree) {
+        match (Glob::of_include(&path), tree) {
             (Ok(glob), Ok(tree)) => {
-                let found: Vec<_> = tree.iter().filter(|path| glob.is_match(path)).cloned().map(target).collect();
+                let paths = tree.iter().filter(|path| glob.is_match(path)).take(self.max_targets);
+                let found: Vec<_> = paths.cloned().map(target).collect();
                 if found.is_empty() {
                     // GitLab presumably includes nothing in this case (docs/spec/pipeline-yaml.md, section 9, point 2).
                     diagnostics.push(Diagnostic::warning(span, format!("no tracked file matches `{path}`")));

@@ -1,23 +1,24 @@
 //! Variables that `include` and `expand_vars` can use: those from outside the configuration
 //! (docs/spec/pipeline-yaml.md, section 1.1).
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use muster_job::Variable;
 
 use crate::context::Context;
-use crate::expand::{Unknown, expand_text};
+use crate::diagnostic::Diagnostic;
+use crate::expand::{ByteBudget, Unknown, expand_text};
 use crate::layers;
-use crate::limits::MAX_INTERPOLATED_TEXT_BYTES;
-
-/// Shorter values are not hidden, because they would match parts of other words.
-const MIN_SECRET_BYTES: usize = 4;
+use crate::limits::MAX_INCLUDE_VARIABLES_BYTES;
+use crate::node::Span;
 
 /// The variables by name. They do not include YAML variables, which are read only after files are included.
 #[derive(Debug)]
 pub(super) struct Variables {
     by_name: HashMap<String, Variable>,
+    /// Bytes that may still be inserted into texts.
+    budget: ByteBudget,
 }
 
 impl Variables {
@@ -25,11 +26,20 @@ impl Variables {
         // There is no environment yet, so only variables for all environments are visible.
         let project = layers::project_variables(&context.project_variables, context.ref_protected, None);
         let merged = layers::merge([context.predefined.clone(), project, context.pipeline_variables.clone()]);
-        Self { by_name: merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect() }
+        let by_name = merged.into_iter().map(|variable| (variable.key.clone(), variable)).collect();
+        Self { by_name, budget: ByteBudget::new(MAX_INCLUDE_VARIABLES_BYTES) }
     }
 
-    /// Replaces variables in `text` with their values. Variables in the inserted values are not replaced. A variable
-    /// counts as unknown if its value would make the inserted values longer than [`MAX_INTERPOLATED_TEXT_BYTES`].
+    /// Returns an error at `span` if variables were not replaced because all values that were inserted are too long.
+    pub(super) fn budget_error(&self, span: Span) -> Option<Diagnostic> {
+        let mib = MAX_INCLUDE_VARIABLES_BYTES / 1024 / 1024;
+        let message = format!("variables in `include` and in interpolation blocks expand to more than {mib} MiB");
+        let help = "use shorter values there, or use them less often";
+        self.budget.is_exceeded().then(|| Diagnostic::error(span, message).help(help))
+    }
+
+    /// Replaces variables in `text` with their values. Variables in the inserted values are not replaced. If the inserted
+    /// values become too long ([`expand_text`], [`Variables::budget_error`]), further variables count as unknown.
     pub(super) fn expand(&self, text: &str, unknown: Unknown) -> String {
         self.replace(text, unknown, &|_| {})
     }
@@ -49,23 +59,11 @@ impl Variables {
         masked.into_inner().map_or(Ok(expanded), Err)
     }
 
-    /// Replaces the values of masked variables in `text` with `[MASKED]`. Values shorter than [`MIN_SECRET_BYTES`] stay
-    /// visible.
-    pub(super) fn hide(&self, text: &str) -> String {
-        let secrets =
-            self.by_name.values().filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);
-        secrets.fold(text.to_owned(), |text, variable| {
-            if text.contains(&variable.value) { text.replace(&variable.value, "[MASKED]") } else { text }
-        })
-    }
-
     fn replace(&self, text: &str, unknown: Unknown, on_use: &dyn Fn(&Variable)) -> String {
-        let remaining = Cell::new(MAX_INTERPOLATED_TEXT_BYTES);
         let lookup = |name: &str| {
             let variable = self.by_name.get(name)?;
             on_use(variable);
-            remaining.set(remaining.get().checked_sub(variable.value.len())?);
-            Some(variable.value.clone())
+            self.budget.spend(variable.value.len()).then(|| variable.value.clone())
         };
         expand_text(text, &lookup, unknown)
     }

@@ -43,7 +43,9 @@ impl<'a> DecisionTrace<'a> {
         Decision { kind, text: text.into(), location: span.map(|span| self.location(span)) }
     }
 
-    pub(crate) fn origins(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
+    /// Returns the decisions that do not depend on rules: about the include of the job, skipped parts, parents,
+    /// inherited defaults, and the instance of a parallel job.
+    pub(crate) fn initial_decisions(&self, job: &JobEntry, cell: &Cell, node: Option<(u32, u32)>) -> Vec<Decision> {
         let mut all = Vec::new();
         if let Some((include, span)) = self.includes.get(&job.span.source) {
             all.push(self.decision(DecisionKind::Include, format!("comes from the include of {include}"), Some(*span)));
@@ -76,7 +78,7 @@ fn location(sources: &SourceMap, span: Span) -> SourceLocation {
     SourceLocation { file, line: span.line, column: span.column }
 }
 
-pub(crate) fn clauses(rule: &Rule) -> String {
+pub(crate) fn clauses_text(rule: &Rule) -> String {
     let mut parts = Vec::new();
     if let Some(condition) = &rule.condition {
         parts.push(format!("if {}", shortened(&condition.text, MAX_CONDITION_CHARS)));

@@ -47,7 +47,7 @@ impl Seeder<'_> {
     ) -> Vec<ExcludedJob> {
         let instances = graph.instances.iter().filter_map(|instance| Some((instance, config.jobs.get(instance.job)?)));
         let excluded = instances.map(|(instance, entry)| {
-            let mut decisions = trace.origins(entry, &instance.cell, instance.node);
+            let mut decisions = trace.initial_decisions(entry, &instance.cell, instance.node);
             decisions.extend_from_slice(workflow);
             excluded_job(entry, instance, decisions)
         });
@@ -57,7 +57,7 @@ impl Seeder<'_> {
     pub(crate) fn evaluate(&self, index: usize, keys: &mut CacheKeys, problems: &mut Problems) -> Option<Seeded> {
         let instance = self.graph.instances.get(index)?;
         let entry = self.config.jobs.get(instance.job)?;
-        let mut decisions = self.evaluator.trace.origins(entry, &instance.cell, instance.node);
+        let mut decisions = self.evaluator.trace.initial_decisions(entry, &instance.cell, instance.node);
         decisions.extend(self.workflow.clone());
         let yaml = self.variables(entry, instance, &mut decisions);
         let outcome = {
@@ -73,7 +73,7 @@ impl Seeder<'_> {
             None => yaml,
             Some(rule) => {
                 let mut merged = layers::merge([yaml, rule.variables.clone()]);
-                super::unset(&mut merged, self.evaluator.clauses.context());
+                super::remove_unset_variables(&mut merged, self.evaluator.clauses.context());
                 merged
             }
         };
@@ -96,7 +96,7 @@ impl Seeder<'_> {
         }
         let cell = instance.cell.iter().map(|(name, value)| Variable::public(name.clone(), value.clone()));
         let mut merged = layers::merge([global, entry.variables.clone(), cell.collect()]);
-        super::unset(&mut merged, self.evaluator.clauses.context());
+        super::remove_unset_variables(&mut merged, self.evaluator.clauses.context());
         merged
     }
 

@@ -50,7 +50,7 @@ pub(crate) fn seed(
     warn_about_duplicate_pipelines(config, problems);
 
     let mut globals: Vec<Variable> = config.variables.iter().map(|global| global.variable.clone()).collect();
-    unset(&mut globals, context);
+    remove_unset_variables(&mut globals, context);
     let matched = match workflow(config, &globals, &base, &evaluator, problems) {
         Ok(matched) => matched,
         Err(decisions) => {
@@ -61,13 +61,18 @@ pub(crate) fn seed(
     };
     let rule_variables = matched.rule.map(|rule| rule.variables.clone()).unwrap_or_default();
     let mut variables = layers::merge([globals, rule_variables]);
-    unset(&mut variables, context);
+    remove_unset_variables(&mut variables, context);
     let seeder =
         Seeder { config, graph, base: &base, evaluator: &evaluator, variables: &variables, workflow: matched.decision };
     let mut keys = CacheKeys::default();
     let seeded: Vec<Seeded> =
         (0..graph.instances.len()).filter_map(|index| seeder.evaluate(index, &mut keys, problems)).collect();
     let (jobs, excluded) = needs::resolve(config, graph, &trace, seeded, problems);
+    let scope = Scope::new(&base, &variables, None);
+    let name = config.workflow.name.as_ref().map(|name| scope.expand(name, Unknown::Empty).trim().to_owned());
+    if let Some(problem) = base.budget_error(loaded.root.span) {
+        problems.push(problem);
+    }
 
     if jobs.iter().all(|job| job.stage == FIRST_STAGE || job.stage == LAST_STAGE) {
         let decisions = edge_stage_decisions(&jobs);
@@ -75,8 +80,6 @@ pub(crate) fn seed(
     }
     let base_cancel = config.workflow.auto_cancel;
     let auto_cancel = matched.rule.map(|rule| rule.auto_cancel).unwrap_or_default().with_fallback(base_cancel);
-    let scope = Scope::new(&base, &variables, None);
-    let name = config.workflow.name.as_ref().map(|name| scope.expand(name, Unknown::Empty).trim().to_owned());
     Outcome::Created(Box::new(Pipeline {
         name: name.filter(|name| !name.is_empty()),
         stages: config.stages.clone(),
@@ -87,7 +90,7 @@ pub(crate) fn seed(
     }))
 }
 
-fn unset(variables: &mut Vec<Variable>, context: &Context) {
+fn remove_unset_variables(variables: &mut Vec<Variable>, context: &Context) {
     variables.retain(|variable| !context.unset_variables.contains(&variable.key));
 }
 

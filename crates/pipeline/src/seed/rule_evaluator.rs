@@ -8,7 +8,7 @@ use crate::config::only::{self, RefPolicy};
 use crate::config::parsing::Problems;
 use crate::config::rules::{Rule, RuleWhen};
 use crate::model::{AllowFailure, Decision, DecisionKind, When};
-use crate::seed::decision_trace::{DecisionTrace, clauses as clauses_text};
+use crate::seed::decision_trace::{DecisionTrace, clauses_text};
 use crate::seed::detail::detail;
 use crate::seed::only as policy;
 

@@ -27,7 +27,7 @@ impl Case {
         self
     }
 
-    /// Sets the event to one that has no commit to compare with.
+    /// Sets the source of the event, which then has no commit to compare with.
     pub(crate) fn source(mut self, source: PipelineSource) -> Self {
         self.project = self.project.source(source);
         self.project.context.changed_paths = None;

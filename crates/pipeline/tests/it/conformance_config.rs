@@ -47,7 +47,7 @@ fn c005_blank_script_is_rejected() {
 }
 
 #[test]
-fn c006_job_without_script_run_and_trigger_is_rejected() {
+fn c006_job_with_neither_script_nor_run_nor_trigger_is_rejected() {
     assert_fails("a: {stage: build}", "jobs:a config should implement a script:, run:, or trigger: keyword");
 }
 
@@ -167,7 +167,7 @@ fn c024_job_can_have_three_scripts() {
 }
 
 #[test]
-fn c025_never_is_allowed_only_in_rules() {
+fn c025_when_never_is_allowed_only_in_rules() {
     assert_fails("a: {S, when: never}", "jobs:a:when should be one of");
 }
 

@@ -34,7 +34,7 @@ fn c103_later_parents_win() {
 }
 
 #[test]
-fn c104_lists_are_replaced_and_null_removes() {
+fn c104_lists_and_null_replace_inherited_values() {
     let base = ".b: {script: [x], tags: [t1], variables: {A: 1}}\n";
     let a = |keys: &str| tree(&format!("{base}a: {{extends: .b, {keys}}}"))["a"].clone();
     assert_eq!(a("tags: [t2]")["tags"], json!(["t2"]));
@@ -117,7 +117,7 @@ fn c110_missing_and_circular_references_are_rejected() {
 }
 
 #[test]
-fn c111_reference_can_refer_to_rules_of_an_extended_job() {
+fn c111_reference_can_refer_to_rules_that_a_job_inherits() {
     let text = ".r: {rules: [{if: $CI_COMMIT_TAG}]}\n.e: {extends: .r}\na: {script: [x], rules: [!reference [.e, rules], {when: manual}]}";
     assert_eq!(tree(text)["a"]["rules"], json!([[{"if": "$CI_COMMIT_TAG"}], {"when": "manual"}]));
     assert_eq!(job(text, "a").when, When::Manual);

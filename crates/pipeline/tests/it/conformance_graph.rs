@@ -59,17 +59,17 @@ fn c057_matrix_keys_must_have_the_order_of_the_needed_job() {
     assert_fails(&b, "b job: undefined need: a: [2, m]");
 }
 
-/// Returns two jobs. `a` has a matrix over `OS`. `b` needs the cell of `a` whose `OS` is the value of the expression `$[[ value ]]`.
-/// `keys` are additional keys of `b`.
-fn need_with_block(keys: &str, value: &str) -> String {
+/// Returns two jobs. `a` has a matrix over `OS`. `b` needs the cell of `a` whose `OS` is the block `$[[ ... ]]` with
+/// this content. `keys` are additional keys of `b`.
+fn need_with_block(keys: &str, content: &str) -> String {
     format!(
         "{{a: {{S, stage: build, parallel: {{matrix: [{{OS: [l, w]}}]}}}}, \
-         b: {{S, {keys} needs: [{{job: a, parallel: {{matrix: [{{OS: ['$[[ {value} ]]']}}]}}}}]}}}}"
+         b: {{S, {keys} needs: [{{job: a, parallel: {{matrix: [{{OS: ['$[[ {content} ]]']}}]}}}}]}}}}"
     )
 }
 
 #[test]
-fn c058_need_can_use_the_values_of_its_own_cell() {
+fn c058_need_can_use_the_matrix_values_of_the_job_that_has_it() {
     let case = Case::new(&need_with_block("parallel: {matrix: [{OS: [l, w]}]},", "matrix.OS"));
     assert_eq!(needs(&case.job("b: [l]")), Some(vec!["a: [l]".into()]));
     assert_eq!(needs(&case.job("b: [w]")), Some(vec!["a: [w]".into()]));

@@ -49,7 +49,7 @@ fn c074_later_include_wins() {
 }
 
 #[test]
-fn c075_nested_include_comes_before_its_parent() {
+fn c075_included_file_wins_over_the_files_that_it_includes() {
     let project = project()
         .file("zero.yml", "default: {image: zero}")
         .file("one.yml", "include: zero.yml\ndefault: {image: one}");
@@ -244,16 +244,16 @@ fn c088_types_are_strict() {
 
 #[test]
 fn c089_default_must_be_one_of_the_options() {
-    let file = |input: &str| project().load(format!("spec: {{inputs: {{i: {input}}}}}\n---\n{A}")).diagnostics;
-    assert_rejected(&file("{options: [x, y], default: z}"), "`i` input: default value is not one of the options: x, y");
+    let load = |input: &str| project().load(format!("spec: {{inputs: {{i: {input}}}}}\n---\n{A}")).diagnostics;
+    assert_rejected(&load("{options: [x, y], default: z}"), "`i` input: default value is not one of the options: x, y");
     assert_rejected(
-        &file("{type: boolean, options: [true], default: true}"),
+        &load("{type: boolean, options: [true], default: true}"),
         "`options` cannot be used with a boolean",
     );
-    assert_rejected(&file("{type: number, default: x}"), "default value is not a number");
-    assert_rejected(&file("{type: nmber, default: x}"), "unknown type `nmber`");
-    assert_rejected(&file("{type: number, regex: x, default: 1}"), "`regex` can only be used with strings");
-    assert_rejected(&file("{defualt: x, default: y}"), "unknown keys: `defualt`");
+    assert_rejected(&load("{type: number, default: x}"), "default value is not a number");
+    assert_rejected(&load("{type: nmber, default: x}"), "unknown type `nmber`");
+    assert_rejected(&load("{type: number, regex: x, default: 1}"), "`regex` can only be used with strings");
+    assert_rejected(&load("{defualt: x, default: y}"), "unknown keys: `defualt`");
 }
 
 #[test]

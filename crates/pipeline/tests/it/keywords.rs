@@ -129,9 +129,10 @@ fn no_follow_up_errors_are_reported() {
     }
 }
 
-/// Errors that only result from a missing file are not reported. The parent and the script of a job may be in the file.
+/// The missing file could contain the parent, the stages, the need and the script that the jobs lack, so their absence
+/// is not reported.
 #[test]
-fn missing_file_causes_one_error() {
+fn missing_file_is_the_only_reported_error() {
     let text = "include: nope.yml\na: {extends: .in_nope, stage: in_nope, needs: [in_nope]}\nb: {stage: also}\n";
     assert_rejected(&project().compile(text).diagnostics, "local file `nope.yml` does not exist");
 }
@@ -284,7 +285,7 @@ fn rejects_duplicate_and_long_names_of_instances() {
 }
 
 #[test]
-fn warns_about_bare_when_without_workflow_rules() {
+fn warns_about_rule_without_condition_if_the_workflow_has_no_rules() {
     let warning_count = |yaml: &str| warnings(&Case::new(yaml).compile().diagnostics).len();
     assert_eq!(warning_count("a: {S, rules: [{if: $X}, {when: always}]}"), 1);
     assert_eq!(warning_count("a: {S, rules: [{if: $X}, {when: never}]}"), 0);

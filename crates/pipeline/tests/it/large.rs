@@ -53,6 +53,11 @@ fn needs_between_parallel_jobs_are_bounded() {
     }
     let compiled = project().compile(&text);
     assert_rejected(&compiled.diagnostics, "`needs` and `dependencies` in total");
+    // With stubs, unknown names are not reported as errors, but exceeding this limit is.
+    let mut project = project();
+    project.context.stubs_includes = true;
+    let compiled = project.compile(format!("include: {{template: T.yml}}\nx: {{script: [x], needs: [nope]}}\n{text}"));
+    assert_rejected(&compiled.diagnostics, "`needs` and `dependencies` in total");
 }
 
 /// Each of 10,000 jobs has an error that could have a suggestion. The first 1,000 errors are reported.
@@ -116,4 +121,44 @@ fn configurations_that_expand_to_too_many_bytes_are_rejected() {
     ] {
         assert_rejected(&project().compile(&text).diagnostics, "exceeds 256 MiB");
     }
+}
+
+/// References to long values, each of which is within all other limits.
+#[test]
+fn variables_that_expand_to_too_many_bytes_are_rejected() {
+    let project = project().pipeline_variable("B", &"x".repeat(1_000_000));
+    let many = |count: usize, text: &str| (0..count).map(|n| text.replace('#', &n.to_string())).collect::<String>();
+    for text in [
+        format!("a: {{script: [x], tags: ['{}']}}", "$B".repeat(300_000)),
+        format!("a: {{script: [x], environment: '{}'}}", "$B".repeat(300_000)),
+        many(500, "j#: {script: [x], tags: [$B]}\n"),
+        many(500, "j#: {script: [x], resource_group: $B}\n"),
+        many(500, "j#: {script: [x], rules: [{exists: {paths: [x], project: $B, ref: main}}, {when: always}]}\n"),
+    ] {
+        assert_rejected(&project.compile(&text).diagnostics, "variables expand to more than 1 MiB in one text");
+    }
+    // A value that would be too long is not expanded.
+    let variables = format!("variables:\n  V: {}\n{}", many(5_000, "$V# "), many(5_000, "  V#: $B\n"));
+    let compiled = project.compile(format!("{variables}a: {{script: [x], tags: [$V]}}"));
+    let tags = compiled.pipeline.map(|pipeline| pipeline.jobs[0].tags.clone());
+    assert!(tags.is_some_and(|tags| tags[0].starts_with("$V0 $V1 ")));
+    let includes = format!("include:\n{}", many(500, "  - remote: https://x/$B/#.txt\n"));
+    let found = errors(&project.load(includes).diagnostics);
+    let part = "variables in `include` and in interpolation blocks expand to more than 64 MiB";
+    assert!(found.iter().any(|error| error == part), "the error must be reported: {}", found.len());
+}
+
+/// Each entry matches all tracked files, but only 150 files may be included.
+#[test]
+fn wildcards_that_match_too_many_files_are_rejected() {
+    let mut project = project();
+    for number in 0..2_000 {
+        project = project.file(&format!("ci/{number}.yml"), "{}");
+    }
+    let include = format!("include: [{}]", vec!["'ci/*.yml'"; 20_000].join(", "));
+    assert_rejected(&project.load(include).diagnostics, "maximum of 150 nested includes are allowed");
+    let files = format!("include: {{project: g/$B, file: [{}]}}", vec!["'x.yml'"; 100_000].join(", "));
+    let project = project.pipeline_variable("B", &"x".repeat(1_000_000)).external_file("none", "");
+    let found = errors(&project.load(files).diagnostics);
+    assert!(found.iter().any(|error| error.contains("maximum of 150 nested includes are allowed")), "{}", found.len());
 }

@@ -1,6 +1,7 @@
 //! Tests of loading: files that are not configurations, several errors at once, and the files of child pipelines.
 
 use muster_pipeline::context::ChildSource;
+use muster_pipeline::load;
 use serde_json::json;
 
 use crate::harness::{assert_rejected, errors, merged, project};
@@ -54,4 +55,18 @@ fn merges_the_files_of_a_child_pipeline() {
     assert_rejected(&missing.diagnostics, "local file `nope.yml` does not exist");
     let four = vec![entry; 4];
     assert_rejected(&project.load_child(&four).diagnostics, "trigger:include config is too long");
+}
+
+#[test]
+fn hidden_jobs_are_not_bridges() {
+    let triggers = [("t", "c.yml"), ("g", "{artifact: g.yml, job: t}")];
+    let jobs = |prefix: &str| {
+        let job = |(name, include): (&str, &str)| format!("{prefix}{name}: {{trigger: {{include: [{include}]}}}}\n");
+        triggers.map(job).concat()
+    };
+    let hidden = project().load(jobs("."));
+    assert_eq!((load::children(&hidden.root), load::generated_children(&hidden.root)), (vec![], vec![]));
+    let visible = project().load(jobs(""));
+    assert_eq!(load::children(&visible.root), [[ChildSource::Entry(json!("c.yml"))]]);
+    assert_eq!(load::generated_children(&visible.root), ["g"]);
 }

@@ -16,7 +16,7 @@ proptest! {
             let _ = glob.is_match(&path);
             let _ = glob.exists_in(&[path.clone()].into());
         }
-        if let Ok(glob) = Glob::include(&pattern) {
+        if let Ok(glob) = Glob::of_include(&pattern) {
             let _ = glob.is_match(&path);
         }
     }

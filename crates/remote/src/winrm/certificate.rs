@@ -21,19 +21,32 @@ pub(super) struct CertificateMismatch {
     pub(super) known: String,
 }
 
-/// Accepts only known certificates of a machine. If none is known, accepts and stores the first certificate.
+/// Accepts only known certificates of a machine. If none is known, accepts the first certificate, and stores it when
+/// the machine has proved that it has the private key.
 #[derive(Debug)]
-pub(super) struct PinnedCertificate {
+pub(super) struct CertificateVerifier {
     machine: String,
     hosts: KnownHosts,
     provider: CryptoProvider,
     mismatch: Mutex<Option<CertificateMismatch>>,
 }
 
-impl PinnedCertificate {
+impl CertificateVerifier {
     pub(super) fn new(machine: &str, hosts: &KnownHosts) -> Self {
         let (machine, hosts) = (machine.to_owned(), hosts.clone());
         Self { machine, hosts, provider: ring::default_provider(), mismatch: Mutex::default() }
+    }
+
+    /// Rejects the certificate if `check` returns the fingerprints of other known certificates.
+    fn accept(
+        &self,
+        certificate: &CertificateDer<'_>,
+        check: impl Fn(&KnownHosts, &str, &str) -> Option<String>,
+    ) -> Result<(), Error> {
+        let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(certificate)));
+        let Some(known) = check(&self.hosts, &self.machine, &found) else { return Ok(()) };
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some(CertificateMismatch { found, known });
+        Err(CertificateError::ApplicationVerificationFailure.into())
     }
 
     /// Returns the mismatch, if the machine presented another certificate.
@@ -42,18 +55,18 @@ impl PinnedCertificate {
     }
 }
 
-/// Returns a TLS configuration that verifies certificates with `pinned`.
+/// Returns a TLS configuration that verifies certificates with `verifier`.
 ///
 /// # Errors
 /// If the crypto provider does not support TLS 1.2 and 1.3.
-pub(super) fn tls_config(pinned: &Arc<PinnedCertificate>) -> Result<ClientConfig, Error> {
-    let provider = Arc::new(pinned.provider.clone());
+pub(super) fn tls_config(verifier: &Arc<CertificateVerifier>) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(verifier.provider.clone());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let verifier = Arc::clone(pinned) as Arc<dyn ServerCertVerifier>;
+    let verifier = Arc::clone(verifier) as Arc<dyn ServerCertVerifier>;
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-impl ServerCertVerifier for PinnedCertificate {
+impl ServerCertVerifier for CertificateVerifier {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -62,12 +75,8 @@ impl ServerCertVerifier for PinnedCertificate {
         _: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let found = format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(end_entity)));
-        let Some(known) = self.hosts.check_or_learn(&self.machine, &found) else {
-            return Ok(ServerCertVerified::assertion());
-        };
-        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = Some(CertificateMismatch { found, known });
-        Err(CertificateError::ApplicationVerificationFailure.into())
+        self.accept(end_entity, KnownHosts::check)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     // Certificates are public. Only the signature proves that the machine has the private key.
@@ -77,7 +86,10 @@ impl ServerCertVerifier for PinnedCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        let verified = verify_tls12_signature(message, certificate, signed, algorithms)?;
+        self.accept(certificate, KnownHosts::check_or_learn)?;
+        Ok(verified)
     }
 
     fn verify_tls13_signature(
@@ -86,7 +98,10 @@ impl ServerCertVerifier for PinnedCertificate {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, certificate, signed, &self.provider.signature_verification_algorithms)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        let verified = verify_tls13_signature(message, certificate, signed, algorithms)?;
+        self.accept(certificate, KnownHosts::check_or_learn)?;
+        Ok(verified)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

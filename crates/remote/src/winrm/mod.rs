@@ -15,7 +15,7 @@ use reqwest::{Client, StatusCode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
-use self::certificate::{CertificateMismatch, PinnedCertificate};
+use self::certificate::{CertificateMismatch, CertificateVerifier};
 use self::soap::{Fault, Request};
 use crate::retry::{AttemptError, retry};
 use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
@@ -38,7 +38,7 @@ struct SessionInner {
     client: Client,
     endpoint: String,
     target: Target,
-    certificate: Arc<PinnedCertificate>,
+    verifier: Arc<CertificateVerifier>,
 }
 
 impl std::fmt::Debug for SessionInner {
@@ -88,8 +88,8 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
         return Err(DialError::Unencrypted { user: target.username.clone() });
     }
     let setup_error = |cause: String| DialError::Setup { cause };
-    let certificate = Arc::new(PinnedCertificate::new(&target.machine, hosts));
-    let tls = certificate::tls_config(&certificate).map_err(|error| setup_error(error.to_string()))?;
+    let verifier = Arc::new(CertificateVerifier::new(&target.machine, hosts));
+    let tls = certificate::tls_config(&verifier).map_err(|error| setup_error(error.to_string()))?;
     let client = Client::builder()
         .use_preconfigured_tls(tls)
         .timeout(RESPONSE_TIMEOUT)
@@ -99,8 +99,7 @@ pub async fn connect(target: &Target, hosts: &KnownHosts) -> Result<WinrmSession
         .build()
         .map_err(|error| setup_error(error.to_string()))?;
     let endpoint = format!("{}://{address}/wsman", if is_https { "https" } else { "http" });
-    let session =
-        WinrmSession { inner: Arc::new(SessionInner { client, endpoint, target: target.clone(), certificate }) };
+    let session = WinrmSession { inner: Arc::new(SessionInner { client, endpoint, target: target.clone(), verifier }) };
     retry(target, &address, || session.try_once(&address)).await?;
     Ok(session)
 }
@@ -136,7 +135,7 @@ impl WinrmSession {
             .body(request.envelope(&self.inner.endpoint, rand::random()))
             .send()
             .await;
-        let mut response = response.map_err(|error| match self.inner.certificate.mismatch() {
+        let mut response = response.map_err(|error| match self.inner.verifier.mismatch() {
             Some(mismatch) => RequestError::Certificate(mismatch),
             None => connection_error(&error),
         })?;

@@ -22,8 +22,8 @@ use crate::ssh_server::target;
 
 #[derive(Default)]
 pub(crate) struct Machine {
-    created: u32,
-    /// By ID, each with its command once that is started.
+    created_shells: u32,
+    /// Shells by ID. The value is the command of the shell, or `None` before a command is started.
     shells: HashMap<String, Option<Command>>,
     /// Number of "timed out" responses before the first output.
     timeouts: u32,
@@ -58,8 +58,8 @@ async fn wsman(State(machine): State<SharedMachine>, headers: HeaderMap, body: S
     let mut machine = machine.lock().unwrap();
     let answer = match action.rsplit('/').next().unwrap() {
         "Create" => {
-            machine.created += 1;
-            let id = format!("shell-{}", machine.created);
+            machine.created_shells += 1;
+            let id = format!("shell-{}", machine.created_shells);
             machine.shells.insert(id.clone(), None);
             format!("<e><Selector Name=\"ShellId\">{id}</Selector></e>")
         }

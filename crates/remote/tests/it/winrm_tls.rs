@@ -133,4 +133,11 @@ async fn certificate_without_its_key_is_rejected() {
     let error = dial(&target, &hosts).await.err().unwrap();
     assert!(matches!(error, DialError::Unreachable { .. }), "{error}");
     assert_eq!(requests.load(Ordering::Relaxed), 0);
+
+    // Without a pinned certificate, none may be stored.
+    let hosts = KnownHosts::default();
+    dial(&target, &hosts).await.err().unwrap();
+    assert!(hosts.names().is_empty(), "the machine has not proved that it has the key");
+    dial(&winrm_target(machine(&own, &own).await.0, "winrm+https"), &hosts).await.unwrap();
+    assert_eq!(hosts.names(), ["vm-1"]);
 }

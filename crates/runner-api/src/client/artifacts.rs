@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::redirect::{MAX_REDIRECTS, coordinator_url, may_follow, target};
-use super::{Client, ClientError, reply, send};
+use super::{Client, ClientError, reply, send, with_request_id};
 use crate::service::{ArtifactDownload, ArtifactQuery, ByteStream};
 
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -109,8 +109,9 @@ impl Client {
 
     /// Downloads the archive of `job` with the token of a dependent job (`GET /jobs/:id/artifacts`).
     ///
-    /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2). Other
-    /// origins do not get the token (section 11.45).
+    /// With `direct`, the coordinator may redirect to its object storage (docs/spec/runner-api.md, section 5.2), which
+    /// does not get the token (section 11.45). Other origins get the token only if the coordinator redirects the same
+    /// call there, for example from HTTP to HTTPS.
     ///
     /// # Errors
     /// [`ClientError`]. [`ClientError::Forbidden`] also means that there is no archive (404).
@@ -121,13 +122,15 @@ impl Client {
         direct: bool,
     ) -> Result<ArtifactDownload, ClientError> {
         const CALL: &str = "artifact download";
-        let mut call = self
-            .call(Method::GET, &format!("jobs/{job}/artifacts"))
-            .header("JOB-TOKEN", token)
-            .timeout(DOWNLOAD_TIMEOUT);
+        // The redirect policy of the other calls sends the token to all ports of the host, such as an object storage.
+        let http = self.transport.http_without_redirects()?;
+        let url = self.url(&format!("jobs/{job}/artifacts"));
+        let mut call = with_request_id(http.get(url)).header("JOB-TOKEN", token).timeout(DOWNLOAD_TIMEOUT);
         if direct {
             call = call.query(&[("direct_download", true)]);
         }
+        let api_path = format!("/api/v4/jobs/{job}/artifacts");
+        let mut sent_token = true;
         let mut response = send(CALL, call).await?;
         for _ in 0..MAX_REDIRECTS {
             if !response.status().is_redirection() {
@@ -137,8 +140,11 @@ impl Client {
                 call: CALL,
                 message: "redirect without a valid Location header".to_owned(),
             })?;
-            let mut call = self.transport.http().get(target.clone()).timeout(DOWNLOAD_TIMEOUT);
-            if target.origin() == self.base.origin() {
+            // Only a server that has the token may redirect it to another origin.
+            let is_same_call = may_follow(response.status(), &self.base, &target) && target.path().ends_with(&api_path);
+            sent_token = target.origin() == self.base.origin() || sent_token && is_same_call;
+            let mut call = http.get(target).timeout(DOWNLOAD_TIMEOUT);
+            if sent_token {
                 call = call.header("JOB-TOKEN", token);
             }
             response = send(CALL, call).await?;

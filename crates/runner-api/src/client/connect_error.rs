@@ -6,7 +6,7 @@ use url::Url;
 pub(super) fn describe(error: &reqwest::Error) -> String {
     let server = error.url().map(address).unwrap_or_default();
     let cause = if error.is_timeout() { "timeout".to_owned() } else { root_cause(error) };
-    format!("{server}: {}", known_cause(&cause).unwrap_or(&cause))
+    format!("{server}: {}", explanation_of(&cause).unwrap_or(&cause))
 }
 
 /// Returns scheme, host and port. Other parts of a URL may be secret.
@@ -22,7 +22,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
     root_cause.to_string()
 }
 
-fn known_cause(cause: &str) -> Option<&'static str> {
+fn explanation_of(cause: &str) -> Option<&'static str> {
     const KNOWN: [(&str, &str); 9] = [
         ("InvalidContentType", "the server does not use TLS: should the URL start with http://?"),
         (
@@ -50,7 +50,7 @@ mod tests {
     #[test]
     fn library_errors_have_readable_messages() {
         let name = "proto error: no records found for Query { name: Name(\"nosuch.invalid.\"), query_type: A, query_class: IN }";
-        assert_eq!(known_cause(name), Some("host not found: is the name correct?"));
-        assert_eq!(known_cause("Connection refused (os error 111)"), None, "the message is already readable");
+        assert_eq!(explanation_of(name), Some("host not found: is the name correct?"));
+        assert_eq!(explanation_of("Connection refused (os error 111)"), None, "the message is already readable");
     }
 }

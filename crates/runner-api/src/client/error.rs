@@ -50,11 +50,11 @@ pub enum ClientError {
     },
     /// The coordinator redirects to another URL of the same host, for the same call (docs/spec/runner-api.md, section
     /// 5.1).
-    #[error("{call}: the coordinator redirects to {to}")]
+    #[error("{call}: the coordinator redirects to {}{}", .to.origin().ascii_serialization(), .to.path())]
     Redirected {
         /// Name of the call.
         call: &'static str,
-        /// URL of the coordinator for the call.
+        /// URL of the coordinator for the call. May contain a password.
         to: Box<Url>,
     },
     /// The response violates the protocol, for example with a wrong content type.
@@ -95,7 +95,7 @@ impl ClientError {
             | Self::Protocol { message, .. }
             | Self::Request { message, .. }
             | Self::Setup(message) => message,
-            Self::Redirected { to, .. } => to.as_str(),
+            Self::Redirected { .. } => "the coordinator redirects to another URL",
         }
     }
 

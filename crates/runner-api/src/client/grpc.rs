@@ -1,7 +1,7 @@
 //! Job requests over gRPC (docs/spec/runner-api.md, section 7).
 //!
-//! Certificates, proxies and ages of connections are those of HTTP ([`super::transport`]). After any
-//! failure, the caller can repeat the request over HTTP, even after a gRPC error: a proxy may have sent it.
+//! Certificates, proxies and ages of connections are those of HTTP ([`super::transport`]). After any failure, the
+//! caller can repeat the request over HTTP. This includes gRPC errors, because a proxy may have sent the error.
 
 use std::error::Error;
 use std::task::{Context, Poll};
@@ -16,7 +16,7 @@ use tonic::Status;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::job_request::JobCall;
-use super::observe::{EndedCall, GRPC, REQUEST_ID, REQUEST_JOB};
+use super::observe::{EndedCall, GRPC, REQUEST_ID_HEADER, REQUEST_JOB};
 use super::reply::MAX_BODY_BYTES;
 use super::{Client, JobOffer, Progress, connect_error, redirect, reply};
 use crate::job_router::GetJobRequest;
@@ -30,7 +30,7 @@ pub(super) async fn request_job(client: &Client, call: &JobCall<'_>) -> Result<J
     let (status, request_id) = match &result {
         Ok((offer, headers)) => {
             let status = if offer.job.is_some() { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
-            (Some(status), reply::text_header(headers, REQUEST_ID))
+            (Some(status), reply::text_header(headers, REQUEST_ID_HEADER))
         }
         Err(_) => (None, None),
     };
@@ -68,7 +68,7 @@ fn add_metadata(metadata: &mut MetadataMap, token: &str) -> Result<(), Status> {
         MetadataValue::try_from(text).map_err(|_| Status::unknown("the runner token contains invalid characters"))
     };
     metadata.insert(header::AUTHORIZATION.as_str(), ascii(format!("Bearer {token}"))?);
-    metadata.insert(REQUEST_ID, ascii(uuid::Uuid::new_v4().simple().to_string())?);
+    metadata.insert(REQUEST_ID_HEADER, ascii(uuid::Uuid::new_v4().simple().to_string())?);
     Ok(())
 }
 

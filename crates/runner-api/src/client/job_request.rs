@@ -63,8 +63,8 @@ impl Client {
             return Err(ClientError::unreachable(CALL, error));
         }
         if let Some(pause) = self.grpc.record_failure(Instant::now()) {
-            let (url, pause_s) = (redirect::coordinator_url(self.base.clone()), pause.as_secs());
-            tracing::warn!(%url, error, pause_s, "failed to request a job over gRPC, using HTTP");
+            let (url, pause_s) = (redirect::configured_url(&self.base), pause.as_secs());
+            tracing::warn!(url, error, pause_s, "failed to request a job over gRPC, using HTTP");
         }
         if call.time_left().is_zero() {
             return Err(ClientError::unreachable(CALL, error));
@@ -80,8 +80,8 @@ impl Client {
         let is_accepted = matches!(response.status(), StatusCode::CREATED | StatusCode::NO_CONTENT);
         // Errors announce nothing, and redirects are only followed over HTTP.
         if is_accepted && self.grpc.set_announced(announced && honors_idempotency_key && !is_redirected) {
-            let url = redirect::coordinator_url(self.base.clone());
-            tracing::info!(%url, "coordinator supports gRPC, using it for job requests");
+            let url = redirect::configured_url(&self.base);
+            tracing::info!(url, "coordinator supports gRPC, using it for job requests");
         }
         let (job, text) = match response.status() {
             StatusCode::NO_CONTENT => (None, String::new()),

@@ -40,7 +40,7 @@ use grpc_switch::GrpcSwitch;
 pub use observe::{CallObserver, EndedCall};
 pub use progress::Progress;
 pub use reply::{JobOffer, TraceReply, UpdateReply};
-pub use tls::{TlsFiles, http_client};
+pub use tls::{TlsFiles, http_client, http_client_without_verification};
 pub use transport::ConnectionAge;
 use transport::Transport;
 
@@ -153,12 +153,12 @@ impl Client {
     }
 
     fn call_to(&self, method: Method, url: Url) -> RequestBuilder {
-        self.transport
-            .http()
-            .request(method, url)
-            .header("X-Request-Id", uuid::Uuid::new_v4().simple().to_string())
-            .timeout(CALL_TIMEOUT)
+        with_request_id(self.transport.http().request(method, url)).timeout(CALL_TIMEOUT)
     }
+}
+
+fn with_request_id(call: RequestBuilder) -> RequestBuilder {
+    call.header("X-Request-Id", uuid::Uuid::new_v4().simple().to_string())
 }
 
 /// Sends a request. A missing response is a transient error.

@@ -28,7 +28,7 @@ pub trait CallObserver: Debug + Send + Sync {
     fn ended(&self, call: &EndedCall);
 }
 
-pub(super) const REQUEST_ID: &str = "x-request-id";
+pub(super) const REQUEST_ID_HEADER: &str = "x-request-id";
 pub(super) const HTTP: &str = "http";
 
 // Name and method of each observed call.
@@ -55,7 +55,7 @@ impl Client {
         let answer = send(call, request).await;
         let took = started.elapsed();
         let status = answer.as_ref().ok().map(|answer| answer.status().as_u16());
-        let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), REQUEST_ID));
+        let id = answer.as_ref().ok().and_then(|answer| reply::text_header(answer.headers(), REQUEST_ID_HEADER));
         self.report_ended(EndedCall { endpoint, method, status, took }, HTTP, id.as_deref());
         answer
     }

@@ -50,11 +50,12 @@ pub(super) fn refusal_message(response: &Response) -> Option<String> {
     ))
 }
 
-/// Returns the URL as a user would configure it. Other parts may be secret.
-fn configured_url(url: &Url) -> String {
+/// Returns the URL as a user would configure it, without user name and password. Other parts may be secret.
+pub(super) fn configured_url(url: &Url) -> String {
     format!("{}{}", url.origin().ascii_serialization(), path_prefix(url))
 }
 
+/// Returns the URL of the coordinator of an API call, with user name and password. Must not be logged.
 pub(super) fn coordinator_url(mut url: Url) -> Url {
     let prefix = path_prefix(&url).to_owned();
     url.set_path(&prefix);
@@ -102,5 +103,7 @@ mod tests {
             assert_eq!(configured_url(&url), shown);
             assert_eq!(coordinator_url(url), Url::parse(shown).unwrap());
         }
+        let with_password = Url::parse("https://ci:pw@g.example/gitlab/api/v4/jobs/request").unwrap();
+        assert_eq!(configured_url(&with_password), "https://g.example/gitlab");
     }
 }

@@ -275,6 +275,46 @@ async fn follows_redirect_on_same_host_with_method_and_body() {
     }
 }
 
+/// Starts a server that answers with the token of the request. Returns its URL.
+async fn token_echo() -> (Url, tokio::task::JoinHandle<()>) {
+    let app = Router::new().fallback(any(async |headers: HeaderMap| {
+        headers.get("job-token").map_or_else(|| "none".to_owned(), |token| token.to_str().unwrap().to_owned())
+    }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = Url::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+    (url, tokio::spawn(async move { axum::serve(listener, app).await.unwrap() }))
+}
+
+#[tokio::test]
+async fn artifact_download_sends_token_only_to_the_coordinator() {
+    let (other_port, echo) = token_echo().await;
+    let other_port = other_port.as_str().trim_end_matches('/');
+    for (status, path, token) in [
+        (302, "/bucket/artifacts.zip", "none"),
+        (307, "/bucket/artifacts.zip", "none"),
+        (308, "/bucket/artifacts.zip", "none"),
+        (302, "/api/v4/jobs/7/artifacts", "none"),
+        // The coordinator redirects to its other port.
+        (308, "/api/v4/jobs/7/artifacts", "secret"),
+        (307, "/gitlab/api/v4/jobs/7/artifacts?direct_download=true", "secret"),
+        (307, "/api/v4/jobs/8/artifacts", "none"),
+    ] {
+        let (client, front) = server_with_response(status, &[("Location", &format!("{other_port}{path}"))], "").await;
+        let download = client.download_artifact(JOB, "secret", true).await.unwrap();
+        let seen: Vec<Bytes> = download.body.try_collect().await.unwrap();
+        assert_eq!(seen.concat(), token.as_bytes(), "{status} to {path}");
+        front.abort();
+    }
+    echo.abort();
+}
+
+#[test]
+fn redirect_error_hides_password() {
+    let to = Box::new(Url::parse("https://ci:pw@g.example/gitlab").unwrap());
+    let error = ClientError::Redirected { call: "artifact upload", to };
+    assert_eq!(error.to_string(), "artifact upload: the coordinator redirects to https://g.example/gitlab");
+}
+
 #[tokio::test]
 async fn rejects_redirect_to_other_host_and_names_it() {
     let (_coordinator, served, _) = coordinator().await;

@@ -83,14 +83,22 @@ impl TlsFiles {
             .map_err(|error| failed(&error))?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(Verifier { default_verifier, trusted }));
-        match (&self.certificate, &self.key) {
-            (Some(certificate), Some(key)) => {
+        match self.client_certificate()? {
+            Some((certificate, key)) => {
                 let chain = certificates(certificate)?;
                 let parsed =
                     PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| unusable(key, &error.to_string()))?;
                 config.with_client_auth_cert(chain, parsed).map_err(|error| unusable(certificate, &error.to_string()))
             }
-            (None, None) => Ok(config.with_no_client_auth()),
+            None => Ok(config.with_no_client_auth()),
+        }
+    }
+
+    /// Returns the files of the client certificate and its key. `None` means that there is no client certificate.
+    fn client_certificate(&self) -> Result<Option<(&Path, &Path)>, ClientError> {
+        match (&self.certificate, &self.key) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) => Ok(None),
             (Some(path), None) => Err(unusable(path, "missing key for this certificate: set tls-key-file")),
             (None, Some(path)) => Err(unusable(path, "missing certificate for this key: set tls-cert-file")),
         }
@@ -110,6 +118,18 @@ pub fn http_client(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError
         Some(config) => builder.use_preconfigured_tls(config),
         None => builder,
     })
+}
+
+/// Returns a builder for a client that accepts any certificate of a server, and has the client certificate of `tls`.
+///
+/// # Errors
+/// [`ClientError::Setup`] with the name of an invalid file.
+pub fn http_client_without_verification(tls: &TlsFiles) -> Result<reqwest::ClientBuilder, ClientError> {
+    let builder = reqwest::Client::builder().http1_only().danger_accept_invalid_certs(true);
+    let Some((certificate, key)) = tls.client_certificate()? else { return Ok(builder) };
+    let pem = [read(key)?, b"\n".to_vec(), read(certificate)?].concat();
+    let identity = reqwest::Identity::from_pem(&pem).map_err(|error| unusable(certificate, &error_chain(&error)))?;
+    Ok(builder.identity(identity))
 }
 
 /// Returns whether the system has certificates. Cached, because reading them is slow.

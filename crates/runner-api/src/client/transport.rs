@@ -57,9 +57,16 @@ type Stamps = [Option<Stamp>; 3];
 #[derive(Debug)]
 struct Current {
     http: reqwest::Client,
+    http_without_redirects: Option<reqwest::Client>,
     grpc: Option<reqwest::Client>,
     created: Instant,
     stamps: Stamps,
+}
+
+impl Current {
+    fn new(http: reqwest::Client, stamps: Stamps) -> Self {
+        Self { http, http_without_redirects: None, grpc: None, created: Instant::now(), stamps }
+    }
 }
 
 #[derive(Debug)]
@@ -77,8 +84,7 @@ impl Transport {
     /// [`ClientError::Setup`].
     pub(super) fn new(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
-        let current =
-            Current { http: build(&base, &tls, age, Protocol::Http)?, grpc: None, created: Instant::now(), stamps };
+        let current = Current::new(build(&base, &tls, age, Protocol::Http)?, stamps);
         Ok(Self { base, tls, age, current: Mutex::new(current) })
     }
 
@@ -92,14 +98,27 @@ impl Transport {
             tracing::error!(%error, "failed to read the runner's certificates; they are read again when they change");
             build(&base, &TlsFiles::default(), age, Protocol::Http)
         })?;
-        let current = Mutex::new(Current { http, grpc: None, created: Instant::now(), stamps });
-        Ok(Self { base, tls, age, current })
+        Ok(Self { base, tls, age, current: Mutex::new(Current::new(http, stamps)) })
     }
 
     pub(super) fn http(&self) -> reqwest::Client {
         let mut current = self.current.lock();
         self.refresh(&mut current);
         current.http.clone()
+    }
+
+    /// Returns the client for the next call whose redirects the caller follows.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`].
+    pub(super) fn http_without_redirects(&self) -> Result<reqwest::Client, ClientError> {
+        let mut current = self.current.lock();
+        self.refresh(&mut current);
+        if let Some(http) = &current.http_without_redirects {
+            return Ok(http.clone());
+        }
+        let http = build(&self.base, &self.tls, self.age, Protocol::HttpWithoutRedirects)?;
+        Ok(current.http_without_redirects.insert(http).clone())
     }
 
     /// Returns the client for the next gRPC call.
@@ -123,7 +142,7 @@ impl Transport {
             current.stamps = stamps;
             current.created = Instant::now();
             match build(&self.base, &self.tls, self.age, Protocol::Http) {
-                Ok(http) => (current.http, current.grpc) = (http, None),
+                Ok(http) => *current = Current::new(http, stamps),
                 Err(error) => {
                     tracing::warn!(%error, "failed to reload the runner's certificates, keeping the previous ones")
                 }
@@ -140,6 +159,7 @@ fn stamps(tls: &TlsFiles) -> Stamps {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Protocol {
     Http,
+    HttpWithoutRedirects,
     /// HTTP/2 without negotiation.
     Grpc,
 }
@@ -156,6 +176,7 @@ fn build(base: &Url, tls: &TlsFiles, age: ConnectionAge, protocol: Protocol) -> 
         .referer(false);
     http = match protocol {
         Protocol::Http => http.http1_only().redirect(redirect::policy()),
+        Protocol::HttpWithoutRedirects => http.http1_only().redirect(Policy::none()),
         Protocol::Grpc => http
             .http2_prior_knowledge()
             .http2_keep_alive_interval(GRPC_KEEPALIVE_INTERVAL)

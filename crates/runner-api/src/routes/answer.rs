@@ -43,7 +43,8 @@ impl Refusal {
 }
 
 impl Refusal {
-    pub(super) fn logged_code(&self) -> StatusCode {
+    /// Returns the status for the error, and logs a server error.
+    pub(super) fn log_and_get_code(&self) -> StatusCode {
         let code = self.code();
         if code.is_server_error() {
             tracing::error!(error = %self.0, "runner API call failed");
@@ -54,7 +55,7 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let code = self.logged_code();
+        let code = self.log_and_get_code();
         let message = format!("{} {}", code.as_u16(), code.canonical_reason().unwrap_or_default());
         let message = match &self.0 {
             ServiceError::Forbidden { .. } => message,

@@ -62,7 +62,7 @@ fn bearer(metadata: &MetadataMap) -> Option<&str> {
 }
 
 fn status(refusal: Refusal) -> tonic::Status {
-    tonic::Status::new(job_router::code(refusal.logged_code()), refusal.0.to_string())
+    tonic::Status::new(job_router::code(refusal.log_and_get_code()), refusal.0.to_string())
 }
 
 pub(super) fn announce(headers: &mut HeaderMap) {

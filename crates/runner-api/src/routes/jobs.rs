@@ -69,8 +69,8 @@ pub(super) async fn append_trace(
     Ok(response)
 }
 
-/// Returns the start in `<start>-<end>`, without unit and total. The end is inclusive (docs/spec/runner-api.md, section
-/// 11.9), but not checked.
+/// Returns the start in a text `<start>-<end>`, which has neither a unit nor a total. The end is inclusive
+/// (docs/spec/runner-api.md, section 11.9), and may be any number.
 fn range_start(text: &str) -> Option<u64> {
     let (start, end) = text.split_once('-')?;
     end.parse::<u64>().ok()?;

@@ -35,7 +35,7 @@ async fn secrets_of_both_engines_are_read_with_the_id_token_of_the_job() {
 }
 
 #[tokio::test]
-async fn refusals_of_the_server_name_the_remedy_and_no_token() {
+async fn refused_request_has_an_error_with_the_remedy_and_no_token() {
     let Some(server) = OpenBao::start() else { return };
     prepare(&server, "");
     let token = server.id_token("group/project");

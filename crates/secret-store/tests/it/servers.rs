@@ -90,10 +90,10 @@ async fn request_to_unavailable_server_is_retried() {
     let sealed = answer("503 Service Unavailable", "", r#"{"errors": ["Vault is sealed"]}"#);
     let answers = vec![sealed.clone(), answer("200 OK", "", TOKEN), sealed.clone(), answer("200 OK", "", VALUE)];
     let (url, _requests) = serve(answers).await;
-    let repeated = VaultOptions { max_retries: 1, ..options() };
-    assert_eq!(fetch(&repeated, &secret(&url, "the.id.token", "kv-v2", "kv")).await.unwrap(), "two");
+    let with_retry = VaultOptions { max_retries: 1, ..options() };
+    assert_eq!(fetch(&with_retry, &secret(&url, "the.id.token", "kv-v2", "kv")).await.unwrap(), "two");
     let (url, _requests) = serve(vec![sealed.clone(), sealed]).await;
-    let error = fetch(&repeated, &secret(&url, "the.id.token", "kv-v2", "kv")).await.unwrap_err();
+    let error = fetch(&with_retry, &secret(&url, "the.id.token", "kv-v2", "kv")).await.unwrap_err();
     assert!(error.is_external() && error.to_string().contains("status code 503: Vault is sealed"), "{error}");
 }
 

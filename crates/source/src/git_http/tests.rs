@@ -86,3 +86,37 @@ async fn request_that_is_too_large_after_decompression_is_rejected() {
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
+
+/// A client that uses version 0 of the protocol can send many commits that both sides have, and git answers each one at
+/// once.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_negotiation_of_protocol_version_0_is_answered() {
+    use tokio::io::AsyncReadExt as _;
+    const COMMITS: usize = 5000;
+    let home = tempfile::tempdir().unwrap();
+    let app = repository(home.path());
+    let snapshot = Snapshot::take(&app, &home.path().join("store")).unwrap();
+    snapshot.pin(7000, Some("refs/heads/main")).unwrap();
+    let address = serve(&snapshot).await;
+
+    let sha = &snapshot.sha;
+    let wants = format!("0045want {sha} multi_ack_detailed\n0000");
+    let request = format!("{wants}{}0000", format!("0032have {sha}\n").repeat(COMMITS));
+    let login = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:right"));
+    let head = format!(
+        "POST /group/app.git/git-upload-pack HTTP/1.0\r\nhost: {address}\r\nauthorization: Basic {login}\r\n\
+         content-length: {}\r\n\r\n",
+        request.len()
+    );
+    let exchange = async {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let answer = tokio::time::timeout(std::time::Duration::from_secs(60), exchange).await.expect("no answer");
+    assert!(answer.starts_with("HTTP/1.0 200 "), "{answer}");
+    assert_eq!(answer.matches(&format!("ACK {sha} common\n")).count(), COMMITS);
+}

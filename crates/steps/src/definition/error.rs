@@ -9,7 +9,7 @@ pub enum StepFileError {
     /// The file is not valid YAML.
     #[error(transparent)]
     Yaml(#[from] YamlError),
-    /// The file does not have two documents. The value is a key of the first document other than `spec`, if it has one.
+    /// The file does not have two documents. Contains a key other than `spec` in the first document, if there is one.
     #[error(
         "a step file must have two documents, separated by `---`: the specification and the definition{}",
         .0.as_ref().map(|key| format!("; field `{key}` not found in the specification")).unwrap_or_default()

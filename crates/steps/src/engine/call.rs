@@ -84,7 +84,7 @@ impl UserSteps<'_> {
                     Target::Remote(step) => {
                         // Boxed, because the future is large.
                         let fetched = Box::pin(self.fetch(&step.source)).await;
-                        let dir = fetched.map_err(|error| self.fetch_failed(entry, error))?.join(step.dir);
+                        let dir = fetched.map_err(|error| self.fetch_error(entry, error))?.join(step.dir);
                         (load(&dir, &step.names).await?, dir)
                     }
                 };
@@ -145,7 +145,7 @@ impl UserSteps<'_> {
         let text = match &entry.call {
             Call::Script(_) => return Ok((Target::Script, self.check_policy(&StepReference::Script)?)),
             Call::Remote(location) => {
-                let step = self.located(location, scope)?;
+                let step = self.step_at(location, scope)?;
                 let limits = self.check_policy(&step.reference())?;
                 return Ok((Target::Remote(step), limits));
             }
@@ -180,19 +180,18 @@ impl UserSteps<'_> {
     /// Returns the step that a step file in `base` calls, in the form that a policy uses. A local step in the project
     /// is relative to the project.
     ///
-    /// `None` means that the step needs no rule: it was fetched together with its caller, from outside of the project.
+    /// `None` means that the step needs no rule, because it came with its caller from outside of the project: in the same
+    /// repository or image, or below the caller's directory on the machine.
     fn as_called(&self, step: StepReference, base: &Path) -> Option<StepReference> {
         let StepReference::Local { path } = &step else { return Some(step) };
         // In the legacy dialect, an empty base is the directory of the agent.
         let base = if base.as_os_str().is_empty() { Path::new("/proc/self/cwd") } else { base };
         let absolute = clean(&base.join(path));
+        let is_from_outside = !base.starts_with(self.work_dir) && base != Path::new("/proc/self/cwd");
+        let source = || self.remote.source_dir(base).unwrap_or_else(|| base.to_owned());
         let path = match absolute.strip_prefix(self.work_dir) {
             Ok(inside) => Path::new(".").join(inside),
-            Err(_)
-                if path.starts_with('.') && !base.starts_with(self.work_dir) && base != Path::new("/proc/self/cwd") =>
-            {
-                return None;
-            }
+            Err(_) if path.starts_with('.') && is_from_outside && absolute.starts_with(source()) => return None,
             Err(_) => absolute,
         };
         Some(StepReference::Local { path: path.to_string_lossy().into_owned() })
@@ -287,7 +286,7 @@ impl UserSteps<'_> {
     ) -> Result<Map<String, Value>, StepError> {
         let Invocation { file, dir, inputs, env, depth, path, .. } = invocation;
         let files = self
-            .value_files()
+            .create_value_files()
             .map_err(|error| StepError::System(format!("failed to create the output file: {error}")))?;
         let mut frame = Frame {
             dir,

@@ -151,11 +151,11 @@ impl<J: Job> Engine<J> {
                 reason = target.lost() => return Err(lost_error(&reason)),
                 cause = cancellation.stop.stopped(), if stopped.is_none() => {
                     stopped = Some((cause, Instant::now() + STOP_TIMEOUT));
-                    is_ok_or_logged(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
+                    ok_or_log(timeout(CALL_TIMEOUT, async { target.reach().await?.stop(&request.id, cause).await }).await);
                 }
                 () = async { cancellation.cancel.cancelled().await; sleep_until(next_cancel).await }, if !canceled && stopped.is_none() => {
                     canceled =
-                        is_ok_or_logged(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
+                        ok_or_log(timeout(CALL_TIMEOUT, async { target.reach().await?.cancel(&request.id).await }).await);
                     next_cancel = Instant::now() + CANCEL_RETRY_DELAY;
                 }
                 cause = stop_timeout(stopped) => return Err(Failure::Stopped(cause)),
@@ -165,7 +165,7 @@ impl<J: Job> Engine<J> {
 }
 
 /// Returns whether a call succeeded. Logs the error of a failed call.
-fn is_ok_or_logged(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
+fn ok_or_log(result: Result<Result<(), AgentError>, tokio::time::error::Elapsed>) -> bool {
     match &result {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "failed to end the job at the agent of a step"),

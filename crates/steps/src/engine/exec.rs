@@ -30,7 +30,7 @@ pub(super) struct ValueFiles {
 }
 
 impl UserSteps<'_> {
-    pub(super) fn value_files(&self) -> io::Result<ValueFiles> {
+    pub(super) fn create_value_files(&self) -> io::Result<ValueFiles> {
         let file = || tempfile::Builder::new().prefix("step-file-").tempfile_in(self.temp_dir);
         Ok(ValueFiles { output: file()?, export: file()? })
     }
@@ -68,7 +68,7 @@ impl UserSteps<'_> {
                 StepError::Step(format!("exec: exec: {program:?}: executable file not found in $PATH"))
             })?
         };
-        self.process(program, words.map(Into::into).collect(), &frame.env, dir, None, result).await
+        self.run_process(program, words.map(Into::into).collect(), &frame.env, dir, None, result).await
     }
 
     /// Runs a script in a shell, which reads the text from standard input, because other users can read arguments
@@ -83,10 +83,10 @@ impl UserSteps<'_> {
         let shell = shell.ok_or_else(|| StepError::Step(shell_not_found(&["bash", "sh"], self.image)))?;
         *result = Some(ExecResult::new(vec![shell.display().to_string()], self.work_dir));
         let stdin = format!("eval '{}' </dev/null\n", text.replace('\'', r"'\''"));
-        self.process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes()), result).await
+        self.run_process(shell, Vec::new(), env, self.work_dir.to_owned(), Some(stdin.into_bytes()), result).await
     }
 
-    async fn process(
+    async fn run_process(
         &self,
         program: PathBuf,
         args: Vec<OsString>,

@@ -78,7 +78,7 @@ fn combinations(mapping: &Map<String, Value>, scope: &Scope) -> Result<Vec<Map<S
             Value::Array(values) if !values.iter().any(|value| value.is_array() || value.is_object()) => values,
             _ => return Err(StepError::Step(format!("matrix: {name:?} must be a list of texts, numbers or booleans"))),
         };
-        // Checked before the product is computed, because outputs determine the size of the lists.
+        // Checked before the product is computed, because a list can be an output of a step, of any length.
         if found.len().saturating_mul(values.len()) > MAX_RUNS {
             return Err(too_many());
         }

@@ -140,7 +140,7 @@ pub trait Job: Send + Sync + 'static {
         None
     }
 
-    /// Returns how much of the timeout for getting the sources an earlier step has used up.
+    /// Returns how long an earlier step took to get sources. The timeout for getting the sources includes this time.
     fn sources_time(&self) -> Duration {
         Duration::ZERO
     }
@@ -275,7 +275,9 @@ impl<J: Job> Engine<J> {
             measure_usage(network, running).await
         };
         self.set_state(step, StepState::from_end(failure.is_none()));
-        if failure.is_some() && step.is_by_author() && self.job.processes().exceeded_memory_limit() {
+        // Also called after a success, so that the message never appears at a later step.
+        let exceeded_memory_limit = step.is_by_author() && self.job.processes().has_new_oom_kills();
+        if failure.is_some() && exceeded_memory_limit {
             self.print(&style::error(
                 "a process of the job was killed because it exceeded the memory limit of the runner's step policy",
             ));

@@ -85,11 +85,11 @@ pub(super) struct PausableStep<'p> {
     pub(super) details: &'p Details,
 }
 
-type StepResult = Result<Map<String, Value>, StepError>;
+type CallResult = Result<Map<String, Value>, StepError>;
 
 impl PausableStep<'_> {
     /// Pauses before the step, if there is a breakpoint. Returns a result if the step must not run.
-    pub(super) async fn before(&self) -> Option<StepResult> {
+    pub(super) async fn before(&self) -> Option<CallResult> {
         match self.pause(None).await {
             Verdict::Continue => None,
             Verdict::Skip => {
@@ -102,7 +102,7 @@ impl PausableStep<'_> {
     }
 
     /// Pauses after the step, if there is a breakpoint. Returns the new result of the step.
-    pub(super) async fn after(&self, result: StepResult) -> StepResult {
+    pub(super) async fn after(&self, result: CallResult) -> CallResult {
         if matches!(&result, Err(error) if matches!(error.cause(), StepError::Stopped(_))) {
             return result;
         }
@@ -114,7 +114,7 @@ impl PausableStep<'_> {
         }
     }
 
-    async fn pause(&self, result: Option<&StepResult>) -> Verdict {
+    async fn pause(&self, result: Option<&CallResult>) -> Verdict {
         let Self { steps, invocation, frame, details } = *self;
         // Only the outermost list has an empty path.
         let Some(debugger) = steps.debugger.filter(|_| !frame.path.is_empty()) else { return Verdict::Continue };

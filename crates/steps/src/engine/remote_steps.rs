@@ -1,9 +1,10 @@
 //! Fetches the remote steps of a `run:` list, and obeys the lock file of the checkout (docs/spec/steps.md, sections 2.7 and 2.8).
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use muster_files::Limit;
+use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::inputs::expression_error;
@@ -24,15 +25,24 @@ pub(super) struct RemoteSteps {
     /// apply.
     lock: tokio::sync::OnceCell<Option<StepLock>>,
     fetched: tokio::sync::Mutex<HashMap<Source, PathBuf>>,
+    /// Directories of the fetched sources.
+    dirs: Mutex<Vec<PathBuf>>,
+}
+
+impl RemoteSteps {
+    /// Returns the directory of the fetched source that contains `path`.
+    pub(super) fn source_dir(&self, path: &Path) -> Option<PathBuf> {
+        self.dirs.lock().iter().find(|dir| path.starts_with(dir)).cloned()
+    }
 }
 
 impl UserSteps<'_> {
     /// Reads the lock file, before a step can change it.
     pub(super) async fn read_lock_file(&self) -> Result<(), StepError> {
-        self.remote.lock.get_or_try_init(async || self.lock_file().await).await.map(drop)
+        self.remote.lock.get_or_try_init(async || self.load_lock_file().await).await.map(drop)
     }
 
-    async fn lock_file(&self) -> Result<Option<StepLock>, StepError> {
+    async fn load_lock_file(&self) -> Result<Option<StepLock>, StepError> {
         if !self.obeys_lock_file {
             return Ok(None);
         }
@@ -48,7 +58,7 @@ impl UserSteps<'_> {
         let failed = |message: String| StepError::Fetch { source_name: source.to_string(), message };
         self.read_lock_file().await?;
         let pin = match self.remote.lock.get().and_then(Option::as_ref) {
-            Some(lock) => Some(lock.digest(source).ok_or_else(|| failed(not_locked()))?),
+            Some(lock) => Some(lock.digest(source).ok_or_else(|| failed(not_locked_message()))?),
             None => None,
         };
         let Some(port) = &self.step_source else {
@@ -78,6 +88,7 @@ impl UserSteps<'_> {
         }
         self.report(source, &result);
         fetched.insert(source.clone(), result.dir.clone());
+        self.remote.dirs.lock().push(result.dir.clone());
         Ok(result.dir)
     }
 
@@ -103,7 +114,7 @@ impl UserSteps<'_> {
     /// Returns the step at a location.
     ///
     /// In the legacy dialect (step-runner 0.11.0), only the URL of a Git repository can have expressions.
-    pub(super) fn located(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
+    pub(super) fn step_at(&self, location: &Location, scope: &Scope) -> Result<RemoteStep, StepError> {
         let expand = |text: &String| {
             let site = "failed to load: fetching step: interpolating reference";
             scope.expand_text(text).map_err(expression_error(site))
@@ -143,7 +154,7 @@ impl UserSteps<'_> {
     /// Returns the error of an entry whose source could not be fetched.
     ///
     /// In step-runner 0.11.0, a separate step fetches an image and prints the error (docs/spec/steps.md, section 2.8).
-    pub(super) fn fetch_failed(&self, entry: &StepEntry, error: StepError) -> StepError {
+    pub(super) fn fetch_error(&self, entry: &StepEntry, error: StepError) -> StepError {
         match error {
             StepError::Fetch { .. } if self.is_legacy() && matches!(entry.call, Call::Remote(Location::Oci { .. })) => {
                 self.log.write(Stream::Runner, style::error(&error.to_string()).as_bytes());
@@ -154,6 +165,6 @@ impl UserSteps<'_> {
     }
 }
 
-fn not_locked() -> String {
+fn not_locked_message() -> String {
     format!("{LOCK_FILE} does not name this step; run `muster step lock` and commit the file")
 }

@@ -113,7 +113,8 @@ impl UserSteps<'_> {
         }
     }
 
-    /// Returns the record, or only its reference if the list has reached its memory limit for records.
+    /// Returns the record. If the list has reached its memory limit for records, the record has only the step's
+    /// reference.
     pub(super) fn limit_record(&self, record: CallRecord) -> CallRecord {
         if self.development.is_some_and(|development| development.full_records) {
             return record;

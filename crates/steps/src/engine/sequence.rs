@@ -56,7 +56,7 @@ struct EndedStep {
     result: Result<Map<String, Value>, StepError>,
 }
 
-/// Position of the step in its group, the ended step, and its exports.
+/// Position of the run among the runs of its group, the ended step, and its exports.
 type ParallelEnd = (usize, EndedStep, Arc<Mutex<IndexMap<String, String>>>);
 
 type ParallelFuture<'f> = Pin<Box<dyn Future<Output = ParallelEnd> + Send + 'f>>;
@@ -261,7 +261,7 @@ impl<'s> Sequence<'s> {
             path: self.frame.path.clone(),
             ..self.frame
         };
-        match is_met(entry, &frame, steps) {
+        match is_condition_met(entry, &frame, steps) {
             Ok(true) => {}
             Ok(false) => {
                 let condition = entry.extension.condition.as_ref().map(to_text).unwrap_or_default();
@@ -380,7 +380,7 @@ fn is_stop(error: &StepError) -> bool {
     matches!(error.cause(), StepError::Stopped(_))
 }
 
-fn is_met(entry: &StepEntry, frame: &Frame<'_>, steps: &UserSteps<'_>) -> Result<bool, StepError> {
+fn is_condition_met(entry: &StepEntry, frame: &Frame<'_>, steps: &UserSteps<'_>) -> Result<bool, StepError> {
     let Some(condition) = &entry.extension.condition else { return Ok(true) };
     steps.scope(frame).expand(condition).map(|value| truthy(&value)).map_err(expression_error("if"))
 }

@@ -42,11 +42,11 @@ struct State {
     current: usize,
     /// Whether a task copies the file of `current` to the log. If not, output of `current` is written immediately.
     is_replayed: bool,
-    steps: Vec<Waiting>,
+    steps: Vec<WaitingOutput>,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingOutput {
     file: Option<File>,
     /// Size of the file in bytes.
     written: u64,
@@ -69,7 +69,7 @@ enum Record<'r> {
 
 impl Turns {
     pub(super) fn new(inner: Arc<dyn Log>, temp_dir: PathBuf, steps: usize) -> Arc<Self> {
-        let steps = std::iter::repeat_with(Waiting::default).take(steps).collect();
+        let steps = std::iter::repeat_with(WaitingOutput::default).take(steps).collect();
         Arc::new(Self { inner, temp_dir, state: Mutex::new(State { current: 0, is_replayed: false, steps }) })
     }
 
@@ -169,7 +169,7 @@ impl State {
     }
 }
 
-impl Waiting {
+impl WaitingOutput {
     fn add(&mut self, record: Record<'_>, temp_dir: &Path) -> io::Result<()> {
         if self.is_full {
             return Ok(());

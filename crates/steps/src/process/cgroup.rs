@@ -86,12 +86,13 @@ impl Cgroup {
     /// Returns whether processes can start in a child of the cgroup, and can be killed with it. Old kernels lack these
     /// abilities.
     pub(super) fn is_usable(&self) -> bool {
-        let Some(probe) = self.child("probe") else { return false };
+        let Some(probe) = self.create_child("probe") else { return false };
         let is_usable = File::open(&probe.0).is_ok_and(|directory| can_start_in(&directory)) && probe.kill().is_ok();
         probe.remove();
         is_usable
     }
 
+    /// Opens a child. Creates it if it does not exist.
     pub(super) fn open_child(&self, name: &str) -> io::Result<(Self, File)> {
         let path = self.0.join(name);
         let directory = match File::open(&path) {
@@ -104,7 +105,8 @@ impl Cgroup {
         Ok((Self(path), directory))
     }
 
-    pub(super) fn child(&self, name: &str) -> Option<Self> {
+    /// Creates a child, unless it exists. Only logs an error.
+    pub(super) fn create_child(&self, name: &str) -> Option<Self> {
         let path = self.0.join(name);
         match fs::create_dir_all(&path) {
             Ok(()) => Some(Self(path)),

@@ -9,7 +9,7 @@
 //!
 //! A process joins its cgroups and namespaces before it executes its program, so that no child can escape.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::iter::successors;
@@ -28,7 +28,8 @@ const CPU_PERIOD_US: u64 = 100_000;
 /// Name prefix of the version 2 cgroups of rules, to distinguish them from the cgroups of process sets, whose names
 /// begin with a number.
 const RULE_PREFIX: &str = "rule-";
-static LIMITED_RULES: AtomicU64 = AtomicU64::new(0);
+/// Number in the name of the next cgroup of a rule.
+static NEXT_RULE_CGROUP: AtomicU64 = AtomicU64::new(0);
 
 tokio::task_local! {
     /// Positions of the rules that limit processes started now, outermost first. Has no value if no limits apply.
@@ -68,6 +69,9 @@ pub(super) struct JobLimits {
     all: Option<Arc<Limits>>,
     /// Limits of steps, by the positions of the rules for the step and the steps around it, outermost first.
     by_rules: HashMap<Vec<usize>, Arc<Limits>>,
+    /// Sum of the kills that the cgroups of all limits had counted at the last call of
+    /// [`Processes::has_new_oom_kills`].
+    known_oom_kills: u64,
 }
 
 #[derive(Debug, Default)]
@@ -95,8 +99,8 @@ impl Limits {
         let parent = outer.as_ref().and_then(|outer| outer.unified.as_ref()).or(job);
         let unified = match (parent, &outer) {
             (Some(parent), Some(_)) if limits_resources => {
-                let number = LIMITED_RULES.fetch_add(1, Ordering::Relaxed);
-                parent.child(&format!("{RULE_PREFIX}{number}"))
+                let number = NEXT_RULE_CGROUP.fetch_add(1, Ordering::Relaxed);
+                parent.create_child(&format!("{RULE_PREFIX}{number}"))
             }
             (parent, _) => parent.cloned(),
         };
@@ -180,13 +184,13 @@ impl Limits {
         join.extend(self.joined.iter().map(open).collect::<io::Result<Vec<_>>>()?);
         Ok(Restrictions { join, namespaces: self.namespaces, file_bytes: self.values.file_bytes, open_files: None })
     }
+}
 
-    fn oom_kill_count(&self) -> u64 {
-        let Some(directory) = &self.memory else { return 0 };
-        let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(directory.join(name)));
-        let text = files.into_iter().find_map(Result::ok).unwrap_or_default();
-        text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
-    }
+/// Returns the number of processes that the kernel killed because of the memory limit of a cgroup.
+fn oom_kill_count(cgroup: &Path) -> u64 {
+    let files = ["memory.events", "memory.oom_control"].map(|name| fs::read_to_string(cgroup.join(name)));
+    let text = files.into_iter().find_map(Result::ok).unwrap_or_default();
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
 impl JobLimits {
@@ -249,11 +253,14 @@ impl Processes {
         Ok(RULES.scope(rules, work).await)
     }
 
-    /// Returns whether a process was killed because of a memory limit of the step policy.
+    /// Returns whether a process was killed because of a memory limit of the step policy since the previous call.
     #[must_use]
-    pub fn exceeded_memory_limit(&self) -> bool {
-        let limits = self.limits.lock();
-        limits.all.iter().chain(limits.by_rules.values()).any(|limits| limits.oom_kill_count() > 0)
+    pub fn has_new_oom_kills(&self) -> bool {
+        let mut limits = self.limits.lock();
+        let cgroups: BTreeSet<_> =
+            limits.all.iter().chain(limits.by_rules.values()).filter_map(|limits| limits.memory.as_deref()).collect();
+        let count: u64 = cgroups.into_iter().map(oom_kill_count).sum();
+        count > std::mem::replace(&mut limits.known_oom_kills, count)
     }
 
     /// Returns whether the current limits deny network access to a process started now.

@@ -126,7 +126,7 @@ impl ProcessManager {
     /// # Errors
     /// The error of the recorder.
     pub fn new_job(self: &Arc<Self>, id: &str, nonce: &str, recorder: ProcessRecorder) -> io::Result<Processes> {
-        let cgroup = self.cgroups.as_ref().and_then(|cgroups| cgroups.child(&format!("job-{id}-{nonce}")));
+        let cgroup = self.cgroups.as_ref().and_then(|cgroups| cgroups.create_child(&format!("job-{id}-{nonce}")));
         let tag = format!("{id}/{nonce}");
         let record =
             ProcessRecord::Job { tag: tag.clone(), cgroup: cgroup.as_ref().map(|cgroup| cgroup.path().to_owned()) };

@@ -123,7 +123,7 @@ impl Processes {
         Ok(ended)
     }
 
-    /// Consumes `command`, to free its environment and input while the process runs.
+    /// Starts the process. Consumes `command`, to free its environment and input while the process runs.
     fn start(&self, command: Command, log: &Arc<dyn Log>, set: &ProcessSet) -> Result<StartedProcess, RunError> {
         let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
         // A single pipe keeps the order of standard output and standard error.
@@ -133,8 +133,8 @@ impl Processes {
             None => write_end.try_clone(),
         };
         // A process that must be moved into a cgroup waits for its input until it was moved.
-        let is_moved = self.slot.as_ref().is_some_and(|slot| slot.must_move(self.cgroup.as_ref()));
-        let (stdin, feed) = input(command.stdin.as_deref(), is_moved).map_err(failed)?;
+        let must_move = self.slot.as_ref().is_some_and(|slot| slot.must_move(self.cgroup.as_ref()));
+        let (stdin, feed) = input(command.stdin.as_deref(), must_move).map_err(failed)?;
         // Dropping this list closes our write ends, so that the pipe can reach its end.
         let stdio = [stdin, output.map_err(failed)?, write_end];
         let (pid, report) = {

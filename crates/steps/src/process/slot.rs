@@ -161,7 +161,8 @@ impl SlotCgroup {
         self.hierarchies.iter().any(|hierarchy| !(hierarchy.is_v2 && start_cgroup.is_some()))
     }
 
-    /// Moves a process into the job's cgroups, except `start_cgroup`, in which it was started.
+    /// Moves a process into the job's cgroups. A process that was started in the version 2 cgroup `start_cgroup` stays
+    /// in that cgroup.
     ///
     /// Only logs an error, because the job can run without its share.
     pub(super) fn add(&self, pid: i32, start_cgroup: Option<&Cgroup>) {

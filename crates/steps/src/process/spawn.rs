@@ -116,7 +116,7 @@ pub(super) fn spawn_in(
         c_string(OsStr::new(&format!("{uid} {uid} 1")))?,
         c_string(OsStr::new(&format!("{gid} {gid} 1")))?,
     ];
-    let child = Child {
+    let child = ChildSetup {
         file: file.as_ptr(),
         args: args.as_ptr(),
         env: env.as_ptr(),
@@ -181,7 +181,7 @@ struct CloneArgs {
 }
 
 /// Pointers and numbers for the child, which must not allocate memory.
-struct Child {
+struct ChildSetup {
     file: *const c_char,
     args: *const *const c_char,
     env: *const *const c_char,
@@ -201,7 +201,7 @@ struct Child {
 ///
 /// # Safety
 /// The pointers of `child` must be valid, and its lists must end with a null pointer.
-unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
+unsafe fn clone_into(cgroup: Option<&File>, child: &ChildSetup) -> io::Result<i32> {
     let number = |number: c_int| u64::try_from(number).map_err(io::Error::other);
     let namespaces = match child.namespaces {
         Namespaces::Shared => 0,
@@ -234,7 +234,7 @@ unsafe fn clone_into(cgroup: Option<&File>, child: &Child) -> io::Result<i32> {
 ///
 /// # Safety
 /// As for [`clone_into`].
-unsafe fn execute(child: &Child) -> ! {
+unsafe fn execute(child: &ChildSetup) -> ! {
     // SAFETY: the caller guarantees that the pointers are valid. The set of signals is initialized before its use.
     unsafe {
         let mut signals = std::mem::zeroed::<libc::sigset_t>();
@@ -262,7 +262,7 @@ unsafe fn execute(child: &Child) -> ! {
 ///
 /// # Safety
 /// As for [`execute`].
-unsafe fn restrict(child: &Child) -> bool {
+unsafe fn restrict(child: &ChildSetup) -> bool {
     // SAFETY: the caller guarantees that the pointers are valid, and all calls are async-signal-safe. The `ioctl`
     // request has the name of an interface, which ends with a zero byte.
     unsafe {

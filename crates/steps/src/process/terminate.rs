@@ -29,7 +29,7 @@ impl Processes {
 
     pub(super) async fn terminate_set(&self, set: &ProcessSet, grace: Duration) -> usize {
         // The usage of the members must be read now, because most of them have no parent that collects it.
-        for usage in self.members_of(set).into_iter().filter_map(Usage::current) {
+        for usage in self.members_of(set).into_iter().filter_map(Usage::of_process) {
             self.count(usage);
         }
         let remaining = terminate_all(|| self.members_of(set), grace, || self.cgroups_of(set)).await;
@@ -150,7 +150,7 @@ impl Processes {
         let is_own = |process: &Process| process.is_zombie && leaders.contains(&process.group);
         // Children in the agent's own process group are left to other code, because no leader of the job is in it.
         for process in self.orphans().into_iter().filter_map(Process::read).filter(is_own) {
-            let usage = Usage::current(process.pid);
+            let usage = Usage::of_process(process.pid);
             let Some(pid) = Pid::from_raw(process.pid) else { continue };
             if waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).is_ok()
                 && let Some(usage) = usage

@@ -59,7 +59,8 @@ impl Usage {
         self.written_bytes = self.written_bytes.saturating_add(other.written_bytes);
     }
 
-    pub(super) fn current(pid: i32) -> Option<Self> {
+    /// Returns the usage of a process so far. `None` means that the process does not exist.
+    pub(super) fn of_process(pid: i32) -> Option<Self> {
         let ticks = procfs::cpu_ticks(pid)?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);
         let cpu = Duration::from_nanos(ticks.saturating_mul(1_000_000_000) / per_second);

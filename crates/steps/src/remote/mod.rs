@@ -24,7 +24,8 @@ pub trait StepSource: Send + Sync {
     async fn fetch(&self, request: FetchRequest<'_>, stop: &StopToken) -> Result<FetchedSource, PortError>;
 }
 
-/// Function that returns the value of a variable by its name: of an earlier export, or else of the job's variable.
+/// Function that returns the value of a variable by its name. In a job, it looks among the exports of earlier steps,
+/// then among the variables of the job, then in the agent's environment.
 pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// Content to fetch.

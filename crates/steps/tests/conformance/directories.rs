@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use super::harness::Project;
 
 /// Adds the step `pwd`, which prints its working directory.
-fn project(project: Project, work_dir: &str) -> Project {
+fn with_pwd_step(project: Project, work_dir: &str) -> Project {
     project.step("dir/pwd", &format!("{{}}\n---\nexec: {{command: [pwd], work_dir: '{work_dir}'}}"))
 }
 
@@ -23,7 +23,7 @@ async fn c082_working_directory_is_the_directory_of_the_job() {
 #[tokio::test]
 async fn c082_work_dir_may_be_the_directory_of_the_step() {
     for (name, new) in [("step_dir", Project::new()), ("func_dir", Project::new()), ("step_dir", Project::legacy())] {
-        let project = project(new, &format!("${{{{{name}}}}}"));
+        let project = with_pwd_step(new, &format!("${{{{{name}}}}}"));
         let expected = fs::canonicalize(project.path().join("dir/pwd")).unwrap();
         assert_eq!(project.run(ITEM).await.log(), format!("{}\n", expected.display()));
     }
@@ -32,13 +32,13 @@ async fn c082_work_dir_may_be_the_directory_of_the_step() {
 #[tokio::test]
 async fn c082_relative_work_dir_is_relative_to_the_agent_legacy() {
     let expected = std::env::current_dir().unwrap().join("tests");
-    let outcome = project(Project::legacy(), "tests").run(ITEM).await;
+    let outcome = with_pwd_step(Project::legacy(), "tests").run(ITEM).await;
     assert_eq!(outcome.log(), format!("{}\n", expected.display()));
 }
 
 #[tokio::test]
 async fn c082_relative_work_dir_is_relative_to_the_job_current() {
-    let project = project(Project::new(), "dir");
+    let project = with_pwd_step(Project::new(), "dir");
     let expected = fs::canonicalize(project.path().join("dir")).unwrap();
     assert_eq!(project.run(ITEM).await.log(), format!("{}\n", expected.display()));
 }
@@ -63,7 +63,7 @@ async fn c082_path_of_a_program_is_relative_to_its_working_directory() {
 
 #[tokio::test]
 async fn missing_work_dir_of_a_step_is_named() {
-    let outcome = project(Project::new(), "none").run(ITEM).await;
+    let outcome = with_pwd_step(Project::new(), "none").run(ITEM).await;
     outcome.assert_error("step \"p\": exec: chdir ");
     outcome.assert_error("/none: no such directory");
 }

@@ -174,7 +174,7 @@ async fn c022_scalars_of_env_are_text() {
 }
 
 #[tokio::test]
-async fn c023_dates_keys_of_other_types_and_duplicate_keys_are_rejected() {
+async fn c023_timestamps_and_duplicate_keys_and_keys_of_other_types_are_rejected() {
     for (inputs, part) in [
         ("{s: 2024-01-02}", "`inputs.s`: \"2024-01-02\" is a timestamp"),
         ("{o: {k: [2001-12-14t21:59:43.10-05:00]}}", "is a timestamp"),
@@ -187,7 +187,7 @@ async fn c023_dates_keys_of_other_types_and_duplicate_keys_are_rejected() {
 }
 
 #[tokio::test]
-async fn c023_quoted_dates_merge_keys_and_carriage_returns_are_accepted() {
+async fn c023_quoted_dates_and_merge_keys_and_carriage_returns_are_accepted() {
     let text =
         "{}\r\n---\r\nrun:\r\n- &first {name: a, step: ./e, inputs: {s: '2024-01-02'}}\r\n- {<<: *first, name: b}\r\n";
     let outcome = Project::new().run_file(text).await;

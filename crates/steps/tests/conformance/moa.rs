@@ -2,7 +2,7 @@
 
 use super::harness::Project;
 
-/// Returns how step `e` prints the expression as its first input.
+/// Returns what step `e` prints for its first input, if this input is the expression.
 async fn value(expression: &str) -> String {
     let project = Project::new();
     let text = format!("${{{{ {expression} }}}}").replace('\'', "''");
@@ -26,7 +26,7 @@ async fn c048_result_of_an_operator_is_a_native_number_current() {
 }
 
 #[tokio::test]
-async fn c048_operators_do_not_convert_current() {
+async fn c048_operators_do_not_convert_operands_current() {
     assert_rejected("\"a\" + 1", "`+` cannot be applied to a string and a number").await;
     assert_rejected("1 / 0", "division by zero").await;
     assert_rejected("1 % 0", "division by zero").await;
@@ -63,7 +63,7 @@ async fn c048_logical_operators_return_an_operand_current() {
 }
 
 #[tokio::test]
-async fn c048_functions_convert_current() {
+async fn c048_functions_convert_arguments_current() {
     for (expression, expected) in [
         ("str(null)", "<null>"),
         ("str(1.5) + str(true)", "1.5true"),

@@ -24,7 +24,7 @@ async fn c051_output_of_another_type_is_rejected() {
 }
 
 #[tokio::test]
-async fn c052_undeclared_output_is_rejected_before_types() {
+async fn c052_undeclared_output_is_rejected_before_types_are_checked() {
     let lines = "{\"name\":\"n\",\"value\":\"1\"}\n{\"name\":\"z\",\"value\":1}";
     let part = "output file: read output file: key \"z\": unexpected output, remove from step outputs or define in step specification";
     assert_rejected(lines, part).await;

@@ -14,10 +14,12 @@ async fn c106_failed_command_is_named_with_its_exit_status() {
 
 #[tokio::test]
 async fn c110_killed_process_is_a_failure() {
-    let step = "{}\n---\nexec: {command: [sh, -c, 'kill -9 $$']}";
-    let outcome = Project::new().step("kill", step).run("- {name: a, step: ./kill}").await;
-    assert_eq!(outcome.nodes[0].status, StepStatus::Failure);
-    outcome.assert_error("exec: signal: killed");
+    for (signal, text) in [(9, "killed"), (10, "user defined signal 1"), (14, "alarm clock"), (30, "power failure")] {
+        let step = format!("{{}}\n---\nexec: {{command: [sh, -c, 'kill -{signal} $$']}}");
+        let outcome = Project::new().step("kill", &step).run("- {name: a, step: ./kill}").await;
+        assert_eq!(outcome.nodes[0].status, StepStatus::Failure);
+        outcome.assert_error(&format!("exec: signal: {text}"));
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use super::harness::Project;
 
-const WHERE: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
+/// Step file that prints the step's directory.
+const PRINT_STEP_DIR: &str = "{}\n---\nexec: {command: [echo, '${{step_dir}}']}";
 
 /// Returns the directory and the file of the step that a reference in `base/step.yml` names, relative to the project.
 async fn directory_and_file_of(reference: &str) -> String {
@@ -12,7 +13,7 @@ async fn directory_and_file_of(reference: &str) -> String {
     let base = format!("{{}}\n---\nrun: [{{name: r, step: '{reference}'}}]");
     let mut project = project.step("base", &base);
     for path in ["base/other.yml", "base/a/step.yml", "base/a/my.yml", "abs/step.yml", "abs/x.yml", "a/step.yml"] {
-        project = project.file(path, &WHERE.replace("}}'", &format!("}}}} {path}'")));
+        project = project.file(path, &PRINT_STEP_DIR.replace("}}'", &format!("}}}} {path}'")));
     }
     let outcome = project.run("- {name: b, step: ./base}").await;
     outcome.log().trim_end().replace(&root, "")
@@ -36,7 +37,7 @@ async fn c086_local_reference_names_a_directory_or_a_file() {
 
 #[tokio::test]
 async fn c086_dot_is_the_directory_of_the_caller() {
-    let project = Project::new().file("step.yml", WHERE);
+    let project = Project::new().file("step.yml", PRINT_STEP_DIR);
     let outcome = project.run("- {name: r, step: .}").await;
     assert_eq!(outcome.log(), format!("{}\n", project.path().display()));
 }
@@ -64,7 +65,7 @@ async fn c086_function_file_is_unknown_legacy() {
 
 #[tokio::test]
 async fn c087_other_extension_is_a_directory_legacy() {
-    let project = Project::legacy().file("x.yaml", WHERE);
+    let project = Project::legacy().file("x.yaml", PRINT_STEP_DIR);
     project.run("- {name: r, step: ./x.yaml}").await.assert_error("/x.yaml/step.yml\": reading file");
 }
 
@@ -106,7 +107,7 @@ async fn c091_incomplete_mapping_is_rejected() {
 
 #[tokio::test]
 async fn c093_exported_reference_is_used_by_a_later_step() {
-    let project = Project::new().step("where", WHERE);
+    let project = Project::new().step("where", PRINT_STEP_DIR);
     let line = format!("{{\"name\":\"STEP_REF\",\"value\":\"{}/where\"}}", project.path().display());
     let items =
         format!("- {{name: x, step: ./x, inputs: {{line: '{line}'}}}}\n- {{name: r, step: '${{{{env.STEP_REF}}}}'}}");
@@ -116,7 +117,7 @@ async fn c093_exported_reference_is_used_by_a_later_step() {
 #[tokio::test]
 async fn c093_dynamic_reference_is_relative_to_the_caller_current() {
     let caller = "{}\n---\nrun: [{name: r, step: './${{vars.DIR}}'}]";
-    let project = Project::new().variable("DIR", "where").step("caller", caller).step("caller/where", WHERE);
+    let project = Project::new().variable("DIR", "where").step("caller", caller).step("caller/where", PRINT_STEP_DIR);
     let outcome = project.run("- {name: c, step: ./caller}").await;
     assert_eq!(outcome.log(), format!("{}/caller/where\n", project.path().display()));
 }

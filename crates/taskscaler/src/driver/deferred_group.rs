@@ -1,6 +1,6 @@
 //! A group whose plugin has not started yet.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use async_trait::async_trait;
 use muster_fleeting::model::{ConnectInfo, InstanceId, InstanceState};
@@ -13,7 +13,10 @@ const NOT_STARTED: &str = "its plugin has not been started yet";
 
 /// A group that is down until a plugin is attached. Afterwards, all calls are forwarded to that plugin.
 pub struct DeferredGroup {
-    status: watch::Sender<PluginAvailability>,
+    status: watch::Receiver<PluginAvailability>,
+    /// `None` once a plugin was attached, because `status_forwarder` then owns the sender, or the group was stopped.
+    /// Dropping the sender ends all calls that wait for the plugin.
+    status_sender: Mutex<Option<watch::Sender<PluginAvailability>>>,
     attached_plugin: OnceLock<Arc<dyn InstanceGroupPort>>,
     /// Forwards the status of the attached plugin.
     status_forwarder: OnceLock<JoinHandle<()>>,
@@ -31,26 +34,40 @@ impl DeferredGroup {
     /// Creates a group that is down for the reason `cause`.
     #[must_use]
     pub fn new(cause: String) -> Arc<Self> {
-        let status = watch::Sender::new(PluginAvailability::Down { cause });
-        Arc::new(Self { status, attached_plugin: OnceLock::new(), status_forwarder: OnceLock::new() })
+        let (sender, status) = watch::channel(PluginAvailability::Down { cause });
+        Arc::new(Self {
+            status,
+            status_sender: Mutex::new(Some(sender)),
+            attached_plugin: OnceLock::new(),
+            status_forwarder: OnceLock::new(),
+        })
     }
 
     /// Updates the reason why the group is down, after another attempt to start the plugin failed.
+    ///
+    /// Has no effect after [`Self::attach`], or once the group was stopped.
     pub fn set_cause(&self, cause: String) {
-        self.status.send_replace(PluginAvailability::Down { cause });
+        if let Some(sender) = &*self.status_sender.lock().unwrap_or_else(PoisonError::into_inner) {
+            sender.send_replace(PluginAvailability::Down { cause });
+        }
+    }
+
+    fn take_status_sender(&self) -> Option<watch::Sender<PluginAvailability>> {
+        self.status_sender.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Attaches the running plugin. Later calls have no effect.
     pub fn attach(&self, plugin: Arc<dyn InstanceGroupPort>) {
-        let (mut status, forwarded) = (plugin.status(), self.status.clone());
+        let mut status = plugin.status();
         // The plugin is attached before the group reports that it is up. Otherwise, the first calls would fail.
         if self.attached_plugin.set(plugin).is_err() {
             return;
         }
+        let Some(sender) = self.take_status_sender() else { return };
         let status_forwarder = async move {
             loop {
                 let current = status.borrow_and_update().clone();
-                forwarded.send_replace(current);
+                sender.send_replace(current);
                 if status.changed().await.is_err() {
                     return;
                 }
@@ -71,7 +88,7 @@ impl DeferredGroup {
 #[async_trait]
 impl InstanceGroupPort for DeferredGroup {
     fn status(&self) -> watch::Receiver<PluginAvailability> {
-        self.status.subscribe()
+        self.status.clone()
     }
 
     async fn update(&self) -> Result<Vec<(InstanceId, InstanceState)>, String> {
@@ -123,6 +140,7 @@ impl InstanceGroupPort for DeferredGroup {
     }
 
     async fn stop(self: Arc<Self>) {
+        drop(self.take_status_sender());
         if let Some(status_forwarder) = self.status_forwarder.get() {
             status_forwarder.abort();
         }

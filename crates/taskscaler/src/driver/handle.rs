@@ -142,7 +142,7 @@ impl Scaler {
     #[must_use]
     pub fn admit(&self, key: TaskKey) -> Reservation {
         let _ = self.commands.send(Command::Admit { key: key.clone() });
-        Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), used: false }
+        Reservation { key, commands: self.commands.clone(), revoked: Arc::default(), needs_cancel: true }
     }
 
     /// Returns the lease that `key` has from an earlier manager process.

@@ -81,7 +81,8 @@ pub struct Reservation {
     pub(super) key: TaskKey,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) revoked: Arc<AtomicBool>,
-    pub(super) used: bool,
+    /// Whether dropping the handle must still cancel the reservation.
+    pub(super) needs_cancel: bool,
 }
 
 impl Reservation {
@@ -141,13 +142,15 @@ impl Reservation {
     ) -> Result<LeaseHandle, AcquireError> {
         match tokio::time::timeout(timeout, answer).await {
             Ok(Ok(Ok(lease))) => {
-                self.used = true;
+                self.needs_cancel = false;
                 Ok(lease)
             }
             Ok(Ok(Err(error))) => Err(error.into()),
             Ok(Err(_)) => Err(AcquireError::ScalerStopped),
             Err(_) => {
                 let (reply, answer) = oneshot::channel();
+                // `TimedOut` also cancels the reservation.
+                self.needs_cancel = false;
                 let _ = self.commands.send(Command::TimedOut { key: self.key.clone(), reply });
                 Err(AcquireError::Timeout { timeout, reason: wait_message(answer.await.ok().flatten()) })
             }
@@ -157,7 +160,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.used {
+        if self.needs_cancel {
             let _ = self.commands.send(Command::Cancel { key: self.key.clone() });
         }
     }

@@ -86,10 +86,16 @@ impl LedgerWriter {
         history: Vec<HistoryEntry>,
         actions: Vec<Action>,
     ) -> Vec<Action> {
-        let (waiting, immediate): (Vec<_>, Vec<_>) =
-            actions.into_iter().partition(|action| self.must_be_durable_first(action));
         let changes = changes.into_iter().map(|change| (change.key, change.row)).collect();
-        self.next.add(Batch { changes, history: history.into(), actions: waiting });
+        self.next.add(Batch { changes, history: history.into(), actions: Vec::new() });
+        let mut immediate = Vec::new();
+        for action in actions {
+            if self.must_be_durable_first(&action) {
+                self.next.actions.push(action);
+            } else {
+                immediate.push(action);
+            }
+        }
         immediate
     }
 

@@ -53,7 +53,7 @@ pub struct Metrics {
     list_failures: IntCounter,
     lost_jobs: IntCounter,
     creation: Histogram,
-    is_running: Histogram,
+    boot: Histogram,
     deletion: Histogram,
     life: Histogram,
     readiness: Histogram,
@@ -89,7 +89,7 @@ impl Metrics {
             ),
             unmanaged: set.gauge(
                 "muster_taskscaler_unmanaged_instances",
-                "Number of instances in the groups that this manager did not create.",
+                "Number of instances that belong to the groups, but were not created by this manager.",
             ),
             instances: set.gauges("fleeting_provisioner_instances", "Number of instances by state.", &["state"]),
             instance_operations: set.counters(
@@ -129,7 +129,7 @@ impl Metrics {
                 "Time from the request for an instance until it is listed.",
                 bounds(&buckets.creation, operation),
             ),
-            is_running: set.histogram(
+            boot: set.histogram(
                 "fleeting_provisioner_instance_is_running_time_seconds",
                 "Time from the request for an instance until it is running.",
                 bounds(&buckets.is_running, operation),
@@ -238,7 +238,7 @@ impl Metrics {
                 after,
                 ..
             } => self.creation.observe(after.as_secs_f64()),
-            DecisionKind::Running { after, .. } => self.is_running.observe(after.as_secs_f64()),
+            DecisionKind::Running { after, .. } => self.boot.observe(after.as_secs_f64()),
             DecisionKind::Ready { after, .. } => self.readiness.observe(after.as_secs_f64()),
             DecisionKind::Leased { waited, .. } => {
                 self.task_operations.with_label_values(&["acquire"]).inc();
@@ -318,6 +318,7 @@ fn removal_label(reason: &RemovalReason) -> &'static str {
         RemovalReason::Retired { .. } => "retired",
         RemovalReason::Unclaimed => "unclaimed",
         RemovalReason::Expired => "expired",
+        RemovalReason::NotResumable => "not_resumable",
         RemovalReason::ResumeFailed { .. } => "resume_failed",
         RemovalReason::NoSpareInstance => "no_spare_instance",
         RemovalReason::Shutdown => "shutdown",

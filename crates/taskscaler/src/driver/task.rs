@@ -203,7 +203,7 @@ impl ScalerTask {
                 let reservation = |()| {
                     let revoked = Arc::<AtomicBool>::default();
                     self.reservations.insert(key.clone(), Arc::clone(&revoked));
-                    Reservation { key, commands, revoked, used: false }
+                    Reservation { key, commands, revoked, needs_cancel: true }
                 };
                 let _ = reply.send(reserved.map(reservation));
             }

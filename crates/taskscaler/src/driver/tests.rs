@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::config::{Config, GroupConfig};
 use crate::policy::{IdleTarget, Policies};
+use crate::types::GroupId;
 
 mod machines;
 mod provisioner;
@@ -47,7 +48,7 @@ impl Cloud {
         })
     }
 
-    fn crash(&self) {
+    fn crash_plugin(&self) {
         self.plugin.send_replace(PluginAvailability::Down { cause: "the plugin crashed".to_owned() });
     }
 
@@ -102,7 +103,7 @@ impl InstanceGroupPort for Cloud {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |remaining| remaining.checked_sub(1))
             .is_ok()
         {
-            self.crash();
+            self.crash_plugin();
             return Err(InstanceCallError::Plugin("the plugin crashed".to_owned()));
         }
         let connector = ConnectorConfig::default();
@@ -153,12 +154,12 @@ async fn healthy_instances_survive_plugin_downtime() {
     assert_eq!(states(&scaler).await, ["ready"; 4]);
     // Each downtime is longer than `failure_threshold` health checks take.
     for _ in 0..3 {
-        cloud.crash();
+        cloud.crash_plugin();
         sleep_seconds(30).await;
         cloud.plugin.send_replace(UP);
         sleep_seconds(3).await;
     }
-    cloud.crash();
+    cloud.crash_plugin();
     // Longer than the ready timeout.
     sleep_seconds(600).await;
     cloud.plugin.send_replace(UP);
@@ -215,11 +216,47 @@ async fn reservation_is_revoked_when_plugin_goes_down() {
     let mut capacity_changes = scaler.capacity_changes();
     let [unused, used] =
         [scaler.reserve(TaskKey::new("a")).await.unwrap(), scaler.reserve(TaskKey::new("b")).await.unwrap()];
-    cloud.crash();
+    cloud.crash_plugin();
     tokio::time::timeout(Duration::from_secs(60), capacity_changes.changed()).await.unwrap().unwrap();
     assert!(unused.is_revoked() && used.is_revoked());
     drop(unused);
     cloud.plugin.send_replace(UP);
     let lease = used.with_key(TaskKey::new("job")).acquire(SlotRequest::default(), Duration::from_secs(60)).await;
     assert!(lease.is_ok(), "{lease:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn deferred_group_has_the_status_of_its_attached_plugin() {
+    let (cloud, deferred) = (Cloud::new(), DeferredGroup::new("not started yet".to_owned()));
+    let mut status = deferred.status();
+    let mut wait_for = async |expected: PluginAvailability| {
+        let changed = status.wait_for(|status| *status == expected);
+        tokio::time::timeout(Duration::from_secs(60), changed).await.unwrap().unwrap();
+    };
+    deferred.set_cause("failed again".to_owned());
+    wait_for(PluginAvailability::Down { cause: "failed again".to_owned() }).await;
+    deferred.attach(Arc::<Cloud>::clone(&cloud));
+    wait_for(UP).await;
+    cloud.crash_plugin();
+    wait_for(PluginAvailability::Down { cause: "the plugin crashed".to_owned() }).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_of_deferred_group_ends_waiting_for_connection_details() {
+    for is_attached in [false, true] {
+        let (cloud, deferred) = (Cloud::new(), DeferredGroup::new("not started yet".to_owned()));
+        cloud.crash_plugin();
+        if is_attached {
+            deferred.attach(Arc::<Cloud>::clone(&cloud));
+        }
+        let plugins: Vec<Arc<dyn InstanceGroupPort>> = vec![Arc::<DeferredGroup>::clone(&deferred)];
+        let (commands, _) = tokio::sync::mpsc::unbounded_channel();
+        let shared = context::DriverContext::new(plugins, commands, || 0);
+        let waiting = tokio::spawn(async move { shared.connect_info(GroupId(0), &InstanceId::new("a")).await });
+        sleep_seconds(60).await;
+        assert!(!waiting.is_finished());
+        deferred.stop().await;
+        let result = tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the call must end").unwrap();
+        assert_eq!(result.unwrap_err(), ConnectInfoError::PluginStopped);
+    }
 }

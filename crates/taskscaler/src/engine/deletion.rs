@@ -29,7 +29,8 @@ pub(super) struct Deletions {
 }
 
 impl Deletions {
-    /// Adds an instance to the next delete calls: it is being deleted, and its timer has expired.
+    /// Adds an instance to the next delete calls. Called for each instance in the phase `Deleting` when its timer has
+    /// expired.
     pub(super) fn add_due(&mut self, inventory: &mut Inventory, index: Index) {
         inventory.pool.change(index, |instance| {
             instance.due = None;

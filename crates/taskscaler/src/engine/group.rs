@@ -95,7 +95,7 @@ impl GroupState {
         }
     }
 
-    pub(super) fn plugin_up(&mut self, max_size: u32, at: Time) {
+    pub(super) fn record_plugin_up(&mut self, max_size: u32, at: Time) {
         self.plugin = Plugin::Up { max_size };
         self.list_calls.restart(at);
         let max = self.max_instances().unwrap_or(0);
@@ -119,6 +119,8 @@ impl GroupState {
         }
     }
 
+    /// Number of instances that are expected to appear and that jobs can then use.
+    ///
     /// 0 if the group is drained, because its requested instances are deleted when they appear.
     pub(super) fn expected_usable(&self) -> u32 {
         if self.drained.is_some() { 0 } else { self.requests.expected() }

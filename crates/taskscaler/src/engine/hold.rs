@@ -22,7 +22,8 @@ pub(super) struct StarvationHold {
 }
 
 impl StarvationHold {
-    /// Releases the held instance if the request for it now fits, can never fit there, or is no longer queued.
+    /// Releases the held instance if the request that it is held for now fits, can never fit there, or is no longer
+    /// queued.
     ///
     /// Returns the request and the instance if the request fits.
     pub(super) fn update(&mut self, pool: &mut Pool, queue: &Queue) -> Option<(QueuedRequest, Index)> {

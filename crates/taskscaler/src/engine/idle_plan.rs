@@ -77,7 +77,8 @@ impl IdlePlan {
         self.minute = None;
     }
 
-    /// Looks up the active policy once a minute. Returns whether another policy became active.
+    /// Looks up the active policy once a minute. Returns true if another policy became active, and also for the first
+    /// lookup and the first one after [`Self::require_lookup`] or [`Self::drain`].
     ///
     /// `None` means that the lookup was not due.
     pub(super) fn look_up(&mut self, now: Now, policies: &Policies) -> Option<bool> {

@@ -106,7 +106,7 @@ impl Engine {
                 self.remove_instance(now, index, LossReason::ProviderDeleted);
             }
             (InstancePhase::Deleting(_), _) => {}
-            (_, InstanceState::Deleting) => self.provider_deletes(now, index),
+            (_, InstanceState::Deleting) => self.handle_provider_deletion(now, index),
             (InstancePhase::Suspended(_), _) => {
                 let removal = self.suspensions.observe(&mut self.inventory, now, index, listed);
                 self.delete_if(now, index, removal);
@@ -118,7 +118,7 @@ impl Engine {
             ) if now.at >= instance.ignore_lists_before => {
                 // This manager did not suspend the instance, so it gives up the jobs there. The delete call is due now,
                 // because the provider does not delete the instance itself.
-                self.provider_deletes(now, index);
+                self.handle_provider_deletion(now, index);
                 self.inventory.pool.change(index, |instance| instance.due = Some(now.at));
             }
             _ => {}
@@ -299,8 +299,19 @@ impl Engine {
         if instance.assigned_slots == 0 {
             return self.delete(now, index, reason);
         }
-        let (group, id, jobs) = (instance.group, instance.id.clone(), instance.jobs);
+        let earlier = match &instance.phase {
+            InstancePhase::Draining(earlier) => Some(earlier),
+            InstancePhase::Cordoned { pending_removal, .. } => pending_removal.as_ref(),
+            _ => None,
+        };
+        // Otherwise, `uncordon` after an operator's drain would also revert a retirement.
+        let kept = earlier.filter(|earlier| reason.is_revertible() && !earlier.is_revertible());
+        let reason = kept.cloned().unwrap_or(reason);
         let phase = InstancePhase::Draining(reason.clone());
+        if instance.phase == phase {
+            return;
+        }
+        let (group, id, jobs) = (instance.group, instance.id.clone(), instance.jobs);
         self.inventory.pool.change(index, |instance| instance.enter(phase, now.at, None));
         self.inventory.mark_dirty(index);
         self.inventory.record_decision(now, DecisionKind::Drain { group, id, reason, jobs });
@@ -327,8 +338,8 @@ impl Engine {
         }
     }
 
-    /// Called for an instance that the provider deletes. Its jobs are lost immediately.
-    fn provider_deletes(&mut self, now: Now, index: Index) {
+    /// Deletes an instance that the provider has begun to delete. Its jobs are lost immediately.
+    fn handle_provider_deletion(&mut self, now: Now, index: Index) {
         self.leases.lose(&mut self.inventory, now, index, &LossReason::ProviderDeleted);
         self.delete(now, index, RemovalReason::ProviderDeleted);
         self.postpone_deletion_call(now, index);
@@ -425,7 +436,7 @@ impl Engine {
         id: &InstanceId,
         by: String,
     ) -> Result<OperatorOutcome, OperatorError> {
-        self.inventory.remove_unmanaged(group, id)?;
+        self.inventory.forget_unmanaged(group, id)?;
         let index = self.inventory.add_instance(now, &self.config, (group, id.clone()), true);
         self.delete(now, index, RemovalReason::Operator { by });
         Ok(OperatorOutcome::Deleting { jobs: 0 })

@@ -120,7 +120,7 @@ impl Engine {
     pub fn handle(&mut self, now: Now, event: Event) {
         match event {
             Event::Tick => {}
-            Event::PluginUp { group, max_size } => self.inventory.plugin_up(now, &self.config, group, max_size),
+            Event::PluginUp { group, max_size } => self.inventory.handle_plugin_up(now, &self.config, group, max_size),
             Event::PluginDown { group, cause } => {
                 if let Some(group) = self.inventory.groups.get_mut(group) {
                     group.plugin = Plugin::Down { cause };

@@ -108,12 +108,12 @@ impl Pool {
         for context in self.all.get(index).map(|instance| instance.contexts.clone()).unwrap_or_default() {
             self.by_context.entry(context).or_default().insert(index);
         }
-        self.index(index);
+        self.add_to_indexes(index);
         index
     }
 
     pub(super) fn remove(&mut self, index: Index) -> Option<Instance> {
-        self.unindex(index);
+        self.remove_from_indexes(index);
         let instance = self.all.try_remove(index)?;
         if let Some(group) = self.groups.get_mut(instance.group.0) {
             group.by_id.remove(&instance.id);
@@ -152,9 +152,9 @@ impl Pool {
 
     /// Changes an instance, and updates the totals and indexes.
     pub(super) fn change<T>(&mut self, index: Index, change: impl FnOnce(&mut Instance) -> T) -> Option<T> {
-        self.unindex(index);
+        self.remove_from_indexes(index);
         let changed = self.all.get_mut(index).map(change);
-        self.index(index);
+        self.add_to_indexes(index);
         changed
     }
 
@@ -374,7 +374,7 @@ impl Pool {
         (self.groups.get(instance.group.0).map_or(0, |group| group.rank), slots, instance.sequence, index)
     }
 
-    fn unindex(&mut self, index: Index) {
+    fn remove_from_indexes(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.slot_totals(self.limits);
         self.totals.subtract(part);
@@ -398,7 +398,7 @@ impl Pool {
         }
     }
 
-    fn index(&mut self, index: Index) {
+    fn add_to_indexes(&mut self, index: Index) {
         let Some(instance) = self.all.get(index) else { return };
         let part = instance.slot_totals(self.limits);
         self.totals.add(part);

@@ -25,15 +25,16 @@ impl Engine {
     /// Instances count as existing until they are missing from consecutive lists. Leases can be claimed
     /// ([`Self::claim`]) until [`crate::event::Event::ClaimsComplete`].
     ///
-    /// If the only configured group has no explicit name, it is named after the runner. If all rows then have the same
-    /// other group name, the runner was renamed, and the rows belong to the configured group.
+    /// If the only configured group has no explicit name, it is named after the runner. If in this case all rows with a
+    /// group name have one common name that differs from the name of the configured group, the runner was renamed, and
+    /// the rows belong to the configured group.
     #[must_use]
     pub fn restore(config: Config, rows: Vec<(RowKey, Row)>, now: Now) -> (Self, Vec<RowKey>) {
         let mut engine = Self::new(config, now);
         let mut findings = Findings::default();
         let mut rows = rows;
         rows.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let new_name = engine.renamed_group(&rows);
+        let new_name = engine.new_group_name(&rows);
         for (key, row) in rows {
             let key = match &new_name {
                 Some(name) if key.group().is_some() => {
@@ -58,7 +59,7 @@ impl Engine {
     /// New name of the only group, if the runner was renamed and all rows have another name.
     ///
     /// `None` if the configuration names the group explicitly, because a different name then means a new group.
-    fn renamed_group(&self, rows: &[(RowKey, Row)]) -> Option<String> {
+    fn new_group_name(&self, rows: &[(RowKey, Row)]) -> Option<String> {
         let mut groups = self.inventory.groups.iter();
         let (Some((_, only)), None) = (groups.next(), groups.next()) else { return None };
         if only.config.is_named {
@@ -85,8 +86,8 @@ impl Engine {
     fn restore_group_row(&mut self, now: Now, id: GroupId, key: RowKey, row: &Row, findings: &mut Findings) {
         let Some(group) = self.inventory.groups.get_mut(id) else { return };
         match (key, row) {
-            (RowKey::Instance { id: instance, .. }, Row::Instance { .. }) => {
-                self.restore_instance(now, id, InstanceId::new(instance), row);
+            (key @ RowKey::Instance { .. }, Row::Instance { .. }) => {
+                self.restore_instance(now, id, key, row, findings);
             }
             (RowKey::Unmanaged { group: name, id }, Row::Unmanaged { first_seen_at }) => {
                 if self.config.unmanaged == UnmanagedPolicy::Ignore {
@@ -110,9 +111,9 @@ impl Engine {
         }
     }
 
-    fn restore_instance(&mut self, now: Now, group: GroupId, id: InstanceId, row: &Row) {
-        let Row::Instance { contexts, intent, .. } = row else { return };
-        let index = self.inventory.add_instance(now, &self.config, (group, id), true);
+    fn restore_instance(&mut self, now: Now, group: GroupId, key: RowKey, row: &Row, findings: &mut Findings) {
+        let (RowKey::Instance { id, .. }, Row::Instance { contexts, intent, .. }) = (&key, row) else { return };
+        let index = self.inventory.add_instance(now, &self.config, (group, InstanceId::new(id)), true);
         let pool = &mut self.inventory.pool;
         pool.change(index, |instance| instance.restore(now, row));
         for context in contexts {
@@ -122,8 +123,11 @@ impl Engine {
         if *intent == Intent::Suspend {
             let removal = self.suspensions.restore(&mut self.inventory, now, index);
             // If the new configuration lets instances run several jobs, the environment can never be resumed.
-            let removal = removal.or_else(|| (!self.has_single_use_instances()).then_some(RemovalReason::Expired));
-            self.delete_if(now, index, removal);
+            let removal = removal.or_else(|| (!self.has_single_use_instances()).then_some(RemovalReason::NotResumable));
+            if let Some(reason) = removal {
+                self.delete(now, index, reason);
+                findings.outdated.push(key);
+            }
         }
     }
 

@@ -44,8 +44,8 @@ pub(super) struct SuspendConditions {
     pub(super) max_cost_per_hour: Option<f64>,
 }
 
-#[derive(Debug)]
 /// Result of a preparation.
+#[derive(Debug)]
 pub(super) enum Resumed {
     /// The instance is not being resumed, or no job waits for it.
     NoWaiter,
@@ -207,17 +207,17 @@ impl Suspensions {
     ) -> Option<RemovalReason> {
         record(inventory, now, index, SuspendEvent::Failed(error));
         // If the instance still runs and a job waits for it, it is prepared directly.
-        let is_prepared = change(inventory, index, |suspension| {
+        let must_prepare = change(inventory, index, |suspension| {
             suspension.suspend_requested = false;
             let is_running =
                 (suspension.state, suspension.last_listed) == (SuspendState::Suspending, Some(InstanceState::Running));
-            let is_prepared = is_running && suspension.waiter.is_some();
-            if is_prepared {
+            let must_prepare = is_running && suspension.waiter.is_some();
+            if must_prepare {
                 suspension.state = SuspendState::Preparing;
             }
-            is_prepared
+            must_prepare
         });
-        if is_prepared != Some(true) {
+        if must_prepare != Some(true) {
             return None;
         }
         if let Some((group, id)) = inventory.identity(index) {
@@ -250,14 +250,14 @@ impl Suspensions {
     /// Suspends an instance again after its preparation, if no job waits for it anymore.
     #[must_use]
     pub(super) fn suspend_again(&mut self, inventory: &mut Inventory, now: Now, index: Index) -> Option<RemovalReason> {
-        let is_prepared = change(inventory, index, |suspension| {
-            let is_prepared = suspension.state == SuspendState::Preparing;
-            if is_prepared {
+        let was_preparing = change(inventory, index, |suspension| {
+            let was_preparing = suspension.state == SuspendState::Preparing;
+            if was_preparing {
                 (suspension.state, suspension.retry_at) = (SuspendState::Suspending, now.at);
             }
-            is_prepared
+            was_preparing
         });
-        if is_prepared == Some(true) { self.advance(inventory, now, index) } else { None }
+        if was_preparing == Some(true) { self.advance(inventory, now, index) } else { None }
     }
 
     /// Cancels a job's wait, so that the instance is suspended again.

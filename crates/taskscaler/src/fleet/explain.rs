@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn explain_job_reports_requests_ahead_eta_and_blockers() {
+    fn explain_job_reports_queue_position_eta_and_blockers() {
         let waiting = WaitingStatus { key: "job-12-abcd".to_owned(), waiting_ms: 42_300, requests_ahead: 3 };
         let history = [
             entry(900, "scale_up_blocked", &[], "before the wait"),

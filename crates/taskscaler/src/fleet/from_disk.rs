@@ -20,6 +20,8 @@ pub struct FleetFromDisk {
 
 /// Reads the fleets whose ledgers are in a directory. Returns no fleets if the directory does not exist.
 ///
+/// A ledger does not contain the name of its runner, so a report has the names of the runner's groups instead.
+///
 /// `unix` is the current time in seconds since 1970. The report of a fleet whose ledger is unreadable contains the
 /// error.
 ///
@@ -92,9 +94,10 @@ fn read_fleet(ledger: &Path, unix: i64) -> Result<FleetFromDisk, LedgerError> {
     }
     instances.sort_by_key(|instance| std::cmp::Reverse(instance.age_ms));
     let acquired = instances.iter().map(|instance| instance.slots.len() as u64).sum();
-    let runner = match groups.keys().next() {
-        Some(name) => name.clone(),
-        None => fleet_name(ledger),
+    let runner = if groups.is_empty() {
+        fleet_name(ledger)
+    } else {
+        groups.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     };
     let status = ScalerStatus {
         slots: SlotCounts { acquired, ..SlotCounts::default() },
@@ -194,6 +197,18 @@ mod tests {
         let fleets = read_fleets(directory.path(), 5).unwrap();
         let status = fleets[0].report.status.as_ref().unwrap_or_else(|| panic!("{fleets:?}"));
         assert_eq!((status.groups[0].requested, status.groups[0].unconfirmed), (3, 2));
+    }
+
+    #[test]
+    fn fleet_has_the_names_of_all_its_groups() {
+        let directory = tempfile::tempdir().unwrap();
+        let row = |group: &str| {
+            let key = RowKey::DrainedGroup { group: group.to_owned() };
+            serde_json::to_string(&[(key, Row::DrainedGroup { by: "root".to_owned() })]).unwrap()
+        };
+        let text = format!("{{\"taskscaler_ledger\":1}}\n{}\n{}\n", row("spot"), row("on-demand"));
+        std::fs::write(directory.path().join("a.ledger"), text).unwrap();
+        assert_eq!(read_fleets(directory.path(), 5).unwrap()[0].report.runner, "on-demand, spot");
     }
 
     #[test]

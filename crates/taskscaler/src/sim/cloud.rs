@@ -17,7 +17,8 @@ use muster_fleeting::model::{InstanceId, InstanceState};
 pub struct Spread {
     /// Median in seconds.
     pub median_s: f64,
-    /// Up to 1, the value is constant. With 2, 95 % of the values are between half and twice the median.
+    /// If the factor is at most 1, all values equal the median. If it is 2, 95 % of the values are between half and
+    /// twice the median.
     #[serde(default = "one")]
     pub factor: f64,
 }
@@ -179,10 +180,10 @@ pub struct Machine {
 pub enum Visibility {
     /// Yes.
     Always,
-    /// Only once a later list than the given one contains the machine. The given list wrongly omitted it.
+    /// Not yet: this list wrongly omitted the machine. The manager can know it once a later list contains it.
     ///
     /// A list is identified by the number of the manager's run and the number of the call.
-    Since((u32, u64)),
+    AfterList((u32, u64)),
     /// No: the manager cannot distinguish the machine from an instance that it requested later.
     Never,
 }
@@ -359,7 +360,7 @@ impl Cloud {
         if chance(random, faults.fail_after_success) { Err("502 bad gateway".to_owned()) } else { Ok(accepted) }
     }
 
-    /// Simulates a list call. `number` identifies the list ([`Visibility::Since`]).
+    /// Simulates a list call. `number` identifies the list ([`Visibility::AfterList`]).
     pub fn list(
         &mut self,
         at: Time,
@@ -412,7 +413,7 @@ impl Cloud {
         for (id, _) in list {
             let Some(machine) = self.machines.get_mut(id) else { continue };
             machine.is_listed = true;
-            if matches!(machine.visibility, Visibility::Since(omitting_list) if omitting_list < number) {
+            if matches!(machine.visibility, Visibility::AfterList(omitting_list) if omitting_list < number) {
                 machine.visibility = Visibility::Always;
             }
         }
@@ -472,7 +473,7 @@ impl Machine {
             Visibility::Never => Visibility::Never,
             // No list has contained the machine yet, so the manager may match it to a later request.
             _ if !self.is_listed => Visibility::Never,
-            _ => Visibility::Since(number),
+            _ => Visibility::AfterList(number),
         };
     }
 

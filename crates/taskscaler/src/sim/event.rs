@@ -5,9 +5,9 @@ use crate::event::Event;
 
 #[derive(Debug)]
 pub(super) enum SimEvent {
-    /// An event reaches the engine, unless the manager has restarted since.
+    /// An event reaches the engine. It is dropped if the manager was restarted after the event was planned.
     ///
-    /// `manager_run` is the number of the run in which the manager made the call.
+    /// `manager_run` is the number of the manager's run in which the event was planned.
     Delivered {
         manager_run: u32,
         event: Event,

@@ -35,8 +35,8 @@ impl InvariantChecker {
     ///
     /// # Errors
     /// Returns a violation of J4 if a slot is assigned twice, if too many slots of the instance are assigned, or if it
-    /// has had too many jobs. Returns a violation of `environment` if the instance does not have the environment that
-    /// the job resumes.
+    /// has had too many jobs. Returns a violation of the invariant `environment` if the instance does not have the
+    /// environment that the job resumes, or has an environment that the job does not resume.
     pub fn record_lease_start(
         &mut self,
         lease: &SlotAssignment,
@@ -115,7 +115,7 @@ impl InvariantChecker {
         Ok(())
     }
 
-    /// Checks the number of machines in a group that the manager can know about.
+    /// Checks the number of existing machines of a group. Only machines that the manager can know about count.
     ///
     /// # Errors
     /// Returns a violation of I1 if there are more machines than allowed.
@@ -132,7 +132,7 @@ impl InvariantChecker {
         self.last_price_change = Some(at);
     }
 
-    /// Checks the cost of all machines per hour.
+    /// Checks the cost per hour of all machines that the manager can know about.
     ///
     /// After a price change, the check pauses for `create_timeout`, because machines that were requested at the old
     /// price may still appear.

@@ -42,11 +42,11 @@ pub struct Scenario {
     pub reservations: usize,
     /// Whether the coordinator holds a request until it has a job. Otherwise, it answers immediately.
     pub holds_requests: bool,
-    /// Maximum time between a job that saves its environment and the job that resumes it. `None` means that no job
-    /// saves one.
+    /// Maximum time between the end of a job that saves its environment and the arrival of the job that resumes it.
+    /// `None` means that no job saves its environment.
     ///
     /// In each group of three jobs, the second resumes the environment of the first.
-    pub suspended_jobs: Option<Duration>,
+    pub max_resume_delay: Option<Duration>,
     /// Time at which the faults end. If it is later than [`Self::end`], they do not end.
     pub faults_end: Time,
     /// Time by which all jobs must be done. The simulation ends at most [`Self::settle_time`] later.
@@ -92,7 +92,7 @@ impl Scenario {
             disturbances: Vec::new(),
             reservations: 0,
             holds_requests: false,
-            suspended_jobs: None,
+            max_resume_delay: None,
             faults_end: Time::from_millis(u64::MAX),
             end,
             settle_time: None,
@@ -164,9 +164,9 @@ impl Case {
             add_bursts(&mut config, &mut jobs, ahead_random);
             reservations = reservations.max(ahead_random.random_range(0..8));
         }
-        let suspended_jobs =
+        let max_resume_delay =
             add_suspended_jobs(&mut config, &mut clouds, &mut ChaCha8Rng::seed_from_u64(seed ^ 0x51ee));
-        let end = end + suspended_jobs.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+        let end = end + max_resume_delay.unwrap_or_default() * u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         let kill_before_actions = if chance(random, 0.3) { 0.02 } else { 0.0 };
         let scenario = Scenario {
             seed,
@@ -179,7 +179,7 @@ impl Case {
             disturbances,
             reservations,
             holds_requests,
-            suspended_jobs,
+            max_resume_delay,
             faults_end,
             end,
             settle_time: Some(Duration::from_secs(3600)),
@@ -240,7 +240,7 @@ impl Case {
         }
         add_variant(&|case| case.scenario.reservations = 0);
         add_variant(&|case| case.scenario.holds_requests = false);
-        add_variant(&|case| case.scenario.suspended_jobs = None);
+        add_variant(&|case| case.scenario.max_resume_delay = None);
         add_variant(&|case| case.scenario.kill_before_actions = 0.0);
         add_variant(&|case| case.jobs.iter_mut().for_each(|job| job.request = SlotRequest::default()));
         add_variant(&|case| {
@@ -355,7 +355,7 @@ fn add_bursts(config: &mut Config, jobs: &mut [Job], random: &mut ChaCha8Rng) {
     }
 }
 
-/// Lets jobs save and resume environments, in 40 % of the cases. Returns [`Scenario::suspended_jobs`].
+/// Lets jobs save and resume environments, in 40 % of the cases. Returns [`Scenario::max_resume_delay`].
 fn add_suspended_jobs(config: &mut Config, clouds: &mut [CloudConfig], random: &mut ChaCha8Rng) -> Option<Duration> {
     if chance(random, 0.6) {
         return None;

@@ -83,8 +83,9 @@ pub struct Simulation<'a> {
     wake: Option<Time>,
     /// Jobs that wait at the coordinator.
     queue: VecDeque<usize>,
-    /// Time since which the coordinator has had no job for the next request. `None` if it has one, or until it has sent
-    /// the first job to the current run of the manager.
+    /// Time since which the coordinator has had no job for the manager's next request. `None` if it has one.
+    ///
+    /// Also `None` after a start of the manager or a refused reservation, until the coordinator has sent the next job.
     empty_since: Option<Time>,
     /// Whether a retry after a refused reservation is planned.
     retry_is_planned: bool,
@@ -148,7 +149,7 @@ impl<'a> Simulation<'a> {
             checker: InvariantChecker::default(),
             report: Report::default(),
         };
-        for (index, job) in jobs.iter().enumerate().filter(|(index, _)| !scenario.follows(*index)) {
+        for (index, job) in jobs.iter().enumerate().filter(|(index, _)| !scenario.arrives_after_previous(*index)) {
             simulation.plan(job.at, SimEvent::JobArrives(index));
         }
         for at in &scenario.manager_kills {
@@ -216,7 +217,7 @@ impl<'a> Simulation<'a> {
             SimEvent::Delivered { manager_run, event } => {
                 if manager_run == self.manager_run {
                     self.report.events += 1;
-                    let event = self.fail_if_down(event);
+                    let event = self.with_failure_if_down(event);
                     if let Event::Listed { group, call, result: Ok(list) } = &event {
                         self.clouds[group.0].record_listed((self.manager_run, *call), list);
                     }

@@ -232,9 +232,9 @@ impl Default for Pattern {
 }
 
 impl Pattern {
-    /// Generates jobs. The first day is a Monday.
+    /// Generates at most `max` jobs. The first day is a Monday.
     #[must_use]
-    pub fn jobs(&self, seed: u64) -> Vec<Job> {
+    pub fn jobs(&self, seed: u64, max: usize) -> Vec<Job> {
         let random = &mut ChaCha8Rng::seed_from_u64(seed);
         let mut jobs = Vec::new();
         let end = f64::from(self.days) * 86_400.0;
@@ -253,8 +253,11 @@ impl Pattern {
             if random.random::<f64>() * max_per_second * 3600.0 > self.rate(at) * factor {
                 continue;
             }
-            let burst_size = if self.burst > 1 { random.random_range(1..self.burst * 2) } else { 1 };
+            let burst_size = if self.burst > 1 { random.random_range(1..self.burst.saturating_mul(2)) } else { 1 };
             for _ in 0..burst_size {
+                if jobs.len() >= max {
+                    return jobs;
+                }
                 let at = Time::ZERO + Duration::from_secs_f64(at);
                 jobs.push(Job { at, duration: self.duration.sample(random), request: SlotRequest::default() });
             }
@@ -327,15 +330,23 @@ mod tests {
 
     #[test]
     fn generated_load_follows_working_hours() {
-        let jobs = Pattern::default().jobs(1);
+        let jobs = Pattern::default().jobs(1, usize::MAX);
         let within = |from: u64, to: u64| {
             jobs.iter().filter(|job| (from * 3_600_000..to * 3_600_000).contains(&job.at.as_millis())).count()
         };
         assert!(within(10, 12) > 10 * within(2, 4), "{} against {}", within(10, 12), within(2, 4));
-        assert_eq!(jobs, Pattern::default().jobs(1), "the same seed generates the same jobs");
-        let week = Pattern { shape: Shape::Week, days: 7, ..Pattern::default() }.jobs(1);
+        assert_eq!(jobs, Pattern::default().jobs(1, usize::MAX), "the same seed generates the same jobs");
+        let week = Pattern { shape: Shape::Week, days: 7, ..Pattern::default() }.jobs(1, usize::MAX);
         let saturday = week.iter().filter(|job| job.at.as_millis() / 86_400_000 == 5).count();
         let friday = week.iter().filter(|job| job.at.as_millis() / 86_400_000 == 4).count();
         assert!(saturday * 3 < friday, "{saturday} against {friday}");
+    }
+
+    #[test]
+    fn generated_load_is_limited() {
+        for burst in [1_000_000_000, u32::MAX] {
+            let pattern = Pattern { burst, peak_per_hour: 1e12, off_peak_per_hour: 1e12, ..Pattern::default() };
+            assert_eq!(pattern.jobs(1, 1000).len(), 1000, "bursts of {burst} jobs");
+        }
     }
 }

@@ -9,6 +9,7 @@ mod responses;
 #[cfg(test)]
 mod tests;
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,39 +63,55 @@ impl Server {
     ///
     /// # Errors
     /// Returns the error of the operating system.
-    pub fn address(&self) -> std::io::Result<std::net::SocketAddr> {
+    pub fn address(&self) -> io::Result<std::net::SocketAddr> {
         self.listener.local_addr()
     }
 
     /// Serves requests until `stop` is canceled, and then waits a few seconds for open connections.
     pub async fn serve(self, stop: CancellationToken) {
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-        let mut connections = JoinSet::new();
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => break,
-                Some(_) = connections.join_next(), if !connections.is_empty() => {}
-                Some((stream, permit)) = accept(&self.listener, &permits) => {
-                    let (telemetry, stop) = (Arc::clone(&self.telemetry), stop.clone());
-                    connections.spawn(connection(stream, telemetry, stop, permit));
-                }
-            }
-        }
-        let all_closed = async { while connections.join_next().await.is_some() {} };
-        // Dropping the set ends the remaining connections.
-        let _ = tokio::time::timeout(STOP_TIMEOUT, all_closed).await;
+        let listener = &self.listener;
+        let accept = || async move { listener.accept().await.map(|(stream, _)| stream) };
+        serve_connections(accept, &self.telemetry, stop).await;
     }
 }
 
-/// Waits for a free permit and the next connection. Cancel-safe.
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> Option<(TcpStream, OwnedSemaphorePermit)> {
+/// Serves the connections that `accept` returns, as [`Server::serve`] does. `accept` must be cancel-safe.
+async fn serve_connections<F: Future<Output = io::Result<TcpStream>>>(
+    accept: impl Fn() -> F,
+    telemetry: &Arc<Telemetry>,
+    stop: CancellationToken,
+) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            Some((stream, permit)) = next_connection(&accept, &permits) => {
+                connections.spawn(connection(stream, Arc::clone(telemetry), stop.clone(), permit));
+            }
+        }
+    }
+    let all_closed = async { while connections.join_next().await.is_some() {} };
+    // Dropping the set ends the remaining connections.
+    let _ = tokio::time::timeout(STOP_TIMEOUT, all_closed).await;
+}
+
+/// Waits for a free permit and the next connection. Cancel-safe. `None` means that `permits` is closed.
+///
+/// Retries after a failure, because `select!` does not poll a branch again whose result does not match.
+async fn next_connection<F: Future<Output = io::Result<TcpStream>>>(
+    accept: impl Fn() -> F,
+    permits: &Arc<Semaphore>,
+) -> Option<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(permits).acquire_owned().await.ok()?;
-    match listener.accept().await {
-        Ok((stream, _)) => Some((stream, permit)),
-        Err(error) => {
-            tracing::debug!(%error, "failed to accept a connection to the metrics server");
-            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-            None
+    loop {
+        match accept().await {
+            Ok(stream) => return Some((stream, permit)),
+            Err(error) => {
+                tracing::debug!(%error, "failed to accept a connection to the metrics server");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the HTTP server with plain connections.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinHandle;
 
@@ -114,6 +116,27 @@ async fn error_for_used_port_suggests_another_address() {
         "failed to listen on {address} for metrics; if another process uses the port, set another listen_address"
     );
     assert_eq!(error, expected);
+}
+
+/// For example, if the process has no file descriptors left for a moment.
+#[tokio::test]
+async fn connections_are_served_after_a_failed_accept() {
+    let telemetry = Telemetry::new(&BUILD, &Arc::default(), SpanSettings::default());
+    let server = Server::bind("127.0.0.1", 0, Arc::clone(&telemetry)).await.unwrap();
+    let (address, listener, fails) = (server.address().unwrap(), &server.listener, AtomicBool::new(true));
+    let accept = || {
+        let fails = fails.swap(false, Ordering::Relaxed);
+        async move { if fails { Err(io::Error::other("too many open files")) } else { Ok(listener.accept().await?.0) } }
+    };
+    let (stop, serving) = (CancellationToken::new(), tokio::spawn(async {}));
+    let server = serve_connections(accept, &telemetry, stop.clone());
+    let running = RunningServer { address, telemetry: Arc::clone(&telemetry), stop, serving };
+    let answered = tokio::time::timeout(Duration::from_secs(60), running.request("GET", "/debug/process/state"));
+    let answer = tokio::select! {
+        answer = answered => answer.expect("the server must accept again"),
+        () = server => unreachable!("the server must run until it is stopped"),
+    };
+    assert!(answer.ends_with("starting"), "{answer}");
 }
 
 #[tokio::test]

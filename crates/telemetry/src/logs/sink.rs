@@ -1,8 +1,8 @@
 //! Destinations of log lines: standard error, and optionally syslog.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -24,7 +24,24 @@ pub struct SyslogError {
 /// Destination of log lines.
 pub struct Sink {
     target: Target,
-    syslog: Option<UnixDatagram>,
+    syslog: Option<Syslog>,
+}
+
+/// Connection to the socket of a syslog daemon.
+pub(super) struct Syslog {
+    socket: UnixDatagram,
+    path: PathBuf,
+}
+
+impl Syslog {
+    /// Sends a record. If the daemon was restarted with another socket, connects again. Ignores other errors.
+    fn send(&self, record: &[u8]) {
+        let Err(error) = self.socket.send(record) else { return };
+        let is_disconnected = matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotConnected);
+        if is_disconnected && self.socket.connect(&self.path).is_ok() {
+            let _ = self.socket.send(record);
+        }
+    }
 }
 
 enum Target {
@@ -45,7 +62,7 @@ impl Sink {
         Self { target: Target::Memory(Arc::clone(buffer)), syslog: None }
     }
 
-    pub(super) fn with_syslog(mut self, syslog: UnixDatagram) -> Self {
+    pub(super) fn with_syslog(mut self, syslog: Syslog) -> Self {
         self.syslog = Some(syslog);
         self
     }
@@ -65,22 +82,22 @@ impl Sink {
             Target::Memory(buffer) => buffer.lock().extend_from_slice(line.as_bytes()),
         }
         // Like gitlab-runner, do not send debug records to syslog.
-        if let Some(socket) = self.syslog.as_ref().filter(|_| level <= Level::Info) {
-            let _ = socket.send(&datagram(level, line));
+        if let Some(syslog) = self.syslog.as_ref().filter(|_| level <= Level::Info) {
+            syslog.send(&datagram(level, line));
         }
     }
 }
 
-pub(super) fn connect_syslog() -> Result<UnixDatagram, SyslogError> {
+pub(super) fn connect_syslog() -> Result<Syslog, SyslogError> {
     connect(Path::new(SYSLOG))
 }
 
-fn connect(path: &Path) -> Result<UnixDatagram, SyslogError> {
+fn connect(path: &Path) -> Result<Syslog, SyslogError> {
     let connected = UnixDatagram::unbound().and_then(|socket| {
         // A blocked syslog must not block this process.
         socket.set_nonblocking(true)?;
         socket.connect(path)?;
-        Ok(socket)
+        Ok(Syslog { socket, path: path.to_owned() })
     });
     connected.map_err(|source| SyslogError { path: path.display().to_string(), source })
 }
@@ -116,8 +133,26 @@ mod tests {
     }
 
     #[test]
+    fn syslog_gets_records_after_its_daemon_was_restarted() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("log");
+        let first = UnixDatagram::bind(&path).unwrap();
+        let sink = Sink::memory(&Arc::default()).with_syslog(connect(&path).unwrap());
+        drop(first);
+        std::fs::remove_file(&path).unwrap();
+        sink.write(Level::Warning, "without a daemon\n");
+        sink.write(Level::Warning, "still without a daemon\n");
+        let second = UnixDatagram::bind(&path).unwrap();
+        second.set_nonblocking(true).unwrap();
+        sink.write(Level::Warning, "again\n");
+        let mut bytes = [0; 100];
+        let length = second.recv(&mut bytes).unwrap();
+        assert!(bytes[..length].ends_with(b": again"), "{}", String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
     fn missing_syslog_is_an_error() {
-        let error = connect(Path::new("/nowhere/log")).unwrap_err().to_string();
+        let error = connect(Path::new("/nowhere/log")).err().unwrap().to_string();
         assert_eq!(error, "failed to connect to /nowhere/log; is a syslog daemon running?");
     }
 }

@@ -25,7 +25,7 @@ pub struct EntryLabels {
 pub struct EntryMetrics {
     set: MetricSet,
     pub(super) token: Arc<TokenMetrics>,
-    pub(super) name: Arc<NameMetrics>,
+    pub(super) name_metrics: Arc<NameMetrics>,
     pub(super) limit: IntGauge,
     pub(super) jobs: IntGaugeVec,
     pub(super) jobs_total: IntCounter,
@@ -77,14 +77,14 @@ impl EntryMetrics {
         registry: &Registry,
         labels: &EntryLabels,
         token: Arc<TokenMetrics>,
-        name: Arc<NameMetrics>,
+        name_metrics: Arc<NameMetrics>,
     ) -> Self {
         let fixed =
             [("runner", &*labels.runner), ("runner_name", &*labels.runner_name), ("system_id", &*labels.system_id)];
         let mut set = MetricSet::new(registry, &fixed);
         let entry = Self {
             token,
-            name,
+            name_metrics,
             limit: set.gauge(&names::LIMIT),
             jobs: set.gauges(&names::JOBS),
             jobs_total: set.counter(&names::JOBS_TOTAL),

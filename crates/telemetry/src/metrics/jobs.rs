@@ -215,11 +215,12 @@ impl JobRecord {
 
     /// Counts a failed job by the reason that is reported.
     pub fn record_failure(&self, reason: &str) {
-        self.entry.name.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
+        self.entry.name_metrics.failed_jobs.with_label_values(&[reason, self.mode.label()]).inc();
         self.entry.failed_to_process(ProcessingFailure::Job);
     }
 
-    /// Records the duration of a stage per runner, for entries with `FF_EXPORT_HIGH_CARDINALITY_METRICS` in their `feature_flags`.
+    /// Records the duration of a stage per runner, for entries with `FF_EXPORT_HIGH_CARDINALITY_METRICS` in their
+    /// `feature_flags`.
     pub fn record_stage(&self, stage: &str, seconds: f64) {
         self.entry.stage_duration.with_label_values(&[stage]).observe(seconds);
     }

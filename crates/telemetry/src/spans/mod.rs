@@ -55,10 +55,10 @@ pub struct Tracer {
     /// Used to count spans.
     telemetry: Weak<Telemetry>,
     /// `None` before the first export, and after a flush.
-    exporter: Mutex<Option<Exporter>>,
+    export_task: Mutex<Option<ExportTask>>,
 }
 
-struct Exporter {
+struct ExportTask {
     items: mpsc::Sender<ExportItem>,
     task: JoinHandle<()>,
     /// Whether the queue was full at the last attempt to add an item. An overflow is logged once.
@@ -67,7 +67,7 @@ struct Exporter {
 
 impl Tracer {
     pub(crate) fn new(settings: SpanSettings, telemetry: &Weak<Telemetry>) -> Self {
-        Self { settings, telemetry: telemetry.clone(), exporter: Mutex::default() }
+        Self { settings, telemetry: telemetry.clone(), export_task: Mutex::default() }
     }
 
     /// Returns the position of a job in a trace. `None` means that tracing is disabled, or that the
@@ -76,8 +76,8 @@ impl Tracer {
     /// `identity` identifies the job across restarts of the manager. The trace ID does not reveal it.
     #[must_use]
     pub fn context(&self, identity: &[&[u8]], requested: Option<&RequestedTrace>) -> Option<TraceContext> {
-        let is_requested = requested.is_some_and(|requested| !requested.destinations.is_empty());
-        if self.settings.disabled || (self.settings.destination.is_none() && !is_requested) {
+        let has_requested_destination = requested.is_some_and(|requested| !requested.destinations.is_empty());
+        if self.settings.disabled || (self.settings.destination.is_none() && !has_requested_destination) {
             return None;
         }
         let (trace, parent) = match requested {
@@ -85,7 +85,7 @@ impl Tracer {
             None => (TraceId::derived(identity), None),
         };
         let span = SpanId::derived(identity);
-        let sampled = is_requested || self.settings.samples(trace, parent.is_some());
+        let sampled = has_requested_destination || self.settings.samples(trace, parent.is_some());
         Some(TraceContext { trace, span, parent, sampled })
     }
 
@@ -104,19 +104,19 @@ impl Tracer {
     }
 
     fn enqueue(&self, item: ExportItem) {
-        let mut exporter = self.exporter.lock();
-        let exporter = exporter.get_or_insert_with(|| {
+        let mut export_task = self.export_task.lock();
+        let export_task = export_task.get_or_insert_with(|| {
             let (items, queue) = mpsc::channel(MAX_QUEUED_ITEMS);
             let task = tokio::spawn(export::run(queue, self.settings.clone(), self.telemetry.clone()));
-            Exporter { items, task, overflowing: false }
+            ExportTask { items, task, overflowing: false }
         });
-        match exporter.items.try_send(item) {
-            Ok(()) => exporter.overflowing = false,
+        match export_task.items.try_send(item) {
+            Ok(()) => export_task.overflowing = false,
             Err(mpsc::error::TrySendError::Full(item) | mpsc::error::TrySendError::Closed(item)) => {
                 if let Some(telemetry) = self.telemetry.upgrade() {
                     telemetry.metrics.record_spans("dropped", item.job.spans().len());
                 }
-                if !std::mem::replace(&mut exporter.overflowing, true) {
+                if !std::mem::replace(&mut export_task.overflowing, true) {
                     tracing::warn!("export queue full, dropping spans");
                 }
             }
@@ -125,7 +125,7 @@ impl Tracer {
 
     /// Sends the queued spans, for a few seconds at most.
     pub async fn flush(&self) {
-        let Some(Exporter { items, mut task, .. }) = self.exporter.lock().take() else { return };
+        let Some(ExportTask { items, mut task, .. }) = self.export_task.lock().take() else { return };
         drop(items);
         if tokio::time::timeout(FLUSH_TIMEOUT, &mut task).await.is_err() {
             task.abort();

@@ -59,15 +59,15 @@ async fn failed_accept_does_not_stop_the_ssh_server() {
         status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
     };
     // The server cannot open further files.
-    let before = getrlimit(Resource::Nofile);
-    prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
-    let before_connection = context_switches();
+    let usual_limit = getrlimit(Resource::Nofile);
+    prlimit(Some(server), Resource::Nofile, Rlimit { current: Some(3), ..usual_limit }).unwrap();
+    let switches_before = context_switches();
     let waiting = tokio::net::TcpStream::connect(&target.address).await.unwrap();
     // Wait until the SSH server has woken up and failed to accept the connection.
-    while context_switches().is_some() && context_switches() == before_connection {
+    while context_switches().is_some() && context_switches() == switches_before {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    prlimit(Some(server), Resource::Nofile, before).unwrap();
+    prlimit(Some(server), Resource::Nofile, usual_limit).unwrap();
     drop(waiting);
     assert_eq!(output(&*session, "echo on").await.1, "on\n");
     dial(&target, &KnownHosts::default()).await.unwrap();
@@ -100,4 +100,40 @@ async fn stopped_or_killed_plugin_leaves_no_directory() {
     assert_eq!(entries(directory.path()).len(), 1);
     group.stop().await;
     assert_eq!(entries(directory.path()), Vec::<std::path::PathBuf>::new());
+}
+
+async fn suspend(group: &Group, id: &InstanceId) {
+    assert_eq!(group.suspend(std::slice::from_ref(id)).await.unwrap(), std::slice::from_ref(id));
+}
+
+#[tokio::test]
+async fn killed_plugin_leaves_no_suspended_instance() {
+    for isolation in ["auto", "none"] {
+        let directory = tempfile::tempdir().unwrap();
+        let config = json!({"directory": directory.path(), "suspendable": true, "isolation": isolation});
+        let (group, target, session) = start_instance(config).await;
+        let (_, daemon, _) = output(&*session, DAEMON).await;
+        suspend(&group, &id(&target)).await;
+        let mut status = group.status();
+        let PluginStatus::Up { pid } = *status.borrow() else { panic!("the plugin is not running") };
+        kill_process(Pid::from_raw(i32::try_from(pid).unwrap()).unwrap(), Signal::KILL).unwrap();
+        status.wait_for(|status| matches!(status, PluginStatus::Down { .. })).await.unwrap();
+        status.wait_for(|status| matches!(status, PluginStatus::Up { .. })).await.unwrap();
+        assert_eq!(persistent::process(directory.path(), "instance"), None, "isolation = {isolation}");
+        if isolation == "none" {
+            wait_exit(self::pid(&daemon)).await;
+        }
+        group.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn preempted_suspended_instance_leaves_no_process() {
+    let config = json!({"suspendable": true, "isolation": "none", "preemptions_per_minute": 60_000.0, "preemption_notice_s": 2.0});
+    let (group, target, session) = start_instance(config).await;
+    let (_, daemon, _) = output(&*session, DAEMON).await;
+    suspend(&group, &id(&target)).await;
+    wait_for_instances(&group, InstanceState::Suspended, 0).await;
+    wait_exit(pid(&daemon)).await;
+    group.stop().await;
 }

@@ -209,6 +209,17 @@ async fn canceled_command_is_killed_and_lost_instance_has_no_status() {
     let (outcome, ()) = tokio::join!(session.run(run), watch);
     assert_eq!(outcome.unwrap().exit, Exit::Code(143), "SIGTERM");
 
+    // A command that does not read its input can be canceled, too.
+    let (mut input, mut feed) = tokio::io::duplex(64);
+    let stop = CancellationToken::new();
+    let run = RemoteCommand { stdin: Some(&mut input), stop: stop.clone(), ..RemoteCommand::new("exec sleep 600") };
+    let fill = async {
+        feed.write_all(&[b'x'; 1_000_000]).await.unwrap();
+        stop.cancel();
+    };
+    let (outcome, ()) = tokio::join!(session.run(run), fill);
+    assert_eq!(outcome.unwrap().exit, Exit::Code(143), "SIGTERM");
+
     let (mut reader, mut writer) = tokio::io::duplex(64);
     let run = RemoteCommand { stdout: Some(&mut writer), ..RemoteCommand::new("echo up; exec sleep 600") };
     let watch = async {

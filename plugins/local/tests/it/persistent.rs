@@ -15,8 +15,8 @@ use super::{group, output, target, wait_for_instances};
 /// Timeout of a fast operation of the plugin on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Finds the process in an instance's directory whose last argument is `last_argument`.
-fn process(directory: &Path, last_argument: &str) -> Option<String> {
+/// Finds the process that runs in an instance's directory and whose last argument is `last_argument`.
+pub(crate) fn process(directory: &Path, last_argument: &str) -> Option<String> {
     std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
         let runs_in_directory =
             std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| cwd.starts_with(directory));
@@ -78,7 +78,7 @@ fn plugin(directory: &Path) -> Option<String> {
     })
 }
 
-/// Omits the lock.
+/// Returns the sorted names in a directory, except the lock.
 fn entries(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut entries: Vec<_> = entries.filter(|name| name != ".lock").collect();
@@ -157,7 +157,7 @@ async fn killed_server_is_restarted_and_its_processes_continue() {
     }
     let directory = tempfile::tempdir().unwrap();
     let executable = directory.path().join("plugin");
-    std::fs::copy(env!("CARGO_BIN_EXE_fleeting-plugin-local"), &executable).unwrap();
+    muster_test_prerequisites::copy_program(env!("CARGO_BIN_EXE_fleeting-plugin-local"), &executable);
     let mut spec = PluginSpec::new(&executable);
     spec.config = json!({"directory": directory.path().join("machines"), "persistent_instances": true});
     let group = Group::start(spec).await.unwrap();

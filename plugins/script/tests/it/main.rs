@@ -2,7 +2,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use muster_fleeting::connector::{self, DialOptions};
@@ -131,8 +130,7 @@ async fn executables_in_directory_implement_calls() {
     let directory = TempDir::new().unwrap();
     let add_program = |call: &str, body: &str| {
         let path = directory.path().join(call);
-        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\n{body}\n"));
     };
     add_program("update", "echo '{\"a\": \"suspended\"}'");
     add_program("increase", "echo '{\"succeeded\": 1}'");

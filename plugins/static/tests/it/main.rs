@@ -1,4 +1,6 @@
 //! Tests the plugin as a process under Muster's host. Its machines are SSH servers of the tests.
+//!
+//! The numbers of the cases (C4 and C6) are those of `docs/spec/fleeting.md`, section 9.
 
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
@@ -16,7 +18,7 @@ use russh::keys::ssh_key::LineEnding;
 use russh::keys::{Algorithm, HashAlg, PrivateKey};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -95,7 +97,8 @@ async fn wait_until(failure: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-async fn wait_for_lease(group: &Group) {
+/// Leases a machine as soon as one is available.
+async fn lease_when_available(group: &Group) {
     wait_until("no machine was leased", async || group.increase(1).await.is_ok()).await;
 }
 
@@ -147,7 +150,7 @@ async fn machines_are_leased_cleaned_up_and_leased_again() {
     session.close().await;
 
     group.decrease(&[id("m1/1"), id("m1/99")]).await.unwrap();
-    wait_for_lease(&group).await;
+    lease_when_available(&group).await;
     assert!(!used.exists(), "the machine was cleaned up before its next lease");
     assert_eq!(states(&group).await, [("m1/2".to_owned(), InstanceState::Running)], "a new lease is a new instance");
     group.stop().await;
@@ -167,7 +170,7 @@ async fn machine_is_not_leased_if_cleanup_fails() {
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("1 being cleaned"), "{error}");
     std::fs::write(&repaired, "").unwrap();
-    wait_for_lease(&group).await;
+    lease_when_available(&group).await;
     group.stop().await;
 }
 
@@ -192,10 +195,44 @@ async fn slow_cleanup_does_not_delay_other_machines() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     second.reconnect().await;
-    tokio::time::timeout(Duration::from_secs(60), wait_for_lease(&group)).await.expect("m2 was not checked");
+    tokio::time::timeout(Duration::from_secs(60), lease_when_available(&group)).await.expect("m2 was not checked");
     assert_eq!(states(&group).await, [("m2/2".to_owned(), InstanceState::Running)]);
     std::fs::write(&proceed, "").unwrap();
-    wait_for_lease(&group).await;
+    lease_when_available(&group).await;
+    group.stop().await;
+}
+
+/// Forwards one connection to `machine`. Returns the address, and a task that ends when the client closes the connection.
+async fn forward_once(machine: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let forward = tokio::spawn(async move {
+        let (client, _) = listener.accept().await.unwrap();
+        let (mut from_client, mut to_client) = client.into_split();
+        let (mut from_machine, mut to_machine) = TcpStream::connect(machine).await.unwrap().into_split();
+        tokio::spawn(async move { tokio::io::copy(&mut from_machine, &mut to_client).await });
+        let _ = tokio::io::copy(&mut from_client, &mut to_machine).await;
+    });
+    (address, forward)
+}
+
+#[tokio::test]
+async fn connection_is_closed_if_a_check_does_not_end_in_time() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let (address, forward) = forward_once(machine.address).await;
+    let mut entry = machine.entry(directory.path(), "m1");
+    entry["address"] = json!(address.to_string());
+    let mut config = config(directory.path(), &[entry]);
+    let proceed = directory.path().join("proceed");
+    config["health_command"] = json!(format!("while [ ! -e {} ]; do sleep 0.02; done", proceed.display()));
+    config["health_timeout_s"] = json!(1);
+    config["health_interval_s"] = json!(3600);
+    let group = start(&config).await.unwrap();
+    tokio::time::timeout(TIMEOUT, forward).await.expect("the connection is still open").unwrap();
+    let error = group.increase(1).await.unwrap_err().to_string();
+    assert!(error.contains("health_command did not finish within 1 s"), "{error}");
+    std::fs::write(&proceed, "").unwrap();
     group.stop().await;
 }
 
@@ -213,7 +250,7 @@ async fn unreachable_machines_are_quarantined_and_recover() {
     let error = group.increase(1).await.unwrap_err().to_string();
     assert!(error.contains("1 quarantined (m1: "), "{error}");
     first.reconnect().await;
-    wait_for_lease(&group).await;
+    lease_when_available(&group).await;
     assert_eq!(states(&group).await.len(), 2);
     first.disconnect().await;
     let error = group.heartbeat(&id("m1/2")).await.unwrap_err().to_string();
@@ -333,16 +370,18 @@ fn reference_page_is_up_to_date() {
 
 /// Runs the cases of `muster plugin test` against the plugin, whose machines all respond.
 #[tokio::test]
-async fn c4_c6_passes_conformance_kit() {
+async fn c4_c6_plugin_passes_conformance_kit() {
     let directory = TempDir::new().unwrap();
     let (a, b) = (Machine::start().await, Machine::start().await);
     let mut plan = Plan::new(PLUGIN);
     plan.config = config(directory.path(), &[a.entry(directory.path(), "a"), b.entry(directory.path(), "b")]);
     let report = conformance::run(&plan, &mut |_| {}).await;
-    // These cases concern suspended instances, which this plugin does not support.
-    let skipped = ["H13", "P11"];
     for verdict in &report.verdicts {
-        let is_expected = verdict.outcome == Outcome::Pass || skipped.contains(&verdict.case.id);
+        let is_expected = match verdict.case.id {
+            // This plugin does not support suspended instances.
+            "P11" => matches!(verdict.outcome, Outcome::Skip(_)),
+            _ => verdict.outcome == Outcome::Pass,
+        };
         assert!(is_expected, "{verdict:?}");
     }
 }

@@ -55,7 +55,7 @@ impl Suite {
     }
 
     async fn compare_muster(&self) {
-        let observations = CaseRunner::new(&self.cases, &self.executor).muster().await;
+        let observations = CaseRunner::new(&self.cases, &self.executor).run_muster().await;
         let mut table = table::Differences::read(&directory(self.executor.name()).join("differences.toml"));
         for (name, muster) in &observations {
             let stock = std::fs::read_to_string(self.recorded_path(name));
@@ -71,7 +71,7 @@ impl Suite {
             println!("skipped: MUSTER_TEST_GITLAB_RUNNER is not set");
             return;
         };
-        let observations = CaseRunner::new(&self.cases, &self.executor).stock(&executable).await;
+        let observations = CaseRunner::new(&self.cases, &self.executor).run_stock(&executable).await;
         if std::env::var_os("MUSTER_TEST_RECORD").is_some() {
             for (name, observation) in &observations {
                 std::fs::write(self.recorded_path(name), observation).unwrap();

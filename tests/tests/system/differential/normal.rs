@@ -39,7 +39,7 @@ static RULES: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     .collect()
 });
 
-pub(super) fn text(text: &str, home: &Path) -> String {
+pub(super) fn normalize(text: &str, home: &Path) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut text = text.replace(&*home.to_string_lossy(), "HOME");
     text = text.replace(&format!("Running on {}...", host.trim()), "Running on HOST...");
@@ -50,10 +50,10 @@ pub(super) fn text(text: &str, home: &Path) -> String {
     text
 }
 
-/// Makes control characters visible, and replaces repeated lines by one line and their number.
-pub(super) fn trace(bytes: &[u8], home: &Path) -> String {
+/// Normalizes a trace. Also makes control characters visible, and replaces repeated lines by one line and their number.
+pub(super) fn normalize_trace(bytes: &[u8], home: &Path) -> String {
     let trace = String::from_utf8_lossy(bytes);
-    let text = text(&trace, home);
+    let text = normalize(&trace, home);
     let mut lines: Vec<(String, usize)> = Vec::new();
     for line in text.split_inclusive('\n') {
         let end = if line.ends_with('\n') { "" } else { "<no end of line>" };

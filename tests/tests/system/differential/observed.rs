@@ -24,10 +24,10 @@ pub(super) fn observe(job: &Job, home: &Path) -> String {
         let (kind, format) = (field(&query.artifact_type), field(&query.artifact_format));
         writeln!(text, "artifact: {name} type={kind} format={format} expire_in={}", field(&query.expire_in)).unwrap();
         let content = job.artifacts[name].to_vec();
-        text.push_str(&normal::text(&render_artifact(&format, &content), home));
+        text.push_str(&normal::normalize(&render_artifact(&format, &content), home));
     }
     text.push_str("trace:\n");
-    text.push_str(&normal::trace(&job.trace, home));
+    text.push_str(&normal::normalize_trace(&job.trace, home));
     text
 }
 

@@ -99,7 +99,7 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// Returns the results of `muster runner run`.
-    pub(super) async fn muster(self) -> Observations {
+    pub(super) async fn run_muster(self) -> Observations {
         let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(&muster());
         command.arg("runner");
@@ -108,7 +108,8 @@ impl<'a> CaseRunner<'a> {
         self.observe(served, command).await
     }
 
-    pub(super) async fn stock(self, binary: &OsStr) -> Observations {
+    /// Returns the results of gitlab-runner.
+    pub(super) async fn run_stock(self, binary: &OsStr) -> Observations {
         let served = self.executor.serve(self.coordinator.clone()).await;
         let mut command = self.command(Path::new(binary));
         self.add_run_arguments(&served, &mut command);
@@ -204,7 +205,8 @@ impl<'a> CaseRunner<'a> {
             let job = self.coordinator.wait_for_end(id).await;
             observations.insert(current.name.clone(), observed::observe(&job, self.home.path()));
             // The next job of the project gets the same slot, and with it the same volumes, only after its release.
-            assert!(wait_until(|| !self.still_uses_slot(id)).await, "{} was not closed:\n{}", current.name, self.log());
+            let is_released = wait_until(|| !self.still_uses_slot(id)).await;
+            assert!(is_released, "the slot of case {} was not released:\n{}", current.name, self.log());
             case = self.cases.iter().find(|next| next.after.as_ref() == Some(&current.name));
         }
         observations

@@ -33,7 +33,7 @@ async fn assert_canceled(result: JoinHandle<JobResult>) {
 }
 
 #[tokio::test]
-async fn c106_failure_names_the_step_and_ends_with_the_exit_status() {
+async fn c106_failure_message_names_the_step_and_ends_with_the_exit_status() {
     let mut agent = Agent::start().await;
     agent.run_script("1", "no-such-command", &[]).await;
     let message = "step \"main\": exec: exit status 127";

@@ -25,7 +25,7 @@ async fn c103_every_follower_gets_the_bytes_after_its_offset() {
     let offsets = [0, 0, 0, 0, 0, 7, expected.len() - 1, expected.len(), expected.len() + 10];
     let followers = offsets.map(follow);
     agent.log_until("1", "early\n").await;
-    fifo.open().await;
+    fifo.let_job_continue().await;
     for (offset, follower) in offsets.into_iter().zip(followers) {
         let log = tokio::time::timeout(TIMEOUT, follower).await.unwrap().unwrap();
         assert_eq!(log, expected.get(offset..).unwrap_or_default(), "offset {offset}");
@@ -42,7 +42,7 @@ async fn c104_interrupted_follower_resumes_at_its_offset() {
     agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
     // The first call ends early, as after an error of the client's writer.
     let early = agent.log_until("1", "early\n").await;
-    fifo.open().await;
+    fifo.let_job_continue().await;
     let rest = agent.log_from("1", i64::try_from(early.len()).unwrap()).await;
     assert_eq!(early + &String::from_utf8(rest).unwrap(), log_of("early\nlate\n"));
 }
@@ -54,7 +54,7 @@ async fn c105_lines_arrive_while_the_job_runs() {
     agent.run_script("1", &format!("echo early; {}; echo late", fifo.wait_command()), &[]).await;
     assert_eq!(agent.log_until("1", "early\n").await, log_of("early\n"));
     assert_eq!(agent.status("1").await.status(), State::Running);
-    fifo.open().await;
+    fifo.let_job_continue().await;
     agent.log_until("1", "late\n").await;
     agent.assert_ended("1", State::Success, None, "").await;
 }

@@ -72,7 +72,7 @@ impl Fifo {
         format!("read line <{}", self.0.display())
     }
 
-    async fn open(&self) {
+    async fn let_job_continue(&self) {
         tokio::time::timeout(TIMEOUT, tokio::fs::write(&self.0, "go\n")).await.unwrap().unwrap();
     }
 }

@@ -1,8 +1,7 @@
 //! Cases 84, 98 to 102 and 114: start, list and close jobs.
 
-use muster_agent_api::client::{AgentConnection, AgentError, Reach, RunOptions, RunOutcome, run_until_accepted};
+use muster_agent_api::client::{RunOptions, RunOutcome, run_until_accepted};
 use muster_agent_api::step_runner::{FollowLogsRequest, RunRequest, StatusRequest};
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -73,20 +72,8 @@ async fn c102_jobs_in_the_same_directory_have_separate_variables_and_logs() {
     assert_eq!(agent.log("2").await, log_of("2 file of 2\n"));
     agent.wait("2").await;
     agent.close("2").await;
-    fifo.open().await;
+    fifo.let_job_continue().await;
     assert_eq!(agent.log("1").await, log_of("1 file of 1\n"));
-}
-
-struct Socket(PathBuf);
-
-#[async_trait::async_trait]
-impl Reach for Socket {
-    async fn reach(&self) -> Result<AgentConnection, AgentError> {
-        let path = self.0.clone();
-        let opened =
-            AgentConnection::open(path.display().to_string(), move || tokio::net::UnixStream::connect(path.clone()));
-        opened.await.map_err(|error| AgentError::NotReached(error.into()))
-    }
 }
 
 #[tokio::test]

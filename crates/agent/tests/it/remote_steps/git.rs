@@ -1,5 +1,7 @@
 //! Steps in Git repositories.
 
+use muster_job::{PolicyRule, StepPolicy};
+
 use super::*;
 
 #[tokio::test]
@@ -157,6 +159,30 @@ async fn steps_of_a_repository_call_each_other() {
     fixture.push("refs/heads/main");
     let log = fixture.pass(json!(format!("{}/-/caller@main", fixture.public()))).await;
     assert!(log.contains("<sub>\nbeside\n"), "{log}");
+}
+
+/// The author of the job chooses the input. It must not lead to a step outside of the repository.
+#[tokio::test]
+async fn step_of_an_allowed_repository_needs_a_rule_for_steps_outside_of_it() {
+    let mut fixture = Fixture::new().await;
+    let caller = "spec: {inputs: {next: {type: string}}}\n---\nrun:\n- {name: next, step: './${{inputs.next}}'}\n";
+    fs::create_dir_all(fixture.work().join("steps/caller")).unwrap();
+    fs::write(fixture.work().join("steps/caller/step.yml"), caller).unwrap();
+    fixture.commit("caller");
+    fixture.push("refs/heads/main");
+    let elsewhere = fixture.agent.dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join("step.yml"), "{}\n---\nexec: {command: [echo, evaded]}\n").unwrap();
+    let outside = format!("{}{}", "../".repeat(30), elsewhere.display());
+    for (next, word) in [("../sub", "<sub>"), (&outside, &*format!("does not allow `local:{}`", elsewhere.display()))] {
+        let reference = format!("{}/-/caller@main", fixture.public());
+        let list = json!([{"name": "caller", "step": reference, "inputs": {"next": next}}]);
+        let mut plan = fixture.agent.plan(vec![step("step_script", When::OnSuccess, Call::Run(list))]);
+        let rule = PolicyRule { pattern: "git:**".to_owned(), is_allowed: true, ..Default::default() };
+        plan.step_policy = Some(StepPolicy { rules: vec![rule], denied_by_default: Some(1), ..Default::default() });
+        let (log, _) = fixture.agent.complete(&plan).await;
+        assert!(log.contains(word) && !log.contains("evaded"), "{next}: {log}");
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! Lock file of the checkout.
+//! Lock file `muster-steps.lock` of the checkout, which selects the versions of remote steps.
 
 use muster_steps::lock::{LOCK_FILE, StepLock};
 use muster_steps::remote::Source;
@@ -9,7 +9,7 @@ fn source(url: &str, revision: &str) -> Source {
     Source::Git { url: url.to_owned(), revision: revision.to_owned() }
 }
 
-fn write_lock(fixture: &Fixture, pins: &[(Source, &str)]) {
+fn write_lock_file(fixture: &Fixture, pins: &[(Source, &str)]) {
     let mut lock = StepLock::default();
     for (source, digest) in pins {
         lock.put(source, (*digest).to_owned());
@@ -28,7 +28,7 @@ async fn locked_commit_runs_although_its_branch_and_tag_have_moved() {
     fixture.push("refs/heads/main");
     fixture.push("refs/tags/v1");
     assert!(fixture.pass(json!(format!("{url}@v1"))).await.contains("<moved>"));
-    write_lock(&fixture, &[(source(&url, "v1"), &first), (source(&url, "main"), &first)]);
+    write_lock_file(&fixture, &[(source(&url, "v1"), &first), (source(&url, "main"), &first)]);
     for revision in ["v1", "main"] {
         let log = fixture.pass(json!(format!("{url}@{revision}"))).await;
         assert!(log.contains("<top>") && log.contains(&format!("({first}, as locked)")), "{log}");
@@ -39,7 +39,7 @@ async fn locked_commit_runs_although_its_branch_and_tag_have_moved() {
 async fn step_that_the_lock_file_does_not_name_is_refused() {
     let mut fixture = Fixture::new().await;
     let (url, first) = (fixture.public(), git(&fixture.work(), &["rev-parse", "HEAD"]));
-    write_lock(&fixture, &[(source(&url, "v1"), &first)]);
+    write_lock_file(&fixture, &[(source(&url, "v1"), &first)]);
     for reference in [format!("{url}@main"), format!("{url}@{first}")] {
         let log = fixture.fail(json!(reference)).await;
         let message = format!("{reference}: {LOCK_FILE} does not name this step; run `muster step lock` and commit");
@@ -52,7 +52,7 @@ async fn step_that_the_lock_file_does_not_name_is_refused() {
 }
 
 #[tokio::test]
-async fn remote_steps_of_remote_steps_are_locked() {
+async fn lock_file_must_also_name_remote_steps_of_remote_steps() {
     let mut fixture = Fixture::new().await;
     let url = fixture.public();
     let caller = format!("{{}}\n---\nrun: [{{name: inner, step: '{url}@v1'}}]\n");
@@ -61,7 +61,7 @@ async fn remote_steps_of_remote_steps_are_locked() {
     fs::write(fixture.work().join("steps/caller/step.yml"), caller).unwrap();
     let second = fixture.commit("caller");
     fixture.push("refs/heads/main");
-    write_lock(&fixture, &[(source(&url, "main"), &second)]);
+    write_lock_file(&fixture, &[(source(&url, "main"), &second)]);
     let log = fixture.fail(json!(format!("{url}/-/caller@main"))).await;
     assert!(log.contains("step \"inner\": ") && log.contains(&format!("{url}@v1: {LOCK_FILE} does not name")), "{log}");
 }
@@ -71,7 +71,7 @@ async fn locked_commit_that_the_server_does_not_have_is_named() {
     let mut fixture = Fixture::new().await;
     let url = fixture.public();
     let gone = "0123456789".repeat(4);
-    write_lock(&fixture, &[(source(&url, "main"), &gone)]);
+    write_lock_file(&fixture, &[(source(&url, "main"), &gone)]);
     let log = fixture.fail(json!(format!("{url}@main"))).await;
     assert!(log.contains(&format!("{url}@main: cannot find version \"{gone}\"")), "{log}");
 }
@@ -80,7 +80,7 @@ async fn locked_commit_that_the_server_does_not_have_is_named() {
 async fn steps_cannot_change_the_lock_file_of_their_job() {
     let mut fixture = Fixture::new().await;
     let (url, first) = (fixture.public(), git(&fixture.work(), &["rev-parse", "HEAD"]));
-    write_lock(&fixture, &[(source(&url, "v1"), &first)]);
+    write_lock_file(&fixture, &[(source(&url, "v1"), &first)]);
     let list = json!([
         {"name": "remove", "script": format!("rm {LOCK_FILE}")},
         {"name": "remote", "step": format!("{url}@main")},
@@ -111,7 +111,7 @@ async fn digest_in_the_lock_file_is_not_used_as_a_path() {
     fs::create_dir(&victim).unwrap();
     fs::write(victim.join("file"), "").unwrap();
     let digest = format!("{first}/../../../victim");
-    write_lock(&fixture, &[(source(&url, "main"), &digest)]);
+    write_lock_file(&fixture, &[(source(&url, "main"), &digest)]);
     let log = fixture.fail(json!(format!("{url}@main"))).await;
     assert!(log.contains(&format!("cannot find version {digest:?}")), "{log}");
     assert!(victim.join("file").exists());
@@ -120,7 +120,7 @@ async fn digest_in_the_lock_file_is_not_used_as_a_path() {
 #[tokio::test]
 async fn lock_file_of_the_checkout_does_not_apply_to_steps_of_the_operator() {
     let mut fixture = Fixture::new().await;
-    write_lock(&fixture, &[]);
+    write_lock_file(&fixture, &[]);
     let list = json!([{"name": "audit", "step": format!("{}@main", fixture.public())}]);
     let mut audit = step("operator_after_audit", When::Finally, Call::Run(list));
     audit.policy.by_operator = true;

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::{JobResult, Outcome};
 use muster_agent_api::step_runner::Variable;
+use muster_test_prerequisites::create_program;
 use serde_json::{Value, json};
 
 use crate::checkout::git;
@@ -56,8 +57,7 @@ impl Fixture {
         let dir = self.work().join(dir);
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("step.yml"), STEP).unwrap();
-        fs::write(dir.join("print"), format!("#!/bin/sh\necho \"<{word}>\"\n")).unwrap();
-        make_executable(&dir.join("print"));
+        create_program(dir.join("print"), format!("#!/bin/sh\necho \"<{word}>\"\n"));
     }
 
     fn commit(&self, message: &str) -> String {

@@ -3,7 +3,7 @@
 use muster_oci::{Index, TagList};
 use muster_test_prerequisites::DockerRegistry;
 
-use super::registry::{client, login};
+use super::registry::{client, login_variable};
 use super::*;
 
 fn write_step(fixture: &Fixture) {
@@ -12,8 +12,7 @@ fn write_step(fixture: &Fixture) {
     let step = "spec: {inputs: {word: {type: string}}}\n---\n\
                 exec: {command: ['${{step_dir}}/bin/print', '${{inputs.word}}']}\n";
     fs::write(dir.join("step.yml"), step).unwrap();
-    fs::write(dir.join("bin/print"), "#!/bin/sh\necho \"<built $1>\"\n").unwrap();
-    make_executable(&dir.join("bin/print"));
+    create_program(dir.join("bin/print"), "#!/bin/sh\necho \"<built $1>\"\n");
 }
 
 /// Returns inputs of the step `oci/build`: a generic image, and an image for Plan 9 with one more file.
@@ -64,7 +63,7 @@ async fn c097_step_is_built_fetched_and_run_in_one_job() {
         list[0]["inputs"]["repository"] = json!(format!("g/built-{dialect}"));
         list[4]["step"] =
             json!({"oci": {"registry": registry.host(), "repository": format!("g/built-{dialect}"), "tag": "1.0.0"}});
-        let variables = [login(&registry), variable("CI_STEPS_DIALECT", dialect)];
+        let variables = [login_variable(&registry), variable("CI_STEPS_DIALECT", dialect)];
         let (log, result) = fixture.run_list(list, &variables).await;
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         let image = format!("{}/g/built-{dialect}:1.0.0", registry.host());
@@ -91,7 +90,7 @@ async fn existing_tag_and_invalid_inputs_are_refused() {
         ])
     };
     let valid = build_inputs(&registry, "g/once", "1.0.0");
-    let (log, result) = fixture.run_list(build(valid.clone()), &[login(&registry)]).await;
+    let (log, result) = fixture.run_list(build(valid.clone()), &[login_variable(&registry)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     let changed = |key: &str, value: Value| {
         let mut inputs = valid.clone();
@@ -99,13 +98,13 @@ async fn existing_tag_and_invalid_inputs_are_refused() {
         inputs
     };
     for (inputs, variables, message) in [
-        (valid.clone(), vec![login(&registry)], "image already published: "),
+        (valid.clone(), vec![login_variable(&registry)], "image already published: "),
         (valid.clone(), vec![], "set DOCKER_AUTH_CONFIG to credentials for this registry"),
         (changed("platforms", json!({})), vec![], "platforms input: must have at least one platform"),
         (changed("platforms", json!({"linux": {}})), vec![], "invalid platform os/arch: linux"),
         (changed("common", json!({"file": {}})), vec![], "common input: unknown field `file`"),
         (changed("common", json!({"files": {"src": "../x"}})), vec![], "is outside of the image"),
-        (changed("common", json!({"files": {"missing": "x"}})), vec![login(&registry)], "failed to read "),
+        (changed("common", json!({"files": {"missing": "x"}})), vec![login_variable(&registry)], "failed to read "),
         (changed("tag", json!(" ")), vec![], "tag is required"),
     ] {
         let mut inputs = inputs;
@@ -138,7 +137,7 @@ async fn promoted_image_keeps_its_digest_and_moves_the_tags_of_its_series() {
         promote("older", "1.1.0"),
         promote("candidate", "2.0.0-rc1"),
     ]);
-    let (log, result) = fixture.run_list(list, &[login(&registry)]).await;
+    let (log, result) = fixture.run_list(list, &[login_variable(&registry)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert_eq!(tags(&registry, "g/to").await, ["1", "1.1", "1.1.0", "1.2", "1.2.3", "2.0.0-rc1", "latest"]);
     let digest = |path: &'static str, tag: &'static str| {
@@ -146,7 +145,7 @@ async fn promoted_image_keeps_its_digest_and_moves_the_tags_of_its_series() {
         async move { client.resolve(tag).await.unwrap().0 }
     };
     assert_eq!(digest("g/to", "latest").await, digest("g/from", "snapshot").await);
-    let (log, result) = fixture.run_list(json!([promote("bad", "1.2")]), &[login(&registry)]).await;
+    let (log, result) = fixture.run_list(json!([promote("bad", "1.2")]), &[login_variable(&registry)]).await;
     assert!(result.message.contains("\"1.2\" is not a valid version"), "{} {log}", result.message);
 }
 
@@ -166,7 +165,7 @@ async fn function_is_built_into_an_archive_and_published_later() {
         {"name": "publish", "func": "builtin://function/oci/publish", "inputs": publish},
         {"name": "run", "func": format!("{}/g/function:0", registry.host()), "inputs": {"word": "function"}},
     ]);
-    let (log, result) = fixture.run_list(list, &[login(&registry)]).await;
+    let (log, result) = fixture.run_list(list, &[login_variable(&registry)]).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("<built function>\n"), "{log}");
     assert_eq!(tags(&registry, "g/function").await, ["0", "0.3", "0.3.0", "latest"]);
@@ -174,7 +173,7 @@ async fn function_is_built_into_an_archive_and_published_later() {
         {"name": "write", "script": "echo text >text"},
         {"name": "publish", "func": "builtin://function/oci/publish", "inputs": {"archive": "text", "to_repository": format!("{}/g/x", registry.host())}},
     ]);
-    let (log, result) = fixture.run_list(broken, &[login(&registry)]).await;
+    let (log, result) = fixture.run_list(broken, &[login_variable(&registry)]).await;
     assert!(result.message.contains("text is not a valid archive of a function"), "{} {log}", result.message);
 }
 

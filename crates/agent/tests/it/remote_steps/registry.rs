@@ -34,8 +34,7 @@ pub(super) fn layer(word: &str, dirs: &[&str]) -> Vec<u8> {
         let dir = root.path().join(dir);
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("step.yml"), ECHO).unwrap();
-        fs::write(dir.join("print"), format!("#!/bin/sh\necho \"<{word} $1>\"\n")).unwrap();
-        make_executable(&dir.join("print"));
+        create_program(dir.join("print"), format!("#!/bin/sh\necho \"<{word} $1>\"\n"));
     }
     let options = PackOptions { temp_dir: root.path(), limit: 1 << 20, is_stopped: &|| false };
     let packed = pack(&[(PathBuf::from("."), root.path().to_owned())], options).unwrap();
@@ -55,7 +54,7 @@ pub(super) async fn push(registry: &DockerRegistry, tag: &str, images: &[(Platfo
     publish(&client(registry, "g/echo"), tag, LAYER_TYPE, images.collect(), &BTreeMap::new()).await.unwrap()
 }
 
-pub(super) fn login(registry: &DockerRegistry) -> Variable {
+pub(super) fn login_variable(registry: &DockerRegistry) -> Variable {
     let auth = json!({"username": REGISTRY_USER, "password": REGISTRY_PASSWORD});
     variable("DOCKER_AUTH_CONFIG", &json!({"auths": {registry.host(): auth}}).to_string())
 }
@@ -149,14 +148,15 @@ async fn credentials_of_the_job_are_used_for_their_registry() {
     let mut fixture = Fixture::new().await;
     push(&registry, "1", &[(generic(), layer("private", &["."]))]).await;
     let list = json!([{"name": "a", "step": oci(&registry, "1", json!({}))}]);
-    let (log, _) = fixture.run_list(list.clone(), &[login(&registry)]).await;
+    let (log, _) = fixture.run_list(list.clone(), &[login_variable(&registry)]).await;
     assert!(log.contains("<private none>"), "{log}");
     let (log, _) = fixture.run_list(list.clone(), &[]).await;
     assert!(
         log.contains("denies access") && log.contains("; set DOCKER_AUTH_CONFIG"),
         "the cache must not replace the login: {log}"
     );
-    let other = variable("DOCKER_AUTH_CONFIG", &login(&registry).value.replace(registry.host(), "127.0.0.1:9"));
+    let other =
+        variable("DOCKER_AUTH_CONFIG", &login_variable(&registry).value.replace(registry.host(), "127.0.0.1:9"));
     let (log, _) = fixture.run_list(list.clone(), &[other]).await;
     assert!(log.contains("denies access") && !log.contains(REGISTRY_PASSWORD), "{log}");
     let (log, _) = fixture.run_list(list.clone(), &[variable("DOCKER_AUTH_CONFIG", "{")]).await;

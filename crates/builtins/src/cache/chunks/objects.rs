@@ -87,7 +87,7 @@ impl Objects<'_> {
         let spool = Mutex::new(Spool::new(file.try_clone().map_err(|error| file_failed("open", error))?));
         let total = downloads.iter().map(Download::bytes).sum();
         let meter = Arc::new(Mutex::new(self.context.meter("Downloading cache", Some(total))));
-        let end = AtomicU64::new(0);
+        let next_position = AtomicU64::new(0);
         let mut parts: Vec<(Object, u32, Option<Range<u64>>)> = Vec::new();
         for download in downloads {
             let part = |range| (download.pack.clone(), download.number, range);
@@ -97,11 +97,11 @@ impl Objects<'_> {
             parts.extend(download.ranges.iter().cloned().map(Some).map(part));
         }
         let parts = futures::stream::iter(parts.into_iter().map(Ok::<_, RemoteError>));
-        let (file, spool, meter, end) = (&file, &spool, &meter, &end);
+        let (file, spool, meter, next_position) = (&file, &spool, &meter, &next_position);
         parts
             .try_for_each_concurrent(MAX_CONCURRENT, |(pack, number, range)| async move {
                 let Some(range) = range else { return self.fetch_with(&pack, meter).await };
-                let at = end.fetch_add(range.end - range.start, Ordering::Relaxed);
+                let at = next_position.fetch_add(range.end - range.start, Ordering::Relaxed);
                 let url = self.url(&pack)?;
                 let transfer = || self.fetch_range_once(&url, &range, file, at, meter);
                 self.record_loss(&pack, self.remote.with_retries(self.context, self.stop, transfer).await)?;

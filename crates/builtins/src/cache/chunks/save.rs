@@ -61,7 +61,8 @@ impl SaveRun<'_> {
     async fn run(&self, files: Vec<PathBuf>, chunks: &ChunkCache) -> Result<(), Failure> {
         // A marked object will be deleted, so this save must not reuse it. Objects that are marked later are deleted
         // only after this save.
-        let mut marked: Vec<String> = self.store.marks().names().map(str::to_owned).collect();
+        let marks = self.store.marks().map_err(|error| chunk_failure(&error))?;
+        let mut marked: Vec<String> = marks.names().map(str::to_owned).collect();
         marked.extend(self.remote.iter().flat_map(|(remote, _)| remote.marked.iter().cloned()));
         let mut references = self.references(&chunks.level).await?;
         references.retain(|reference| !marked.contains(&reference.index.name));

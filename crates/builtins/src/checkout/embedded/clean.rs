@@ -1,17 +1,24 @@
 //! `git clean` with libgit2.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use git2::{Pathspec, PathspecFlags, Repository, Status, StatusOptions};
+use git2::{ErrorCode, Index, Pathspec, PathspecFlags, Repository, RepositoryOpenFlags};
 use muster_steps::stop::StopToken;
 use muster_steps::style;
+use walkdir::WalkDir;
+
+use crate::removal::remove_tree;
 
 /// Parsed value of `GIT_CLEAN_FLAGS`.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Flags {
+    /// Second `-f`: removes other repositories, too.
+    repositories: bool,
     /// `-d`: removes directories without tracked files, too.
     directories: bool,
     /// `-x`: removes files that `.gitignore` excludes, too.
@@ -24,7 +31,8 @@ struct Flags {
 
 /// Parses flags. The error is the first flag that is not supported.
 fn parse(flags: &[String]) -> Result<Flags, &str> {
-    let mut parsed = Flags { directories: false, ignored: false, only_ignored: false, excluded: Vec::new() };
+    let mut parsed = Flags::default();
+    let mut forces = 0;
     let mut flags = flags.iter().map(String::as_str);
     while let Some(flag) = flags.next() {
         if let Some(pattern) = flag.strip_prefix("--exclude=") {
@@ -34,17 +42,21 @@ fn parse(flags: &[String]) -> Result<Flags, &str> {
         } else if let Some(letters) = flag.strip_prefix('-').filter(|letters| !letters.starts_with('-')) {
             for letter in letters.chars() {
                 match letter {
-                    'f' | 'q' => {}
+                    'f' => forces += 1,
+                    'q' => {}
                     'd' => parsed.directories = true,
                     'x' => parsed.ignored = true,
                     'X' => parsed.only_ignored = true,
                     _ => return Err(flag),
                 }
             }
-        } else if !matches!(flag, "--force" | "--quiet") {
+        } else if flag == "--force" {
+            forces += 1;
+        } else if flag != "--quiet" {
             return Err(flag);
         }
     }
+    parsed.repositories = forces > 1;
     Ok(parsed)
 }
 
@@ -65,45 +77,147 @@ pub(super) fn clean(
             return Ok(());
         }
     };
-    let mut options = StatusOptions::new();
-    options.include_untracked(true).include_ignored(flags.ignored || flags.only_ignored).exclude_submodules(true);
-    // A directory without tracked files is a single entry, unless files in it may have to be kept.
-    options.recurse_untracked_dirs(flags.directories && (!flags.ignored || !flags.excluded.is_empty()));
-    options.recurse_ignored_dirs(flags.directories && !flags.excluded.is_empty());
-    let excluded = Pathspec::new(flags.excluded.iter().flat_map(|pattern| pathspecs(pattern)))?;
     let root = repository.workdir().unwrap_or_else(|| repository.path());
-    for entry in repository.statuses(Some(&mut options))?.iter() {
+    let mut index = repository.index()?;
+    index.read(false)?;
+    let excluded = Pathspec::new(flags.excluded.iter().flat_map(|pattern| pathspecs(pattern)))?;
+    let cleaning = Cleaning { repository, index, root, flags, excluded };
+    // Untracked directories that are not removed as a whole, parents first.
+    let mut entered = Vec::new();
+    // Directories from which something was removed.
+    let mut shrunk = HashSet::new();
+    let mut entries = WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
+    while let Some(entry) = entries.next() {
         if stop.cause().is_some() {
             return Err(git2::Error::from_str("stopped"));
         }
-        let is_removed = match entry.status() {
-            status if status.contains(Status::WT_NEW) => !flags.only_ignored,
-            status => status.contains(Status::IGNORED),
+        let entry = match entry {
+            Err(error) if error.io_error().is_some_and(|error| error.kind() == io::ErrorKind::NotFound) => continue,
+            entry => entry.map_err(|error| git2::Error::from_str(&error.to_string()))?,
         };
-        let path = Path::new(OsStr::from_bytes(entry.path_bytes()));
-        let is_excluded = !flags.excluded.is_empty() && excluded.matches_path(path, PathspecFlags::DEFAULT);
-        let is_kept_directory = !flags.directories && entry.path_bytes().ends_with(b"/");
-        if !is_removed || is_excluded || is_kept_directory {
-            continue;
+        let (is_dir, path) = (entry.file_type().is_dir(), entry.path());
+        let decision = cleaning.decide(path, is_dir)?;
+        match decision {
+            Decision::Enter { removes_empty } => entered.push((path.to_owned(), removes_empty)),
+            Decision::Remove => {
+                remove(path, is_dir)?;
+                print(&removing(root, path, is_dir));
+                shrunk.extend(path.parent().map(Path::to_owned));
+            }
+            Decision::KeepRepository => print(&format!("Skipping repository {}\n", relative(root, path).display())),
+            Decision::Keep | Decision::EnterTracked => {}
         }
-        let target = root.join(path);
-        let removed = if fs::symlink_metadata(&target).is_ok_and(|found| found.is_dir()) {
-            fs::remove_dir_all(&target)
-        } else {
-            fs::remove_file(&target)
-        };
-        match removed {
-            Ok(()) => {
-                print(&format!("Removing {}\n", path.display()));
-                remove_empty_parents(root, &target);
+        if is_dir && !matches!(decision, Decision::Enter { .. } | Decision::EnterTracked) {
+            entries.skip_current_dir();
+        }
+    }
+    for (dir, removes_empty) in entered.into_iter().rev() {
+        let has_shrunk = shrunk.contains(&dir);
+        if (has_shrunk || removes_empty) && fs::remove_dir(&dir).is_ok() {
+            if !has_shrunk {
+                print(&removing(root, &dir, true));
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(git2::Error::from_str(&format!("failed to remove `{}`: {error}", target.display())));
-            }
+            shrunk.extend(dir.parent().map(Path::to_owned));
         }
     }
     Ok(())
+}
+
+fn relative<'a>(root: &Path, path: &'a Path) -> &'a Path {
+    path.strip_prefix(root).unwrap_or(path)
+}
+
+fn removing(root: &Path, path: &Path, is_dir: bool) -> String {
+    format!("Removing {}{}\n", relative(root, path).display(), if is_dir { "/" } else { "" })
+}
+
+fn remove(path: &Path, is_dir: bool) -> Result<(), git2::Error> {
+    match if is_dir { remove_tree(path) } else { fs::remove_file(path) } {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(git2::Error::from_str(&format!("failed to remove `{}`: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What to do with a file or directory.
+#[derive(Debug, Clone, Copy)]
+enum Decision {
+    Keep,
+    /// Another repository, which only a second `-f` removes.
+    KeepRepository,
+    Remove,
+    /// An untracked directory, whose content is decided separately. With `removes_empty`, the directory is removed even if
+    /// it was empty before.
+    Enter {
+        removes_empty: bool,
+    },
+    /// A directory with tracked files.
+    EnterTracked,
+}
+
+struct Cleaning<'a> {
+    repository: &'a Repository,
+    index: Index,
+    root: &'a Path,
+    flags: Flags,
+    excluded: Pathspec,
+}
+
+impl Cleaning<'_> {
+    fn decide(&self, path: &Path, is_dir: bool) -> Result<Decision, git2::Error> {
+        let (flags, name) = (&self.flags, relative(self.root, path));
+        if name == Path::new(".git") || self.is_tracked(name, is_dir) {
+            return Ok(Decision::Keep);
+        }
+        if is_dir && self.index.find_prefix([name.as_os_str().as_bytes(), b"/"].concat()).is_ok() {
+            return Ok(Decision::EnterTracked);
+        }
+        let is_match = self.matches(name)?;
+        let is_removed = is_match == flags.only_ignored;
+        let own = if is_removed { Decision::Remove } else { Decision::Keep };
+        if !is_dir {
+            return Ok(own);
+        }
+        if !flags.directories {
+            return Ok(Decision::Keep);
+        }
+        if is_repository(path) {
+            return Ok(if flags.repositories { own } else { Decision::KeepRepository });
+        }
+        if is_match && !flags.only_ignored {
+            return Ok(Decision::Keep);
+        }
+        let may_contain_exceptions = !is_match && (!flags.ignored || !flags.excluded.is_empty());
+        Ok(if may_contain_exceptions || !flags.repositories {
+            Decision::Enter { removes_empty: is_removed }
+        } else {
+            own
+        })
+    }
+
+    /// Returns whether the index has a file or submodule of this name.
+    fn is_tracked(&self, name: &Path, is_dir: bool) -> bool {
+        const SUBMODULE: u32 = 0o160_000;
+        // The stages above 0 belong to conflicts.
+        (0..=3).filter_map(|stage| self.index.get_path(name, stage)).any(|entry| (entry.mode == SUBMODULE) == is_dir)
+    }
+
+    /// Returns whether the flags or `.gitignore` exclude a file or directory. `-X` removes these, others keep them.
+    fn matches(&self, name: &Path) -> Result<bool, git2::Error> {
+        let is_excluded = !self.flags.excluded.is_empty() && self.excluded.matches_path(name, PathspecFlags::DEFAULT);
+        // libgit2 ignores `.git` at every level, but a directory of this name may not be a repository.
+        let asks_libgit2 = !self.flags.ignored && !name.iter().any(|part| part == ".git");
+        Ok(is_excluded || (asks_libgit2 && self.repository.is_path_ignored(name)?))
+    }
+}
+
+/// Returns whether a directory is the work tree of a repository. An unreadable repository counts, too.
+fn is_repository(dir: &Path) -> bool {
+    let none: [&OsStr; 0] = [];
+    fs::symlink_metadata(dir.join(".git")).is_ok()
+        && !Repository::open_ext(dir, RepositoryOpenFlags::NO_SEARCH, none)
+            .is_err_and(|error| error.code() == ErrorCode::NotFound)
 }
 
 /// Returns pathspecs for a pattern in the syntax of `.gitignore`. They also match the content of directories.
@@ -118,18 +232,11 @@ fn pathspecs(pattern: &str) -> Vec<String> {
     pathspecs
 }
 
-/// Removes the parent directories that are now empty.
-fn remove_empty_parents(root: &Path, removed: &Path) {
-    let parents = removed.ancestors().skip(1).take_while(|parent| *parent != root && parent.starts_with(root));
-    for parent in parents {
-        if fs::remove_dir(parent).is_err() {
-            break;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -138,21 +245,23 @@ mod tests {
             let flags: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
             super::parse(&flags).map_err(str::to_owned)
         };
-        let flags = |ignored, only_ignored, excluded: &[&str]| {
+        let flags = |repositories, ignored, only_ignored, excluded: &[&str]| {
             Ok(Flags {
+                repositories,
                 directories: true,
                 ignored,
                 only_ignored,
                 excluded: excluded.iter().map(|&text| text.to_owned()).collect(),
             })
         };
-        assert_eq!(parse("-ffdx"), flags(true, false, &[]));
-        assert_eq!(parse("-fdX -q"), flags(false, true, &[]));
-        assert_eq!(parse("-ffd -x -e cache/ --exclude=*.o"), flags(true, false, &["cache/", "*.o"]));
+        assert_eq!(parse("-ffdx"), flags(true, true, false, &[]));
+        assert_eq!(parse("-fdX -q"), flags(false, false, true, &[]));
+        assert_eq!(parse("-ffd -x -e cache/ --exclude=*.o"), flags(true, true, false, &["cache/", "*.o"]));
         assert_eq!(parse("-ffdx -i"), Err("-i".to_owned()));
         assert_eq!(parse("--dry-run"), Err("--dry-run".to_owned()));
         assert_eq!(parse("-e"), Err("-e".to_owned()));
         assert!(!parse("-fx").unwrap().directories);
+        assert!(parse("-f --force").unwrap().repositories);
     }
 
     fn remaining(flags: &str) -> Vec<String> {
@@ -176,5 +285,58 @@ mod tests {
         assert_eq!(remaining("-ffdx -e build"), ["build/x", "lib/build/x"]);
         assert_eq!(remaining("-ffdx -e build/"), ["build/x", "lib/build/x"]);
         assert_eq!(remaining("-ffdx -e /build"), ["build/x"]);
+    }
+
+    /// Creates a repository in `root` with files and directories of every kind.
+    fn create_work_tree(root: &Path) {
+        let git = |dir: &Path, arguments: &[&str]| {
+            let user = ["-c", "user.name=a", "-c", "user.email=a@example.com"];
+            let output = Command::new("git").current_dir(dir).args(user).args(arguments).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+        };
+        let write = |name: &str| {
+            fs::create_dir_all(root.join(name).parent().unwrap()).unwrap();
+            fs::write(root.join(name), "").unwrap();
+        };
+        ["src/a", "src/deep/b", "lost/c"].into_iter().for_each(write);
+        fs::write(root.join(".gitignore"), "*.o\nout/\n").unwrap();
+        git(root, &["init", "-q"]);
+        git(root, &["add", "."]);
+        git(root, &["commit", "-q", "-m", "first"]);
+        fs::remove_file(root.join("lost/c")).unwrap();
+        let untracked = "new new.o src/new src/new.o build/new build/new.o build/objects/new.o out/new objects/new.o";
+        untracked.split(' ').chain(["no-repository/.git/file", "no-repository/new"]).for_each(write);
+        for name in ["empty", "src/empty", "build/empty/empty", "out/empty"] {
+            fs::create_dir_all(root.join(name)).unwrap();
+        }
+        for name in ["repository", "src/repository", "build/repository", "out/repository"] {
+            git(root, &["init", "-q", name]);
+            write(&format!("{name}/new"));
+        }
+        std::os::unix::fs::symlink("src", root.join("link")).unwrap();
+    }
+
+    /// Returns the paths in a work tree, without the content of `.git` directories.
+    fn paths(root: &Path) -> Vec<PathBuf> {
+        let entries = WalkDir::new(root).min_depth(1).sort_by_file_name().into_iter();
+        let entries =
+            entries.filter_entry(|entry| entry.path().parent().is_none_or(|parent| !parent.ends_with(".git")));
+        entries.map(|entry| entry.unwrap().path().strip_prefix(root).unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn work_tree_is_cleaned_as_by_the_git_command() {
+        let all = "-f,-ff,-fx,-fd,-ffd,-fdx,-ffdx,-fdX,-ffdX,-ffdx -e build,-ffd -e build/objects,-ffd -e /build/new,-ffd -e empty,\
+                   -ffdx -e empty,-fdx -e repository,-ffdx -e *.o,-ffdX -e empty";
+        for flags in all.split(',') {
+            let (with_git, without_git) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            [&with_git, &without_git].into_iter().for_each(|dir| create_work_tree(dir.path()));
+            let words: Vec<String> = flags.split_whitespace().map(str::to_owned).collect();
+            let output = Command::new("git").current_dir(&with_git).arg("clean").args(&words).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
+            let repository = Repository::open(without_git.path()).unwrap();
+            clean(&repository, &words, &StopToken::default(), &|_| ()).unwrap();
+            assert_eq!(paths(without_git.path()), paths(with_git.path()), "{flags}");
+        }
     }
 }

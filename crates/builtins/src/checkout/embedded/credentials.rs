@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_added_if_no_url_contains_it() {
+    fn token_is_added_if_the_credential_helper_is_used() {
         let checkout = Checkout {
             repo_url: "https://gitlab.example/g/p.git".to_owned(),
             credential_helper: true,

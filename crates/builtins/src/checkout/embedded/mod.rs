@@ -16,7 +16,7 @@ use git2::{
     RemoteCallbacks, Repository, RepositoryInitOptions, TreeWalkMode, TreeWalkResult,
 };
 use muster_agent_api::builtin::{Checkout, Cleanup};
-use muster_runner_api::client::TlsFiles;
+use muster_runner_api::client::{TlsFiles, http_client, http_client_without_verification};
 use muster_steps::failure::Failure;
 use muster_steps::stop::StopToken;
 use muster_steps::style;
@@ -50,26 +50,15 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
     context.create_project_dir(stop).await?;
     let template = config::write_template(context, checkout, stop).await?;
     let tls = context.tls_files(&checkout.tls);
-    let text = |name: &str| context.environment_value(name).unwrap_or_default().to_string_lossy().into_owned();
-    let accepts_any_certificate = !matches!(text("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
-    let credentials = credentials(checkout, &text("CI_JOB_TOKEN"));
+    let variable = |name: &str| context.environment_value(name).unwrap_or_default().to_string_lossy().into_owned();
+    let accepts_any_certificate = !matches!(variable("GIT_SSL_NO_VERIFY").as_str(), "" | "0" | "false");
+    let credentials = credentials(checkout, &variable("CI_JOB_TOKEN"));
     let skips_lfs = checkout.skip_lfs || !checkout.checkout;
     let (shared, checkout, stop_work) = (Arc::clone(context), checkout.clone(), stop.clone());
     let runtime = Handle::current();
     blocking(&**context, "getting the sources", stop, move || {
         let failed = |error: &dyn std::error::Error| Failure::Step(format!("failed to get the sources: {error}"));
-        let client = |tls: &TlsFiles| {
-            let client = match accepts_any_certificate {
-                true => reqwest::Client::builder().http1_only().danger_accept_invalid_certs(true),
-                false => muster_runner_api::client::http_client(tls).map_err(|error| failed(&error))?,
-            };
-            let client =
-                client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
-            // A redirect must not lead the job's certificate to another server.
-            let client = if tls.is_empty() { client } else { client.redirect(git_http::same_server()) };
-            client.build().map_err(|error| failed(&error))
-        };
-        let clients = Clients::new(&checkout.repo_url, client(&tls)?, client(&TlsFiles::default())?);
+        let clients = clients(&checkout.repo_url, &tls, accepts_any_certificate).map_err(|error| failed(&*error))?;
         let session =
             Arc::new(Session { clients, credentials, runtime, stop: stop_work.clone(), access_hint: ACCESS_HINT });
         git_http::register().map_err(|error| failed(&error))?;
@@ -84,6 +73,23 @@ pub(super) async fn check_out(context: &Arc<Context>, checkout: &Checkout, stop:
         context.print(&style::warning(remote::NO_LFS));
     }
     Ok(())
+}
+
+/// Returns the clients for a job with these certificates.
+fn clients(
+    coordinator: &str,
+    tls: &TlsFiles,
+    accepts_any_certificate: bool,
+) -> Result<Clients, Box<dyn std::error::Error>> {
+    let client = |tls: &TlsFiles| -> Result<_, Box<dyn std::error::Error>> {
+        let client = if accepts_any_certificate { http_client_without_verification(tls) } else { http_client(tls) }?;
+        let client =
+            client.user_agent(config::user_agent()).connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
+        // A redirect must not lead the job's certificate to another server.
+        let client = if tls.is_empty() { client } else { client.redirect(git_http::same_server()) };
+        Ok(client.build()?)
+    };
+    Ok(Clients::new(coordinator, client(tls)?, client(&TlsFiles::default())?))
 }
 
 /// Reverts the changes of a job, as `git clean` and `git reset --hard` do.
@@ -173,7 +179,7 @@ impl CheckoutRun<'_> {
             let git = project.join(".git");
             crate::removal::remove_tree(&git).map_err(|error| git2::Error::from_str(&error.to_string()))?;
             drop(self.open(project, true)?);
-            let borrowed = mirror::borrow_all(view, &git, &self.checkout.refspecs, !self.has_flag(NO_TAGS));
+            let borrowed = mirror::borrow_with_refs(view, &git, &self.checkout.refspecs, !self.has_flag(NO_TAGS));
             if !borrowed.map_err(|error| git2::Error::from_str(&error.to_string()))? {
                 return Ok(None);
             }

@@ -110,12 +110,12 @@ struct Selection {
 
 impl Selection {
     fn new(paths: &[String]) -> Result<Self, git2::Error> {
-        let exclusion = |path: &&String| path.starts_with(":(exclude)") || path.starts_with(":!");
+        let is_exclusion = |path: &&String| path.starts_with(":(exclude)") || path.starts_with(":!");
         let pathspec = |paths: Vec<&str>| (!paths.is_empty()).then(|| Pathspec::new(paths)).transpose();
         let strip = |path: &'_ String| path.trim_start_matches(":(exclude)").trim_start_matches(":!").to_owned();
-        let excluded: Vec<String> = paths.iter().filter(exclusion).map(strip).collect();
+        let excluded: Vec<String> = paths.iter().filter(is_exclusion).map(strip).collect();
         Ok(Self {
-            included: pathspec(paths.iter().filter(|path| !exclusion(path)).map(String::as_str).collect())?,
+            included: pathspec(paths.iter().filter(|path| !is_exclusion(path)).map(String::as_str).collect())?,
             excluded: pathspec(excluded.iter().map(String::as_str).collect())?,
         })
     }

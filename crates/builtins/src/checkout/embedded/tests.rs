@@ -3,9 +3,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use git2::{Repository, Signature};
+use muster_runner_api::client::TlsFiles;
 use muster_steps::stop::StopToken;
 use rcgen::{CertificateParams, KeyPair};
-use reqwest::Identity;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifie
 use tokio_rustls::rustls::{self, ServerConfig};
 
 use super::{PART_FILES, check_out_commit};
-use crate::git_http::{Clients, Credentials, Session, same_server};
+use crate::git_http::{Credentials, Session};
 
 /// Creates a repository with a commit of many files and an empty work tree.
 fn repository(directory: &std::path::Path, files: usize) -> (Repository, git2::Oid) {
@@ -153,14 +153,18 @@ impl Server {
     }
 }
 
-/// Requests the refs at `url` with the client certificate for `coordinator`.
+/// Requests the refs at `url` with a client certificate for `coordinator`, as a job with `GIT_SSL_NO_VERIFY` does.
 async fn list_refs(coordinator: &Server, url: String) {
     let key = KeyPair::generate().unwrap();
     let certificate = CertificateParams::new(vec!["job".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let identity = Identity::from_pem(format!("{}{}", certificate.pem(), key.serialize_pem()).as_bytes()).unwrap();
-    let builder = || reqwest::Client::builder().danger_accept_invalid_certs(true);
-    let own = builder().identity(identity).redirect(same_server()).build().unwrap();
-    let clients = Clients::new(&coordinator.url, own, builder().build().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let files = [("cert.pem", certificate.pem()), ("key.pem", key.serialize_pem())].map(|(name, pem)| {
+        let path = dir.path().join(name);
+        fs::write(&path, pem).unwrap();
+        Some(path)
+    });
+    let [certificate, key] = files;
+    let clients = super::clients(&coordinator.url, &TlsFiles { ca: None, certificate, key }, true).unwrap();
     let credentials = Credentials::new(Vec::new());
     let (runtime, stop) = (Handle::current(), StopToken::new());
     let session = Arc::new(Session { clients, credentials, runtime, stop, access_hint: "" });

@@ -144,7 +144,7 @@ impl AgentVolume {
                 self.name,
                 limit.as_secs(),
                 self.engine,
-                self.fill_container()
+                self.filler_name()
             )))
         })
     }
@@ -210,7 +210,7 @@ impl AgentVolume {
     }
 
     /// Returns the name of the container through which the volume is filled.
-    fn fill_container(&self) -> String {
+    fn filler_name(&self) -> String {
         format!("{}{FILLER_SUFFIX}", self.name)
     }
 }

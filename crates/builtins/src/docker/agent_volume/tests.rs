@@ -62,6 +62,19 @@ async fn engine_that_hangs_ends_the_job() {
     assert!(failure.ends_with("remove the container muster-agent-test-filler if it exists"), "{failure}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn engine_that_does_not_accept_the_executable_in_time_ends_the_job() {
+    let engine = FakeEngine::start(|call| match call {
+        FIND => error(404),
+        CREATE => Some(Answer::json(201, CREATED)),
+        "PUT /containers/own/archive" => None,
+        _ => Some(Answer::json(200, "{}")),
+    });
+    let failure = fill("slow", &engine, FILL_TIMEOUT).await.unwrap_err().to_string();
+    let text = "failed to copy the agent to the volume muster-agent-test: no answer within 600 s; check the load";
+    assert!(failure.contains(text), "{failure}");
+}
+
 #[tokio::test]
 async fn agent_that_loses_its_container_copies_again() {
     let (uploads, is_complete) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());

@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use bollard::Docker;
+use bollard::errors::Error as ApiError;
 use bollard::models::{ContainerCreateBody, HostConfig};
 use bollard::query_parameters::{CreateContainerOptions, RemoveContainerOptions, UploadToContainerOptions};
 use muster_agent_api::container::{AGENT_DIR, EXECUTABLE};
@@ -35,8 +36,8 @@ pub(super) enum Transfer {
 impl AgentVolume {
     /// Copies the executable, unless another agent copies it.
     pub(super) async fn transfer(&self, engine: &Docker, image: &str) -> Result<Transfer, Failure> {
-        let name = self.fill_container();
-        let (task_engine, task_name, body) = (engine.clone(), name.clone(), self.fill_container_body(image));
+        let name = self.filler_name();
+        let (task_engine, task_name, body) = (engine.clone(), name.clone(), self.filler_body(image));
         let (volume, bytes) = (self.name.clone(), self.bytes);
         // If the job is stopped, this task still removes the container.
         let transfer = tokio::spawn(async move {
@@ -64,7 +65,7 @@ impl AgentVolume {
         }
     }
 
-    fn fill_container_body(&self, image: &str) -> ContainerCreateBody {
+    fn filler_body(&self, image: &str) -> ContainerCreateBody {
         let host_config =
             HostConfig { binds: Some(vec![format!("{}:{AGENT_DIR}", self.name)]), ..HostConfig::default() };
         ContainerCreateBody {
@@ -83,7 +84,14 @@ async fn send(engine: &Docker, container: &str, volume: &str, bytes: u64) -> Res
     let options = UploadToContainerOptions { path: AGENT_DIR.to_owned(), ..Default::default() };
     let engine = engine.clone().with_timeout(TRANSFER_TIMEOUT);
     let sent = engine.upload_to_container(container, Some(options), bollard::body_try_stream(archive)).await;
-    sent.map_err(failed(format!("failed to copy the agent to the volume {volume}")))
+    let operation = format!("failed to copy the agent to the volume {volume}");
+    sent.map_err(|error| match error {
+        ApiError::RequestTimeoutError => Failure::System(format!(
+            "{operation}: no answer within {} s; check the load of the engine's machine",
+            TRANSFER_TIMEOUT.as_secs()
+        )),
+        error => failed(operation)(error),
+    })
 }
 
 /// Returns a tar archive with the first `bytes` bytes of this process's executable.

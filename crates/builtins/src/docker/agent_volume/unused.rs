@@ -21,7 +21,7 @@ const MAX_OTHER_AGE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 pub(super) async fn remove(engine: &Docker, own: &str) {
     match time_at_engine(engine).await {
         Ok(now) => {
-            remove_fill_containers(engine, now).await;
+            remove_filler_containers(engine, now).await;
             remove_volumes(engine, own, now).await;
         }
         Err(error) => tracing::warn!(
@@ -32,7 +32,7 @@ pub(super) async fn remove(engine: &Docker, own: &str) {
 }
 
 /// Removes the containers of killed agents, which would keep volumes in use.
-async fn remove_fill_containers(engine: &Docker, now: OffsetDateTime) {
+async fn remove_filler_containers(engine: &Docker, now: OffsetDateTime) {
     let options = ListContainersOptions { all: true, filters: Some(filters()), ..ListContainersOptions::default() };
     let found = match engine.list_containers(Some(options)).await {
         Ok(found) => found,
@@ -43,14 +43,14 @@ async fn remove_fill_containers(engine: &Docker, now: OffsetDateTime) {
     };
     let limit = (now - FILL_TIMEOUT).unix_timestamp();
     for container in found {
-        let is_fill_container = |name: &String| {
+        let is_filler_name = |name: &String| {
             let name = name.trim_start_matches('/');
             name.starts_with(VOLUME_PREFIX) && name.ends_with(FILLER_SUFFIX)
         };
         let is_old = container.created.is_some_and(|created| created < limit);
         if let Some(id) = container.id
             && is_old
-            && container.names.iter().flatten().any(is_fill_container)
+            && container.names.iter().flatten().any(is_filler_name)
         {
             tracing::info!(
                 container = id,

@@ -34,7 +34,7 @@ impl CommandStream {
         let (Some(stdin), Some(stdout), Some(stderr)) = pipes else {
             return Err(io::Error::other("the command has no pipes"));
         };
-        let messages = tokio::spawn(read_end(stderr));
+        let messages = tokio::spawn(read_last_messages(stderr));
         Ok(Self { stdin, stdout, messages, has_received: false, _process: process })
     }
 }
@@ -46,7 +46,7 @@ impl Drop for CommandStream {
 }
 
 /// Returns the last bytes of the messages as one line.
-async fn read_end(mut stderr: ChildStderr) -> String {
+async fn read_last_messages(mut stderr: ChildStderr) -> String {
     let mut end = Vec::new();
     while let Ok(1..) = stderr.read_buf(&mut end).await {
         end.drain(..end.len().saturating_sub(MAX_MESSAGE));
@@ -78,7 +78,7 @@ impl AsyncRead for CommandStream {
 
 impl CommandStream {
     /// Hides a broken pipe if the command ended without a connection, because the next read returns a better error.
-    fn written<T>(&self, result: Poll<io::Result<T>>, if_hidden: T) -> Poll<io::Result<T>> {
+    fn hide_broken_pipe<T>(&self, result: Poll<io::Result<T>>, if_hidden: T) -> Poll<io::Result<T>> {
         match result {
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe && !self.has_received => {
                 Poll::Ready(Ok(if_hidden))
@@ -92,18 +92,18 @@ impl AsyncWrite for CommandStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stdin).poll_write(cx, buf);
-        this.written(written, buf.len())
+        this.hide_broken_pipe(written, buf.len())
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.stdin).poll_flush(cx);
-        this.written(flushed, ())
+        this.hide_broken_pipe(flushed, ())
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let closed = Pin::new(&mut this.stdin).poll_shutdown(cx);
-        this.written(closed, ())
+        this.hide_broken_pipe(closed, ())
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct ResolvedImage {
     pub(crate) inspect: ImageInspect,
 }
 
-/// Function that prints a line with its line break.
+/// Function that prints a line, which ends with a line break.
 pub(crate) type Print = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Images of one job. Clones share the list of used images, which are not pulled again.

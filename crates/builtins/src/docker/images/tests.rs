@@ -1,7 +1,5 @@
 //! Tests with a Docker Engine and a registry.
 
-use std::os::unix::fs::PermissionsExt;
-
 use bollard::body_full;
 use bollard::query_parameters::{PushImageOptions, RemoveImageOptions, TagImageOptionsBuilder};
 use muster_agent_api::builtin::DockerEngine as EngineSettings;
@@ -206,8 +204,7 @@ async fn credential_helpers_are_used_and_a_broken_helper_is_skipped() {
     let answer = format!(r#"{{"Username":"{REGISTRY_USER}","Secret":"{REGISTRY_PASSWORD}"}}"#);
     for (name, script) in [("good", format!("echo '{answer}'")), ("broken", "echo locked; exit 1".to_owned())] {
         let file = dir.path().join(format!("docker-credential-{name}"));
-        std::fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
-        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&file, format!("#!/bin/sh\n{script}\n"));
     }
     let helper = |registry: &str, name: &str| RegistryCredentials {
         registry: registry.to_owned(),

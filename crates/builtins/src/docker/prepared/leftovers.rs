@@ -36,6 +36,7 @@ pub(super) struct Record {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Content {
+    /// Random ID of the agent, which is part of the names of its containers. The next agent keeps it.
     owner: String,
     engines: Vec<DockerEngine>,
 }

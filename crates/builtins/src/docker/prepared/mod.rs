@@ -64,7 +64,10 @@ pub(super) fn is_suitable(job: &DockerContainer) -> bool {
     is_enabled && !needs_own_container && job.volumes.iter().all(is_suitable_volume)
 }
 
-/// Returns whether a volume can be anonymous, or is the same for the next job.
+/// Returns whether a prepared container can have a volume of the job.
+///
+/// It cannot have the view of a git mirror, which belongs to one job, or a temporary named volume with options, which
+/// an anonymous volume cannot replace.
 fn is_suitable_volume(volume: &DockerVolume) -> bool {
     let has_options = !volume.mode.is_empty() || !volume.driver.is_empty() || !volume.driver_options.is_empty();
     volume.destination != MIRROR_DIR && !(volume.temporary && create::is_named(volume) && has_options)

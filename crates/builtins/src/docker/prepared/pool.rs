@@ -161,9 +161,9 @@ impl PreparedContainers {
         join_all(self.record.engines().into_iter().map(remove)).await;
     }
 
-    /// Stops preparing containers for a runner whose configuration no longer has a policy. The pool then removes the
-    /// waiting ones.
-    pub(in super::super) fn end_policy(&self, job: &DockerContainer) {
+    /// Stops preparing containers for the runner of a job, because its configuration no longer has a policy. The pool
+    /// then removes the waiting ones.
+    pub(in super::super) fn stop_preparing_for_runner_of(&self, job: &DockerContainer) {
         let mut state = self.state.lock();
         if !state.kinds.is_empty() {
             let owner = Owner::of(job);

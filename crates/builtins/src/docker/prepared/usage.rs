@@ -54,9 +54,9 @@ impl Usage {
     }
 }
 
-/// Returns the number of containers of each kind that should wait for one runner and engine.
+/// Returns how many containers of each kind should wait. `kinds` are all kinds of one runner and engine.
 ///
-/// This is one per `min_uses` jobs in the window. If the sum exceeds the maximum, kinds with more jobs get more.
+/// The number is one per `min_uses` jobs in the window. If the sum exceeds the maximum, kinds with more jobs get more.
 pub(super) fn shares(kinds: &[&Usage], now: Instant) -> Vec<usize> {
     let recent: Vec<usize> = kinds.iter().map(|kind| kind.recent(now)).collect();
     let maximum = kinds.iter().max_by_key(|kind| kind.last()).map_or(0, |latest| latest.policy.max_containers);

@@ -9,7 +9,7 @@ use muster_steps::style;
 use super::{Target, path, warning};
 use crate::context::Context;
 use crate::driver_state::DriverState;
-use crate::shell_text::{PIPEFAIL, can_be_set, print, push_quoted, quote};
+use crate::shell_text::{PIPEFAIL, can_be_set, push_print, push_quoted, quote};
 
 /// Commands that export variables from `GITLAB_ENV`. Invalid lines are ignored.
 const READ_GITLAB_ENV: &str = r#"if [ -f "$GITLAB_ENV" ]; then
@@ -50,11 +50,11 @@ impl Body {
     }
 
     pub(super) fn notice(&mut self, text: &str) {
-        print(&mut self.text, style::info(text).trim_end_matches('\n'));
+        push_print(&mut self.text, style::info(text).trim_end_matches('\n'));
     }
 
     pub(super) fn warning(&mut self, text: &str) {
-        print(&mut self.text, &warning(text));
+        push_print(&mut self.text, &warning(text));
     }
 
     /// Adds a command that writes a file that only the current user can read.

@@ -22,7 +22,7 @@ use serde_json::Value;
 pub(super) use crate::checkout::CLEAR_WORKTREE;
 use crate::context::Context;
 use crate::driver_state::DriverState;
-use crate::shell_text::{print, push_commands};
+use crate::shell_text::{push_commands, push_print};
 use frame::{Body, JobFiles};
 use muster_steps::style;
 
@@ -106,7 +106,7 @@ fn prepare(body: &mut Body, session: &DriverState, target: &Target<'_>) {
     let name = session.output.hostname.as_ref().filter(|name| !name.is_empty());
     body.run(&["rm", "-f", &path(target.temp_dir, "gitlab_runner_env"), &path(target.temp_dir, "masking.db")]);
     match name {
-        Some(name) => print(&mut body.text, &format!("Running on {name} via {}...", session.host_name)),
+        Some(name) => push_print(&mut body.text, &format!("Running on {name} via {}...", session.host_name)),
         None => body.text.push_str("printf 'Running on %s...\\n' \"$(uname -n)\"\n"),
     }
 }

@@ -1,7 +1,6 @@
 //! Tests of generated commands in real shells. Tests in `crates/muster` run whole scripts.
 
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
 use muster_agent_api::builtin::{ArtifactsUpload, CacheEntry, CacheObject};
@@ -84,16 +83,15 @@ const RUNNER: &str =
     "#!/bin/sh\nif [ \"$1\" != --version ]; then printf '<%s>' \"$@\"; echo \" $CI_JOB_ID $CI_JOB_TOKEN\"; fi\n";
 
 /// Runs commands in a project directory. `PATH` contains only `gitlab-runner` with the content `runner`, or no program.
-fn run_in_project(name: &str, runner: Option<&str>, push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
+fn run_in_project(shell_name: &str, runner: Option<&str>, push: impl FnOnce(&mut Body, &Target<'_>)) -> String {
     let dir = tempfile::tempdir().unwrap();
     if let Some(text) = runner {
         let program = dir.path().join("gitlab-runner");
-        std::fs::write(&program, text).unwrap();
-        std::fs::set_permissions(program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&program, text);
     }
     let mut body = Body::default();
     push(&mut body, &Target { project_dir: dir.path(), temp_dir: &dir.path().join("tmp") });
-    shell(&[name, "-e", "-s"], &format!("PATH={}\n{}", dir.path().display(), body.text))
+    shell(&[shell_name, "-e", "-s"], &format!("PATH={}\n{}", dir.path().display(), body.text))
 }
 
 #[test]

@@ -123,7 +123,7 @@ pub(super) fn checksum(content: &[u8]) -> Crc {
     crc
 }
 
-/// Appends an independent part of a deflate stream. Parts before the last end at a byte boundary.
+/// Appends an independent part of a deflate stream. Each part except the last one ends at a byte boundary.
 fn deflate(compress: &mut Compress, content: &[u8], is_last: bool, out: &mut Vec<u8>) -> io::Result<()> {
     compress.reset();
     let flush = if is_last { FlushCompress::Finish } else { FlushCompress::Full };

@@ -8,7 +8,7 @@
 
 mod traces;
 
-use std::fs::File;
+use std::fs::{DirEntry, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -156,10 +156,9 @@ impl Blobs for DirectoryBlobs {
     async fn list(&self, job: JobId) -> Result<Vec<ArtifactName>, BlobError> {
         let directory = self.artifacts.join(job.to_string());
         let list = move || {
-            let entries = |directory: &Path| std::fs::read_dir(directory).into_iter().flatten().flatten();
             let mut names = Vec::new();
-            for kind in entries(&directory) {
-                for file in entries(&kind.path()) {
+            for kind in entries(&directory)? {
+                for file in entries(&kind.path())? {
                     let (kind, filename) = (kind.file_name().into_string(), file.file_name().into_string());
                     // Names of artifacts are always valid UTF-8. Other files are not artifacts.
                     if let (Ok(kind), Ok(filename)) = (kind, filename) {
@@ -170,6 +169,14 @@ impl Blobs for DirectoryBlobs {
             Ok(names)
         };
         blocking::<_, BlobError>(list).await
+    }
+}
+
+/// Returns the entries of a directory. Returns none if it does not exist, or is not a directory.
+fn entries(directory: &Path) -> Result<Vec<DirEntry>, BlobError> {
+    match std::fs::read_dir(directory).and_then(Iterator::collect) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(Vec::new()),
+        result => result.map_err(failed(directory)),
     }
 }
 
@@ -193,5 +200,31 @@ impl Incoming for IncomingFile {
             temp_file.persist(&target).map(drop).map_err(|error| failed(&target)(error.error))
         };
         blocking(store).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn content_is_deleted_when_dropped_before_it_is_stored() {
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        let blobs = DirectoryBlobs::open(dir.path()).expect("failed to open the blobs");
+        let incoming_files = || entries(&dir.path().join(ARTIFACTS).join(INCOMING)).expect("failed to list").len();
+        let mut incoming = blobs.receive().await.expect("failed to start receiving");
+        incoming.write(b"half").await.expect("failed to write");
+        assert_eq!(incoming_files(), 1);
+        drop(incoming);
+        assert_eq!(incoming_files(), 0);
+    }
+
+    #[tokio::test]
+    async fn unreadable_directory_is_an_error_of_the_list() {
+        let dir = tempfile::tempdir().expect("failed to create a directory");
+        let blobs = DirectoryBlobs::open(dir.path()).expect("failed to open the blobs");
+        std::os::unix::fs::symlink("1", dir.path().join(ARTIFACTS).join("1")).expect("failed to create a link");
+        let error = blobs.list(JobId(1)).await.expect_err("a directory that is a loop of links was listed");
+        assert!(error.to_string().contains("artifacts/1`"), "{error}");
     }
 }

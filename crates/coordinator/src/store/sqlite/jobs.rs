@@ -64,7 +64,7 @@ pub(super) fn put_artifact(batch: &mut Batch, row: &ArtifactRow) -> Result<(), S
     Ok(())
 }
 
-pub(super) fn artifact_deleted(batch: &mut Batch, job: JobId, kind: &str) {
+pub(super) fn mark_artifact_deleted(batch: &mut Batch, job: JobId, kind: &str) {
     batch.statement("UPDATE artifacts SET deleted = 1 WHERE job_id = ? AND kind = ?").bind(job.0).bind(kind);
 }
 
@@ -73,7 +73,7 @@ pub(super) async fn of_open_pipelines(connection: &mut SqliteConnection) -> Resu
     sqlx::query(text).fetch_all(connection).await?.iter().map(job).collect()
 }
 
-pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
+pub(super) async fn of_hierarchy(connection: &mut SqliteConnection, root: i64) -> Result<Vec<JobRow>, StoreError> {
     let text = "SELECT * FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?) ORDER BY id";
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(job).collect()
 }
@@ -109,7 +109,7 @@ pub(super) async fn artifacts_of_open_pipelines(
     sqlx::query(text).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-pub(super) async fn artifacts_of_root(
+pub(super) async fn artifacts_of_hierarchy(
     connection: &mut SqliteConnection,
     root: i64,
 ) -> Result<Vec<ArtifactRow>, StoreError> {
@@ -118,7 +118,7 @@ pub(super) async fn artifacts_of_root(
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(artifact).collect()
 }
 
-/// Returns artifacts that have expired by `now_ms` and are not deleted, oldest first.
+/// Returns artifacts that have expired by `now_ms` and are not deleted, in the order of their expiry.
 pub(super) async fn expired(
     connection: &mut SqliteConnection,
     now_ms: i64,

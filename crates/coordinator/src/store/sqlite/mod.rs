@@ -180,7 +180,7 @@ fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
         jobs::put_artifact(&mut batch, row)?;
     }
     for (job, kind) in &changes.deleted_artifacts {
-        jobs::artifact_deleted(&mut batch, *job, kind);
+        jobs::mark_artifact_deleted(&mut batch, *job, kind);
     }
     events::add(&mut batch, changes.events)?;
     Ok(batch)
@@ -203,11 +203,11 @@ async fn hierarchy(connection: &mut SqliteConnection, member: Member) -> Result<
     };
     let Some(root) = root else { return Ok(Contents::default()) };
     Ok(Contents {
-        runners: runners::of_root(connection, root).await?,
+        runners: runners::of_hierarchy(connection, root).await?,
         managers: Vec::new(),
-        pipelines: pipelines::of_root(connection, root).await?,
-        jobs: jobs::of_root(connection, root).await?,
-        artifacts: jobs::artifacts_of_root(connection, root).await?,
+        pipelines: pipelines::of_hierarchy(connection, root).await?,
+        jobs: jobs::of_hierarchy(connection, root).await?,
+        artifacts: jobs::artifacts_of_hierarchy(connection, root).await?,
     })
 }
 

@@ -50,7 +50,7 @@ pub(super) async fn all_open(connection: &mut SqliteConnection) -> Result<Vec<Pi
     rows.iter().map(pipeline).collect()
 }
 
-pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<PipelineRow>, StoreError> {
+pub(super) async fn of_hierarchy(connection: &mut SqliteConnection, root: i64) -> Result<Vec<PipelineRow>, StoreError> {
     let query = sqlx::query("SELECT * FROM pipelines WHERE root = ? ORDER BY id").bind(root);
     query.fetch_all(connection).await?.iter().map(pipeline).collect()
 }

@@ -51,7 +51,7 @@ pub(super) async fn all(connection: &mut SqliteConnection) -> Result<Vec<RunnerR
     sqlx::query(query).fetch_all(connection).await?.iter().map(runner).collect()
 }
 
-pub(super) async fn of_root(connection: &mut SqliteConnection, root: i64) -> Result<Vec<RunnerRow>, StoreError> {
+pub(super) async fn of_hierarchy(connection: &mut SqliteConnection, root: i64) -> Result<Vec<RunnerRow>, StoreError> {
     let text = "SELECT id, token_hash, created_at, detail, token_expires_at FROM runners WHERE id IN
          (SELECT runner_id FROM jobs WHERE pipeline_id IN (SELECT id FROM pipelines WHERE root = ?)) ORDER BY id";
     sqlx::query(text).bind(root).fetch_all(connection).await?.iter().map(runner).collect()

@@ -59,7 +59,7 @@ fn c217_name_selects_all_instances_of_a_parallel_job() {
 }
 
 #[test]
-fn c217_named_on_failure_job_runs() {
+fn c217_on_failure_job_runs_if_named() {
     let model = pipeline("b: b1; t: t1").when("t1", When::OnFailure);
     let mut harness = EngineHarness::empty();
     harness.add_with_requested_jobs(select(&model, &["t1".to_owned()], false).unwrap(), &["t1"]);

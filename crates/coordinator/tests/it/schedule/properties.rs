@@ -74,7 +74,7 @@ proptest! {
         let mut ended = vec![None; model.jobs.len()];
         run.finished.iter().enumerate().for_each(|(order, &job_index)| ended[job_index] = Some(order));
         for job_index in &run.finished {
-            for before in run.references[&ROOT].waits_for(*job_index) {
+            for before in run.references[&ROOT].awaited_jobs(*job_index) {
                 prop_assert!(is_non_blocking(&run.jobs(ROOT)[before]), "job {} must not end while job {before} blocks it", job_index);
                 prop_assert!(ended[before] <= ended[*job_index], "job {} must not end before job {before}", job_index);
             }

@@ -6,7 +6,8 @@ use muster_coordinator::schedule::JobState;
 use muster_job::JobStatus;
 use muster_pipeline::model::{Job, Need, Pipeline, When, Work};
 
-fn visible_status(job: &JobState) -> &'static str {
+/// Returns the job's status as the rules name it.
+fn status_in_rules(job: &JobState) -> &'static str {
     match (job.status, job.failure_allowed) {
         (JobStatus::Failed | JobStatus::Canceled, true) => "warn",
         (JobStatus::Manual, true) => "ignored",
@@ -67,7 +68,7 @@ impl Reference {
         Self { model, needs }
     }
 
-    pub(super) fn waits_for(&self, job_index: usize) -> Vec<usize> {
+    pub(super) fn awaited_jobs(&self, job_index: usize) -> Vec<usize> {
         let stage = self.model.jobs[job_index].stage_index;
         let earlier =
             || (0..self.model.jobs.len()).filter(|&other| self.model.jobs[other].stage_index < stage).collect();
@@ -84,18 +85,18 @@ impl Reference {
     ) -> &'static str {
         let model = &self.model.jobs[job_index];
         let statuses = |indexes: Vec<usize>| {
-            indexes.into_iter().map(|job_index| visible_status(&jobs[job_index])).collect::<Vec<_>>()
+            indexes.into_iter().map(|job_index| status_in_rules(&jobs[job_index])).collect::<Vec<_>>()
         };
         let composite_of = |statuses: Vec<&str>, of_needs| {
             if statuses.is_empty() { "success" } else { composite(&statuses, of_needs) }
         };
         let has_needs = self.needs[job_index].is_some();
         let input = if has_needs {
-            composite_of(statuses(self.waits_for(job_index)), true)
+            composite_of(statuses(self.awaited_jobs(job_index)), true)
         } else {
             stage_inputs
                 .entry(model.stage_index)
-                .or_insert_with(|| composite_of(statuses(self.waits_for(job_index)), false))
+                .or_insert_with(|| composite_of(statuses(self.awaited_jobs(job_index)), false))
         };
         let requested_by_user = jobs[job_index].requested_by_user;
         let condition_met = match (model.when, input) {
@@ -110,7 +111,7 @@ impl Reference {
         };
         match model.when {
             _ if !condition_met => "skip",
-            _ if has_needs && self.waits_for(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
+            _ if has_needs && self.awaited_jobs(job_index).iter().any(|&need| !is_non_blocking(&jobs[need])) => "wait",
             When::Manual if !requested_by_user => "manual",
             When::Delayed if !requested_by_user => "scheduled",
             _ => "start",
@@ -119,7 +120,7 @@ impl Reference {
 
     /// Checks that one event can have changed `before` to `after`, and that no ready job is still `created`.
     pub(super) fn check(&self, before: &[JobState], after: &[JobState], status: JobStatus) {
-        let statuses: Vec<&str> = after.iter().map(visible_status).collect();
+        let statuses: Vec<&str> = after.iter().map(status_in_rules).collect();
         assert_eq!(status.as_str(), composite(&statuses, false), "the pipeline's status");
         let mut inputs = BTreeMap::new();
         for (job_index, (old, new)) in before.iter().zip(after).enumerate() {
@@ -174,5 +175,5 @@ impl Reference {
 }
 
 pub(super) fn is_non_blocking(job: &JobState) -> bool {
-    job.status.is_complete() || visible_status(job) == "ignored"
+    job.status.is_complete() || status_in_rules(job) == "ignored"
 }

@@ -10,7 +10,7 @@ use muster_fleeting::model::{ConnectInfo, InstanceId};
 use muster_fleeting::nesting::NestingError;
 use muster_job::error_chain;
 use muster_remote::{self as remote, CommandResult, RemoteCommand, RunError, Session, Stream};
-use muster_taskscaler::driver::LeaseHandle as Slot;
+use muster_taskscaler::driver::LeaseHandle;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use super::{Isolation, Operation, VmError, VmOperationGuard, connect_daemon};
 use crate::deploy::{DeployError, Dialed, RemoteMachine};
 use crate::instance::connect::{Addresses, NEW_MACHINE_AUTH_GRACE, TraceAddresses, trace_lines};
 use crate::instance::lease::HeldLease;
-use crate::instance::provider::ProviderContext;
+use crate::instance::provider::ExecutorContext;
 use crate::instance::settings;
 use crate::{NestedVm, VmImage};
 
@@ -47,7 +47,7 @@ pub(in crate::instance) struct NestedMachine {
     /// The first connection uses it, or the deletion if there was no connection.
     creation_session: Mutex<Option<Arc<dyn Session>>>,
     lost: watch::Sender<Option<String>>,
-    shown: TraceAddresses,
+    shown_addresses: TraceAddresses,
 }
 
 impl NestedMachine {
@@ -70,19 +70,20 @@ impl NestedMachine {
             slot.report_health(Err(error.clone()));
             VmError(format!("instance {instance}: {error}"))
         };
-        let host = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
-        let (host, addresses) = host.map_err(|error| {
+        let instance_session = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await;
+        let (instance_session, addresses) = instance_session.map_err(|error| {
             slot.report_connection_lost();
             instance_error(error_chain(&error))
         })?;
-        let host: Arc<dyn Session> = Arc::from(host);
+        let instance_session: Arc<dyn Session> = Arc::from(instance_session);
         let began = Instant::now();
         let number = i32::try_from(slot.slot()).unwrap_or(i32::MAX);
-        let created = async { connect_daemon(&settings, &host).await?.create(&image.name, Some(number)).await }.await;
+        let created =
+            async { connect_daemon(&settings, &instance_session).await?.create(&image.name, Some(number)).await }.await;
         let created = match created {
             Ok(created) => created,
             Err(error) => {
-                host.close().await;
+                instance_session.close().await;
                 let text =
                     format!("failed to create a virtual machine of image {:?}: {error}{}", image.name, remedy(&error));
                 return Err(match error.is_image_error() && image.is_of_job {
@@ -116,13 +117,13 @@ impl NestedMachine {
         }
         let nested = Self::new(shared, slot, machine, settings, trace_lines);
         *nested.addresses.lock() = addresses;
-        *nested.creation_session.lock() = Some(host);
+        *nested.creation_session.lock() = Some(instance_session);
         Ok(Arc::new(nested))
     }
 
     pub(in crate::instance) fn restore(
-        shared: &ProviderContext,
-        slot: &Slot,
+        shared: &ExecutorContext,
+        slot: &LeaseHandle,
         machine: NestedVm,
         settings: IsolationSettings,
     ) -> Arc<Self> {
@@ -136,8 +137,8 @@ impl NestedMachine {
     }
 
     fn new(
-        shared: &ProviderContext,
-        slot: &Slot,
+        shared: &ExecutorContext,
+        slot: &LeaseHandle,
         machine: NestedVm,
         settings: IsolationSettings,
         trace_lines: Vec<String>,
@@ -155,7 +156,7 @@ impl NestedMachine {
             addresses: Mutex::default(),
             creation_session: Mutex::default(),
             lost: watch::Sender::new(None),
-            shown: settings::trace_addresses(&shared.settings()),
+            shown_addresses: settings::trace_addresses(&shared.settings()),
         }
     }
 
@@ -168,7 +169,7 @@ impl NestedMachine {
     }
 
     fn trace_lines(&self) -> Vec<String> {
-        let lines = trace_lines(&self.instance, &self.addresses.lock(), self.shown);
+        let lines = trace_lines(&self.instance, &self.addresses.lock(), self.shown_addresses);
         lines.into_iter().chain(self.trace_lines.iter().cloned()).collect()
     }
 
@@ -183,29 +184,39 @@ impl NestedMachine {
         }
     }
 
-    async fn dial_instance(&self, shared: &ProviderContext, slot: &Slot) -> Result<Arc<dyn Session>, DeployError> {
-        let (host, addresses) = shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await?;
+    async fn dial_instance(
+        &self,
+        shared: &ExecutorContext,
+        slot: &LeaseHandle,
+    ) -> Result<Arc<dyn Session>, DeployError> {
+        let (instance_session, addresses) =
+            shared.dial((slot.group(), slot.instance()), || slot.connect_info(), false).await?;
         *self.addresses.lock() = addresses;
-        Ok(Arc::from(host))
+        Ok(Arc::from(instance_session))
     }
 
     /// Opens a session with the machine, through a session with its instance.
     ///
     /// # Errors
     /// [`DeployError`] if there is no session.
-    pub(in crate::instance) async fn dial(&self, shared: &ProviderContext, slot: &Slot) -> Result<Dialed, DeployError> {
+    pub(in crate::instance) async fn dial(
+        &self,
+        shared: &ExecutorContext,
+        slot: &LeaseHandle,
+    ) -> Result<Dialed, DeployError> {
         let first = self.creation_session.lock().take();
         let is_first = first.is_some();
-        let host = match first {
-            Some(host) => host,
+        let instance_session = match first {
+            Some(instance_session) => instance_session,
             None => self.dial_instance(shared, slot).await?,
         };
-        match self.dial_through(shared, &host, is_first).await {
-            Ok(machine) => {
-                Ok(Dialed { session: Box::new(TunneledSession { machine, host }), trace_lines: self.trace_lines() })
-            }
+        match self.dial_through(shared, &instance_session, is_first).await {
+            Ok(machine_session) => Ok(Dialed {
+                session: Box::new(TunneledSession { machine_session, instance_session }),
+                trace_lines: self.trace_lines(),
+            }),
             Err(error) => {
-                host.close().await;
+                instance_session.close().await;
                 Err(error)
             }
         }
@@ -213,12 +224,12 @@ impl NestedMachine {
 
     async fn dial_through(
         &self,
-        shared: &ProviderContext,
-        host: &Arc<dyn Session>,
+        shared: &ExecutorContext,
+        instance_session: &Arc<dyn Session>,
         is_first: bool,
     ) -> Result<Box<dyn Session>, DeployError> {
         if !is_first {
-            self.verify_exists(host).await?;
+            self.verify_exists(instance_session).await?;
         }
         let name = format!("{}/{}", self.instance, self.machine.id);
         let connector = settings::vm_connector(&self.settings.connector);
@@ -233,7 +244,7 @@ impl NestedMachine {
         shared.ensure_supported(&name, &info.connector)?;
         let target = connector::target(&InstanceId::new(name.as_str()), info, DialOptions::default());
         let target = target.map_err(|error| DeployError::dial(&name, error))?;
-        let dialed = remote::dial_through(host.as_ref(), &target, &self.isolation.hosts, grace).await;
+        let dialed = remote::dial_through(instance_session.as_ref(), &target, &self.isolation.hosts, grace).await;
         dialed.map_err(|error| {
             DeployError::NoSession(format!("instance {name}: {error}; vm_isolation.connector_config configures the connection to this virtual machine"))
         })
@@ -244,8 +255,8 @@ impl NestedMachine {
     ///
     /// # Errors
     /// [`DeployError`] if the machine was lost or the daemon does not answer.
-    async fn verify_exists(&self, host: &Arc<dyn Session>) -> Result<(), DeployError> {
-        let listed = async { connect_daemon(&self.settings, host).await?.list().await }.await;
+    async fn verify_exists(&self, instance_session: &Arc<dyn Session>) -> Result<(), DeployError> {
+        let listed = async { connect_daemon(&self.settings, instance_session).await?.list().await }.await;
         let (NestedVm { id, .. }, instance) = (&self.machine, &self.instance);
         let listed = listed.map_err(|error| {
             DeployError::NoSession(format!(
@@ -266,7 +277,7 @@ impl NestedMachine {
         Err(DeployError::NoSession(reason))
     }
 
-    pub(in crate::instance) fn remove(self: Arc<Self>, slot: Slot, shared: Arc<ProviderContext>) {
+    pub(in crate::instance) fn remove(self: Arc<Self>, slot: LeaseHandle, shared: Arc<ExecutorContext>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return slot.finish_job() };
         let busy = VmOperationGuard::new(&self.isolation.busy);
         runtime.spawn(async move {
@@ -298,7 +309,7 @@ impl NestedMachine {
         });
     }
 
-    async fn delete(&self, shared: &ProviderContext, slot: &Slot) -> Result<Duration, VmError> {
+    async fn delete(&self, shared: &ExecutorContext, slot: &LeaseHandle) -> Result<Duration, VmError> {
         let (began, mut last) = (Instant::now(), VmError(String::new()));
         let attempts = async {
             let (mut pause, cap) = DELETE_BACKOFF;
@@ -317,14 +328,14 @@ impl NestedMachine {
         }
     }
 
-    async fn delete_once(&self, shared: &ProviderContext, slot: &Slot) -> Result<(), VmError> {
+    async fn delete_once(&self, shared: &ExecutorContext, slot: &LeaseHandle) -> Result<(), VmError> {
         let first = self.creation_session.lock().take();
-        let host = match first {
-            Some(host) => host,
+        let instance_session = match first {
+            Some(instance_session) => instance_session,
             None => self.dial_instance(shared, slot).await?,
         };
         let deleted = async {
-            let daemon = connect_daemon(&self.settings, &host).await?;
+            let daemon = connect_daemon(&self.settings, &instance_session).await?;
             match daemon.delete(&self.machine.id).await {
                 // Some daemons refuse to delete a machine that does not exist.
                 Err(error @ NestingError::Refused { .. }) => {
@@ -335,7 +346,7 @@ impl NestedMachine {
             }
         };
         let deleted = deleted.await.map_err(|error| VmError(error_chain(&error)));
-        host.close().await;
+        instance_session.close().await;
         deleted
     }
 }
@@ -350,26 +361,26 @@ fn remedy(error: &NestingError) -> &'static str {
 }
 
 struct TunneledSession {
-    machine: Box<dyn Session>,
-    host: Arc<dyn Session>,
+    machine_session: Box<dyn Session>,
+    instance_session: Arc<dyn Session>,
 }
 
 #[async_trait]
 impl Session for TunneledSession {
     async fn run(&self, run: RemoteCommand<'_>) -> Result<CommandResult, RunError> {
-        self.machine.run(run).await
+        self.machine_session.run(run).await
     }
 
     async fn dial(&self, network: &str, address: &str) -> Result<Box<dyn Stream>, RunError> {
-        self.machine.dial(network, address).await
+        self.machine_session.dial(network, address).await
     }
 
     async fn dial_command(&self, command: &str) -> Result<Box<dyn Stream>, RunError> {
-        self.machine.dial_command(command).await
+        self.machine_session.dial_command(command).await
     }
 
     async fn close(&self) {
-        self.machine.close().await;
-        self.host.close().await;
+        self.machine_session.close().await;
+        self.instance_session.close().await;
     }
 }

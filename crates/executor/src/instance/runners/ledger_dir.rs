@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
-use muster_taskscaler::driver::LedgerError;
-use muster_taskscaler::fleet;
+use muster_job::error_chain;
+use muster_taskscaler::driver::{FileLedger, LedgerError};
+use muster_taskscaler::fleet::{self, FleetFromDisk};
+use muster_taskscaler::ledger::Row;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::instance::files;
+use crate::instance::remaining::Remaining;
 
 /// Number of digits of the hash of a runner's key in the name of its ledger.
 const KEY_DIGITS: usize = 16;
@@ -39,7 +42,7 @@ struct Owner {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RunnerLedger {
-    pub(super) ledger: PathBuf,
+    pub(super) path: PathBuf,
     prefix: Option<String>,
 }
 
@@ -48,10 +51,10 @@ pub(super) struct RunnerLedger {
 pub(super) struct OrphanedLedger {
     pub(super) ledger: PathBuf,
     /// Name of its former runner, or the runner's key if the runner had no name. Without a readable owner file, the
-    /// name of an instance group.
+    /// names of the instance groups.
     pub(super) runner: String,
-    /// IDs, or the reason why the ledger is unreadable.
-    pub(super) instances: Result<Vec<String>, String>,
+    /// What remains at the provider, or the reason why the ledger is unreadable.
+    pub(super) remaining: Result<Remaining, String>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -108,7 +111,7 @@ impl LedgerDir<'_> {
             let path = owner_path(&ledger);
             write_owner(&path, &owner).map_err(file_error("write", &path))?;
         }
-        Ok(RunnerLedger { ledger, prefix })
+        Ok(RunnerLedger { path: ledger, prefix })
     }
 
     /// Finds the ledger that `runner` used with its previous token, and renames it to `to`. Returns the previous owner.
@@ -147,7 +150,22 @@ impl LedgerDir<'_> {
         Ok(None)
     }
 
-    /// Returns the ledgers that contain instances or are unreadable, except those of the runners in `keys`.
+    /// Returns the fleets with the names of their runners.
+    ///
+    /// # Errors
+    /// [`LedgerError`] if the directory cannot be read.
+    pub(super) fn fleets(&self, now_unix_s: i64) -> Result<Vec<FleetFromDisk>, LedgerError> {
+        let mut fleets = fleet::read_fleets(self.directory, now_unix_s)?;
+        for fleet in &mut fleets {
+            if let Some(owner) = read_owner(&fleet.ledger) {
+                fleet.report.runner = if owner.name.is_empty() { owner.key.to_string() } else { owner.name };
+            }
+        }
+        Ok(fleets)
+    }
+
+    /// Returns the ledgers with instances or unanswered requests, and the unreadable ledgers, except those of the
+    /// runners in `keys`.
     ///
     /// # Errors
     /// [`LedgerDirError`] if the directory cannot be read.
@@ -157,20 +175,18 @@ impl LedgerDir<'_> {
         now_unix_s: i64,
     ) -> Result<Vec<OrphanedLedger>, LedgerDirError> {
         let configured: BTreeSet<PathBuf> = keys.map(|key| self.ledger(key)).collect();
-        let fleets = fleet::read_fleets(self.directory, now_unix_s)?;
-        let orphans = fleets.into_iter().filter(|fleet| !configured.contains(&fleet.ledger)).map(|fleet| {
-            let instances = match (fleet.report.status, fleet.report.unavailable_reason) {
-                (Some(status), _) => Ok(status.instances.into_iter().map(|instance| instance.id).collect()),
-                (None, reason) => Err(reason.unwrap_or_else(|| "it is incomplete".to_owned())),
-            };
-            let runner = match read_owner(&fleet.ledger) {
-                Some(owner) if !owner.name.is_empty() => owner.name,
-                Some(owner) => owner.key.to_string(),
-                None => fleet.report.runner,
-            };
-            OrphanedLedger { ledger: fleet.ledger, runner, instances }
+        let orphans = self.fleets(now_unix_s)?.into_iter().filter(|fleet| !configured.contains(&fleet.ledger));
+        // As in the scaler, the instances of a create request are no longer expected after `written_off_until`.
+        let is_expired =
+            |row: &Row| matches!(row, Row::ScaleUp { written_off_until: Some(until), .. } if *until <= now_unix_s);
+        let orphans = orphans.map(|FleetFromDisk { ledger, report }| {
+            let remaining = FileLedger::rows(&ledger).map(|mut rows| {
+                rows.retain(|_, row| !is_expired(row));
+                Remaining::in_ledger(&rows)
+            });
+            OrphanedLedger { runner: report.runner, remaining: remaining.map_err(|error| error_chain(&error)), ledger }
         });
-        Ok(orphans.filter(|orphan| orphan.instances.as_ref().map_or(true, |known| !known.is_empty())).collect())
+        Ok(orphans.filter(|orphan| orphan.remaining.as_ref().map_or(true, |known| !known.is_empty())).collect())
     }
 
     /// Deletes the owner file of a runner whose ledger was deleted.
@@ -215,7 +231,7 @@ fn owner_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("owner")
 }
 
-/// `None` means that the file is missing or unreadable, and must be written again.
+/// Reads the owner file of `ledger`. `None` means that the owner file is missing or unreadable, and must be written.
 fn read_owner(ledger: &Path) -> Option<Owner> {
     let path = owner_path(ledger);
     let text = match std::fs::read(&path) {
@@ -249,6 +265,7 @@ fn write_owner(path: &Path, owner: &Owner) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use muster_job::Secret;
+    use muster_taskscaler::ledger::RowKey;
     use serde_json::json;
 
     use super::*;
@@ -260,8 +277,8 @@ mod tests {
             has_token_prefix: true,
             ..AutoscalerSettings::default()
         };
-        let own = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), id);
-        Arc::new(RunnerSettings { name: name.to_owned(), autoscaler: Some(Arc::new(autoscaler)), ..own })
+        let base = RunnerSettings::new("https://one.example/".parse().unwrap(), Secret::new(token), id);
+        Arc::new(RunnerSettings { name: name.to_owned(), autoscaler: Some(Arc::new(autoscaler)), ..base })
     }
 
     fn write_ledger(ledger: &Path, instance: &str) {
@@ -274,8 +291,8 @@ mod tests {
         runners.iter().map(|runner| runner.key.clone()).collect()
     }
 
-    fn prefix(own: &RunnerLedger, runner: &RunnerSettings) -> String {
-        let settings = own.settings(runner.autoscaler.as_ref().unwrap());
+    fn prefix(ledger: &RunnerLedger, runner: &RunnerSettings) -> String {
+        let settings = ledger.settings(runner.autoscaler.as_ref().unwrap());
         settings.plugin_config[PREFIX].as_str().unwrap().to_owned()
     }
 
@@ -285,16 +302,19 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let ledgers = LedgerDir { directory: &dir.path().join("instances") };
             let (old, new, other) = (runner("one-1", id, "a"), runner("two-2", id, "a"), runner("three", 0, "b"));
-            let own = ledgers.open_for(&old, &keys(&[&old, &other])).unwrap();
+            let ledger = ledgers.open_for(&old, &keys(&[&old, &other])).unwrap();
             ledgers.open_for(&other, &keys(&[&old, &other])).unwrap();
-            write_ledger(&own.ledger, "i-1");
+            write_ledger(&ledger.path, "i-1");
             let runners = keys(&[&other, &new]);
-            let (own, of_other) =
+            let (ledger, ledger_of_other) =
                 (ledgers.open_for(&new, &runners).unwrap(), ledgers.open_for(&other, &runners).unwrap());
-            assert!(std::fs::read_to_string(&own.ledger).unwrap().contains("i-1"), "id {id}");
-            assert!(!of_other.ledger.exists());
-            assert_eq!((prefix(&own, &new), prefix(&of_other, &other)), ("runner-one-".into(), "runner-thr-".into()));
-            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), own, "a later start must use the same ledger");
+            assert!(std::fs::read_to_string(&ledger.path).unwrap().contains("i-1"), "id {id}");
+            assert!(!ledger_of_other.path.exists());
+            assert_eq!(
+                (prefix(&ledger, &new), prefix(&ledger_of_other, &other)),
+                ("runner-one-".into(), "runner-thr-".into())
+            );
+            assert_eq!(ledgers.open_for(&new, &runners).unwrap(), ledger, "a later start must use the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
     }
@@ -305,14 +325,48 @@ mod tests {
         let ledgers = LedgerDir { directory: dir.path() };
         let (old, new) = (runner("one-1", 0, "a"), runner("two-2", 0, "a"));
         let both = keys(&[&old, &new]);
-        let ledger = ledgers.open_for(&old, &both).unwrap().ledger;
+        let ledger = ledgers.open_for(&old, &both).unwrap().path;
         write_ledger(&ledger, "i-1");
-        assert!(!ledgers.open_for(&new, &both).unwrap().ledger.exists());
-        let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), instances: Ok(vec!["i-1".to_owned()]) };
+        assert!(!ledgers.open_for(&new, &both).unwrap().path.exists());
+        let remaining = Remaining { instances: vec!["i-1".to_owned()], requests: 0 };
+        let orphan = OrphanedLedger { ledger, runner: "a".to_owned(), remaining: Ok(remaining) };
         assert_eq!(ledgers.orphans([&new.key].into_iter(), 9).unwrap(), std::slice::from_ref(&orphan));
         std::fs::write(&orphan.ledger, "{\"taskscaler_ledger\":99}\n").unwrap();
-        let error = ledgers.orphans([&new.key].into_iter(), 9).unwrap().remove(0).instances.unwrap_err();
+        let error = ledgers.orphans([&new.key].into_iter(), 9).unwrap().remove(0).remaining.unwrap_err();
         assert!(error.contains(&orphan.ledger.display().to_string()), "{error}");
+    }
+
+    #[test]
+    fn orphan_with_only_unanswered_requests_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledgers = LedgerDir { directory: dir.path() };
+        let removed = runner("one", 0, "a");
+        let ledger = ledgers.open_for(&removed, &keys(&[&removed])).unwrap().path;
+        let orphans_with = |written_off_until: Option<i64>| {
+            let key = RowKey::ScaleUp { group: "g".to_owned(), call: 1 };
+            let row =
+                Row::ScaleUp { requested: 2, outstanding: 2, requested_at: 1, accepted: false, written_off_until };
+            let rows = serde_json::to_string(&[(key, row)]).unwrap();
+            std::fs::write(&ledger, format!("{{\"taskscaler_ledger\":1}}\n{rows}\n")).unwrap();
+            ledgers.orphans(std::iter::empty(), 9).unwrap()
+        };
+        let remaining = Ok(Remaining { instances: Vec::new(), requests: 1 });
+        let orphan = OrphanedLedger { ledger: ledger.clone(), runner: "a".to_owned(), remaining };
+        assert_eq!(orphans_with(None), std::slice::from_ref(&orphan));
+        assert_eq!(orphans_with(Some(10)), [orphan]);
+        assert_eq!(orphans_with(Some(9)), [], "no instance is expected anymore");
+    }
+
+    #[test]
+    fn fleet_on_disk_has_the_name_of_its_runner() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledgers = LedgerDir { directory: dir.path() };
+        let runners = [runner("one", 0, "a"), runner("two", 7, "")];
+        for runner in &runners {
+            write_ledger(&ledgers.open_for(runner, &keys(&[&runners[0], &runners[1]])).unwrap().path, "i-1");
+        }
+        let names: BTreeSet<String> = ledgers.fleets(9).unwrap().into_iter().map(|fleet| fleet.report.runner).collect();
+        assert_eq!(names, BTreeSet::from(["a".to_owned(), runners[1].key.to_string()]));
     }
 
     #[test]
@@ -322,14 +376,18 @@ mod tests {
         let (configured, removed, with_ledger) =
             (runner("one", 0, "a"), runner("two", 0, "b"), runner("three", 0, "c"));
         let all = keys(&[&configured, &removed, &with_ledger]);
-        let owner_file = |runner: &Arc<RunnerSettings>| owner_path(&ledgers.open_for(runner, &all).unwrap().ledger);
-        let [of_configured, of_removed, of_ledger] = [&configured, &removed, &with_ledger].map(owner_file);
-        write_ledger(&of_ledger.with_extension("ledger"), "i-1");
+        let owner_file = |runner: &Arc<RunnerSettings>| owner_path(&ledgers.open_for(runner, &all).unwrap().path);
+        let [owner_of_configured, owner_of_removed, owner_beside_ledger] =
+            [&configured, &removed, &with_ledger].map(owner_file);
+        write_ledger(&owner_beside_ledger.with_extension("ledger"), "i-1");
         ledgers.forget(&with_ledger.key);
         ledgers.remove_stale_owners([&configured.key].into_iter());
-        assert_eq!([&of_configured, &of_removed, &of_ledger].map(|path| path.exists()), [true, false, true]);
-        std::fs::remove_file(of_ledger.with_extension("ledger")).unwrap();
+        assert_eq!(
+            [&owner_of_configured, &owner_of_removed, &owner_beside_ledger].map(|path| path.exists()),
+            [true, false, true]
+        );
+        std::fs::remove_file(owner_beside_ledger.with_extension("ledger")).unwrap();
         ledgers.forget(&with_ledger.key);
-        assert!(!of_ledger.exists());
+        assert!(!owner_beside_ledger.exists());
     }
 }

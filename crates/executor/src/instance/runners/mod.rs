@@ -20,10 +20,11 @@ use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
 use muster_fleeting::host::PluginSpec;
 use muster_job::error_chain;
 use muster_taskscaler::driver::LedgerError;
+use muster_taskscaler::fleet::FleetFromDisk;
 use parking_lot::Mutex;
 
 use self::fleet_list::Fleets;
-use self::ledger_dir::{LedgerDir, LedgerDirError, RunnerLedger};
+use self::ledger_dir::{LedgerDir, LedgerDirError, OrphanedLedger, RunnerLedger};
 use self::operator_socket::OperatorSocket;
 use super::group_plugins::unix_now;
 use super::provider::{InstanceExecutor, InstanceOptions};
@@ -152,7 +153,7 @@ impl ExecutorKind for InstanceExecutors {
     fn leases_announced(&self) {
         let mut state = self.0.state.lock();
         state.phase = state.phase.max(ManagerPhase::Working);
-        self.0.warn_orphaned_ledgers(&state);
+        self.0.warn_about_orphaned_ledgers(&state);
         state.fleets.values().for_each(|known| known.fleet.executor.leases_announced());
     }
 
@@ -196,7 +197,7 @@ impl Inner {
             settings: ledger.settings(settings),
             find_plugin: self.options.find_plugin,
             requests: runner.request_concurrency,
-            ledger: ledger.ledger.clone(),
+            ledger: ledger.path.clone(),
             ledger_lock: Arc::clone(state.ledger_locks.entry(runner.key.clone()).or_default()),
             executable: Arc::clone(&self.options.executable),
         });
@@ -232,22 +233,24 @@ impl Inner {
         }
     }
 
-    /// Also deletes stale owner files.
-    fn warn_orphaned_ledgers(&self, state: &State) {
+    /// Warns about ledgers that belong to no configured runner, and deletes owner files without a ledger.
+    fn warn_about_orphaned_ledgers(&self, state: &State) {
         if !self.options.ledgers.exists() {
             return;
         }
         let ledgers = self.ledger_dir();
         ledgers.remove_stale_owners(state.configured.iter().chain(state.fleets.keys()));
         match ledgers.orphans(state.configured.iter(), unix_now()) {
-            Ok(orphans) => orphans.iter().for_each(|orphan| match &orphan.instances {
-                Ok(instances) => tracing::warn!(
+            Ok(orphans) => orphans.iter().for_each(|orphan| match &orphan.remaining {
+                Ok(remaining) => tracing::warn!(
                     runner = orphan.runner,
-                    instances = instances.join(", "),
+                    requests = remaining.requests,
+                    instances = remaining.instances.join(", "),
                     ledger = %orphan.ledger.display(),
-                    "instances belong to a runner that was removed from the configuration while the manager did not run; no manager \
-                     uses or deletes them, and they may cost money. Add the runner again and remove it while the manager \
-                     runs, or delete the instances at the provider and then the ledger"
+                    "instances, or requests whose instances may still appear, belong to a runner that was removed from the \
+                     configuration while the manager did not run; no manager uses or deletes the instances, and they may \
+                     cost money. Add the runner again and remove it while the manager runs, or delete the instances at \
+                     the provider and then the ledger"
                 ),
                 Err(error) => tracing::error!(
                     runner = orphan.runner,
@@ -262,16 +265,27 @@ impl Inner {
     }
 }
 
+/// Reads the fleets whose ledgers are in `directory`, with the names of their runners.
+///
+/// `unix` is the current time in seconds since 1970. If a ledger has no readable owner file, the report has the names
+/// of the instance groups instead.
+///
+/// # Errors
+/// [`LedgerError`] if the directory cannot be read.
+pub fn read_fleets(directory: &Path, unix: i64) -> Result<Vec<FleetFromDisk>, LedgerError> {
+    LedgerDir { directory }.fleets(unix)
+}
+
 /// Logs the instances in the ledgers of `directory`, for a manager that exits before it could delete them.
 pub fn log_remaining_instances(directory: &Path) {
     if !directory.exists() {
         return;
     }
     match (LedgerDir { directory }).orphans(std::iter::empty(), unix_now()) {
-        Ok(fleets) => fleets.iter().for_each(|fleet| match &fleet.instances {
-            Ok(instances) => log_remaining(&fleet.runner, instances, NEXT_START_HINT),
+        Ok(fleets) => fleets.into_iter().for_each(|OrphanedLedger { runner, remaining, .. }| match remaining {
+            Ok(remaining) => log_remaining(&runner, &remaining, NEXT_START_HINT),
             Err(error) => tracing::error!(
-                runner = fleet.runner,
+                runner,
                 error,
                 "failed to read a ledger, so the remaining instances of its runner are unknown"
             ),
@@ -287,15 +301,7 @@ pub fn log_remaining_instances(directory: &Path) {
 
 fn log_stopped(runner: &str, remaining: Result<Remaining, LedgerError>, hint: &str) {
     match remaining {
-        Ok(Remaining { instances, requests: 0 }) => log_remaining(runner, &instances, hint),
-        Ok(Remaining { instances, requests }) => {
-            tracing::warn!(
-                runner,
-                requests,
-                instances = instances.join(", "),
-                "requested instances may still appear, in addition to the remaining instances; {hint}"
-            );
-        }
+        Ok(remaining) => log_remaining(runner, &remaining, hint),
         Err(error) => tracing::error!(
             runner,
             error = error_chain(&error),
@@ -304,10 +310,19 @@ fn log_stopped(runner: &str, remaining: Result<Remaining, LedgerError>, hint: &s
     }
 }
 
-fn log_remaining(runner: &str, instances: &[String], hint: &str) {
-    if instances.is_empty() {
+fn log_remaining(runner: &str, Remaining { instances, requests }: &Remaining, hint: &str) {
+    let is_empty = instances.is_empty();
+    let instances = instances.join(", ");
+    if *requests > 0 {
+        tracing::warn!(
+            runner,
+            requests,
+            instances,
+            "requested instances may still appear, in addition to the remaining instances; {hint}"
+        );
+    } else if is_empty {
         tracing::info!(runner, "all instances deleted");
     } else {
-        tracing::info!(runner, instances = instances.join(", "), "instances remain; {hint}");
+        tracing::info!(runner, instances, "instances remain; {hint}");
     }
 }

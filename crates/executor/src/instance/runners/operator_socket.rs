@@ -144,8 +144,8 @@ fn find_targets<'a>(
     executor: &'a Arc<InstanceExecutor>,
     report: &Report,
 ) -> Vec<(&'a Arc<InstanceExecutor>, String, OperatorTarget)> {
-    let of_runner = request.runner.as_ref().is_none_or(|runner| report.runner == *runner);
-    let Some(status) = report.status.as_ref().filter(|_| of_runner) else { return Vec::new() };
+    let is_of_requested_runner = request.runner.as_ref().is_none_or(|runner| report.runner == *runner);
+    let Some(status) = report.status.as_ref().filter(|_| is_of_requested_runner) else { return Vec::new() };
     let is_requested = |group: &str| request.group.as_ref().is_none_or(|requested| group == requested);
     let mut found = Vec::new();
     for (number, group) in status.groups.iter().enumerate().filter(|(_, group)| is_requested(&group.name)) {

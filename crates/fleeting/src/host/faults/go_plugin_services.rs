@@ -8,7 +8,7 @@ use futures::{Stream, StreamExt, stream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Behavior, TestPlugin, WELL_BEHAVED, always};
+use super::{Behavior, TestPlugin, VALID_HANDSHAKE, always};
 use crate::faulty_plugin::CallHooks;
 use crate::host::Group;
 use crate::protocol::plugin::grpc_controller_server::GrpcController;
@@ -73,7 +73,7 @@ impl GrpcStdio for GoPluginServices {
 async fn h20_large_output_does_not_block_calls() {
     let services = GoPluginServices::default();
     let plugin =
-        TestPlugin::with_services(always(Behavior::Normal), WELL_BEHAVED, super::IDLE_BODY, Some(services.clone()));
+        TestPlugin::with_services(always(Behavior::Normal), VALID_HANDSHAKE, super::IDLE_BODY, Some(services.clone()));
     let mut spec = plugin.spec();
     spec.timeouts.update = Duration::from_secs(60);
     let group = Group::start(spec).await.unwrap();
@@ -94,7 +94,7 @@ async fn h11_plugin_cleans_up_and_exits_without_being_killed() {
         exit_file.display(),
         status.display()
     );
-    let plugin = TestPlugin::with_services(always(Behavior::Normal), WELL_BEHAVED, &body, Some(services.clone()));
+    let plugin = TestPlugin::with_services(always(Behavior::Normal), VALID_HANDSHAKE, &body, Some(services.clone()));
     let mut spec = plugin.spec();
     (spec.timeouts.exit, spec.timeouts.shutdown) = (Duration::from_secs(60), Duration::from_secs(60));
     let group = Group::start(spec).await.unwrap();

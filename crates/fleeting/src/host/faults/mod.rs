@@ -6,7 +6,6 @@ mod seeded;
 mod supervision;
 mod transport;
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use super::{CallError, Group, PluginSpec};
-use crate::faulty_plugin::{Behavior, Behaviors, Call, FaultyPlugin, IDLE_BODY, LastInit, WELL_BEHAVED, always};
+use crate::faulty_plugin::{Behavior, Behaviors, Call, FaultyPlugin, IDLE_BODY, LastInit, VALID_HANDSHAKE, always};
 use crate::model::{InstanceId, InstanceState};
 use crate::protocol::plugin::grpc_controller_server::GrpcControllerServer;
 use crate::protocol::plugin::grpc_stdio_server::GrpcStdioServer;
@@ -31,7 +30,7 @@ struct TestPlugin {
 impl TestPlugin {
     /// Creates a plugin that starts normally and then has the same behavior for all calls.
     fn new(behavior: Behavior) -> Self {
-        Self::with_script(always(behavior), WELL_BEHAVED, IDLE_BODY)
+        Self::with_script(always(behavior), VALID_HANDSHAKE, IDLE_BODY)
     }
 
     fn with_script(behaviors: Behaviors, start: &str, body: &str) -> Self {
@@ -50,8 +49,7 @@ impl TestPlugin {
         let pid_file = directory.path().join("pids");
         let text =
             format!("#!/bin/sh\necho $$ >> '{}'\nsocket='{}'\n{start}\n{body}\n", pid_file.display(), socket.display());
-        std::fs::write(&script, text).unwrap();
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&script, text);
         let listener = UnixListener::bind(&socket).unwrap();
         let exit = move || {
             if let Some(pid) = pids(&pid_file).pop().and_then(rustix::process::Pid::from_raw) {
@@ -158,7 +156,7 @@ async fn h18_missing_config_is_null_and_connector_has_defaults() {
 async fn v13_truncated_list_is_an_error() {
     let mut behaviors = always(Behavior::Normal);
     behaviors[Call::Update as usize] = Behavior::TruncatedStream;
-    let plugin = TestPlugin::with_script(behaviors, WELL_BEHAVED, IDLE_BODY);
+    let plugin = TestPlugin::with_script(behaviors, VALID_HANDSHAKE, IDLE_BODY);
     let group = plugin.start().await;
     let error = group.update().await.unwrap_err();
     assert!(matches!(error, CallError::Refused { call: "Update", .. }), "{error}");

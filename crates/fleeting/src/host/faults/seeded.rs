@@ -10,7 +10,7 @@ use futures::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::{Behavior, Call, TestPlugin, WELL_BEHAVED, id};
+use super::{Behavior, Call, TestPlugin, VALID_HANDSHAKE, id};
 use crate::faulty_plugin::Script;
 use crate::host::{CallError, Group};
 
@@ -47,7 +47,7 @@ async fn run(run: &FaultRun) -> Tally {
     let script = &run.script;
     let plugin = TestPlugin::with_script(script.behaviors, script.start, script.body);
     let mut spec = plugin.spec();
-    if script.start != WELL_BEHAVED {
+    if script.start != VALID_HANDSHAKE {
         spec.timeouts.start = Duration::from_millis(300);
     }
     if script.behaviors[Call::Init as usize] == Behavior::Hangs {
@@ -77,7 +77,7 @@ async fn run(run: &FaultRun) -> Tally {
         }
         Err(error) => {
             let init_succeeds = [Behavior::Normal, Behavior::Slow].contains(&script.behaviors[Call::Init as usize]);
-            assert!(script.start != WELL_BEHAVED || !init_succeeds, "a well-behaved plugin must start: {error}");
+            assert!(script.start != VALID_HANDSHAKE || !init_succeeds, "a well-behaved plugin must start: {error}");
             let text = error.to_string();
             assert!(text.starts_with("plugin /") && text.contains("fleeting-plugin-faulty"), "{text}");
             tally.errors = 1;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Behavior, IDLE_BODY, TestPlugin, WELL_BEHAVED, always, id, pids};
+use super::{Behavior, IDLE_BODY, TestPlugin, VALID_HANDSHAKE, always, id, pids};
 use crate::host::{CallError, Group, PluginStatus};
 
 fn start_count(plugin: &TestPlugin) -> usize {
@@ -28,7 +28,7 @@ async fn unavailable_status_is_not_a_broken_connection() {
 async fn hanging_instance_does_not_restart_the_plugin() {
     let mut behaviors = always(Behavior::Normal);
     behaviors[super::Call::Heartbeat as usize] = Behavior::Hangs;
-    let plugin = TestPlugin::with_script(behaviors, WELL_BEHAVED, IDLE_BODY);
+    let plugin = TestPlugin::with_script(behaviors, VALID_HANDSHAKE, IDLE_BODY);
     let group = plugin.start().await;
     let mut status = group.status();
     for _ in 0..2 {
@@ -54,7 +54,7 @@ async fn status_quotes_panic_of_a_dead_plugin() {
     let body = "while [ ! -e \"$socket.die\" ]; do sleep 0.01; done\n\
                 echo starting >&2; echo 'panic: nil map' >&2\n\
                 for n in 1 2 3 4 5 6 7 8 9; do echo \"frame $n\" >&2; done; exit 2";
-    let plugin = TestPlugin::with_script(always(Behavior::Normal), WELL_BEHAVED, body);
+    let plugin = TestPlugin::with_script(always(Behavior::Normal), VALID_HANDSHAKE, body);
     let group = plugin.start().await;
     let mut status = group.status();
     std::fs::write(plugin.directory.path().join("socket.die"), "").unwrap();
@@ -67,7 +67,7 @@ async fn status_quotes_panic_of_a_dead_plugin() {
 #[tokio::test]
 async fn dropped_group_leaves_no_process() {
     // The script starts a second process, as a wrapper script of a plugin does.
-    let plugin = TestPlugin::with_script(always(Behavior::Normal), WELL_BEHAVED, "sleep 600 & sleep 600");
+    let plugin = TestPlugin::with_script(always(Behavior::Normal), VALID_HANDSHAKE, "sleep 600 & sleep 600");
     drop(plugin.start().await);
     plugin.wait_dead().await;
 }

@@ -1,6 +1,5 @@
 //! Runs the conformance kit with faulty plugins. Each case except C6 detects at least one of them.
 
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -20,7 +19,7 @@ struct Fault {
 
 enum Plugin {
     /// The plugin [`FAULTY`] with this fault.
-    Config(&'static str),
+    Faulty(&'static str),
     /// A shell script that starts the toy plugin, whose path is in `$toy`.
     Script(&'static str),
 }
@@ -36,7 +35,7 @@ enum Effect {
 }
 
 const fn faulty(name: &'static str, cases: &'static [&'static str], reason: &'static str, effect: Effect) -> Fault {
-    Fault { plugin: Plugin::Config(name), cases, reason, effect }
+    Fault { plugin: Plugin::Faulty(name), cases, reason, effect }
 }
 
 const fn script(text: &'static str, cases: &'static [&'static str], reason: &'static str, effect: Effect) -> Fault {
@@ -164,7 +163,7 @@ fn plan_for(fault: &Fault) -> (TempDir, Plan) {
     let directory = tempfile::tempdir().unwrap();
     let first = fault.cases[0];
     let mut plan = match fault.plugin {
-        Plugin::Config(name) => {
+        Plugin::Faulty(name) => {
             let mut plan = plan(FAULTY);
             plan.config = json!({ "fault": name, "lock": directory.path().join("lock") });
             plan.connector.username = "ci".to_owned();
@@ -172,8 +171,7 @@ fn plan_for(fault: &Fault) -> (TempDir, Plan) {
         }
         Plugin::Script(text) => {
             let path = directory.path().join("plugin");
-            std::fs::write(&path, format!("#!/bin/sh\ntoy={TOY}\n{text}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            muster_test_prerequisites::create_program(&path, format!("#!/bin/sh\ntoy={TOY}\n{text}\n"));
             plan(path)
         }
     };
@@ -201,7 +199,7 @@ fn plan_for(fault: &Fault) -> (TempDir, Plan) {
 
 async fn assert_detected(fault: &Fault) {
     let name = match fault.plugin {
-        Plugin::Config(name) | Plugin::Script(name) => name,
+        Plugin::Faulty(name) | Plugin::Script(name) => name,
     };
     let (_directory, plan) = plan_for(fault);
     let report = run(&plan).await;

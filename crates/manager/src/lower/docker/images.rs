@@ -18,15 +18,15 @@ pub(super) enum AllowList {
     Services,
 }
 
-/// Returns the image's name, and whether it is the runner's default.
-pub(super) fn build_image(
+/// Returns the name of the build container's image, and whether it is the runner's default image.
+pub(super) fn select_build_image(
     image: Option<&Image>,
     docker: &DockerSettings,
     variables: &Variables,
 ) -> Result<(String, bool), LowerError> {
-    let own = image.map(|image| variables.expand(&image.name).trim().to_owned()).filter(|name| !name.is_empty());
+    let of_job = image.map(|image| variables.expand(&image.name).trim().to_owned()).filter(|name| !name.is_empty());
     let default = variables.expand(&docker.image).trim().to_owned();
-    let Some(name) = own else {
+    let Some(name) = of_job else {
         if default.is_empty() {
             return Err(LowerError::configuration("no Docker image specified to run the build in"));
         }

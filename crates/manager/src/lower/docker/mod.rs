@@ -112,7 +112,7 @@ pub(crate) fn seccomp_profiles(runner: &RunnerSettings) -> Vec<String> {
 pub(crate) fn helper_questions(payload: &JobPayload, context: &JobContext) -> Option<BTreeSet<HelperQuestion>> {
     let docker = context.runner.docker.as_deref().filter(|_| uses_engine_of_instance(&context.runner))?;
     let questions = super::with_variables(payload, context, |payload, context, _, variables, _| {
-        let (build, _) = images::build_image(payload.image.as_ref(), docker, variables)?;
+        let (build, _) = images::select_build_image(payload.image.as_ref(), docker, variables)?;
         let mut images = services::image_names(payload, docker, variables);
         images.push(build);
         credentials::questions(variables, &context.docker, &images)
@@ -171,8 +171,8 @@ pub(super) fn host_name(payload: &JobPayload, context: &JobContext) -> String {
     }
 }
 
-/// `None` means that no network is created for the job.
-pub(super) fn own_network(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
+/// Returns the name of the network that is created for the job. `None` means that no network is created.
+pub(super) fn job_network_name(payload: &JobPayload, context: &JobContext, per_job: bool) -> Option<String> {
     let docker = context.runner.docker.as_ref().filter(|_| context.runner.uses_containers() && per_job)?;
     docker.network_mode.is_empty().then(|| names::network(payload, context))
 }
@@ -208,7 +208,7 @@ fn containers(
     let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     let names = Names::of(payload, context);
     let image = payload.image.as_ref();
-    let (name, is_default) = images::build_image(image, docker, variables)?;
+    let (name, is_default) = images::select_build_image(image, docker, variables)?;
     let mut volumes = Volumes::new(payload, docker, &names, variables);
     volumes.add_configured(paths, variables)?;
     volumes.add_builds(&paths.builds_dir, settings.strategy == "fetch");
@@ -247,7 +247,7 @@ fn containers(
         labels: names::labels(payload, context, variables, &docker.container_labels)?,
         build,
         services: services.iter().map(|service| service.container.name.clone()).collect(),
-        network: match own_network(payload, context, per_job) {
+        network: match job_network_name(payload, context, per_job) {
             Some(name) => DockerNetwork::PerJob { name, ipv6: docker.enable_ipv6, mtu: docker.network_mtu },
             None if docker.network_mode.is_empty() => DockerNetwork::Bridge,
             None => DockerNetwork::Mode(docker.network_mode.clone()),

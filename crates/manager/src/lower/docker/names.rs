@@ -32,9 +32,10 @@ impl Names {
         // If an instance has its own engine, the names of its volumes contain its slot. Instances that share an engine
         // may have equal slot numbers, so the names contain `project_slot`, in which concurrent jobs of a project
         // differ.
-        let unshared = context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
-        let volumes = unshared.map_or(slot, |share| share.slot);
-        let owner = format!("{}-{}-{project_id}-{volumes}", runner.token.expose(), runner.system_id);
+        let with_own_engine =
+            context.share.as_ref().filter(|share| !share.shares_host && super::has_local_engine(runner));
+        let volume_slot = with_own_engine.map_or(slot, |share| share.slot);
+        let owner = format!("{}-{}-{project_id}-{volume_slot}", runner.token.expose(), runner.system_id);
         // The name depends only on the job, so that a restarted manager finds leftover containers and volumes.
         let job = digest(&format!("{}/{}/{}", runner.url, payload.id.0, payload.token), CONTAINER_HASH_BYTES);
         Self {

@@ -38,7 +38,7 @@ pub(super) struct JobParts<'a> {
     pub(super) flags: &'a Flags,
 }
 
-/// Adds warnings about ignored parts of the payload.
+/// Returns all steps of the job. Adds warnings about ignored parts of the payload to `warnings`.
 pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Vec<Step>, LowerError> {
     let JobParts { payload, context, paths, variables, settings, flags, .. } = *parts;
     if let Some(policy) = &context.runner.steps.policy {
@@ -54,7 +54,7 @@ pub(super) fn all(parts: &JobParts<'_>, warnings: &mut Vec<String>) -> Result<Ve
     let mut mirror_step = None;
     let mut mirror_volume = None;
     // A resumed environment already has the sources of the previous job.
-    if !suspension::is_resumed(payload, &context.runner) {
+    if !suspension::resumes_environment(payload, &context.runner) {
         let mut checkout = sources::checkout(payload, context, variables, settings, flags)?;
         // Only the built-in checkout uses the mirror.
         let mirror = if replace::is_replaced(&context.runner.steps, Checkout::BUILTIN) {

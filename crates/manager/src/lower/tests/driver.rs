@@ -54,6 +54,22 @@ fn stages_are_between_preparation_and_cleanup_of_the_driver() {
 }
 
 #[test]
+fn driver_gets_first_alias_of_a_service() {
+    let settings = CustomSettings { run: program("/run"), ..CustomSettings::default() };
+    let alias_of = |alias: &str| {
+        let extra = json!({ "services": [{ "name": "postgres", "alias": alias }] });
+        let job = lower(&payload(extra), &custom(Some(settings.clone()))).unwrap();
+        let prepare: DriverPrepare = job.plan.steps[0].call.inputs().unwrap();
+        let services: serde_json::Value = serde_json::from_str(&prepare.services).unwrap();
+        services[0]["alias"].as_str().unwrap().to_owned()
+    };
+    for alias in ["db", "db, sql", " db", ",db", "db\tsql", "\ndb\r"] {
+        assert_eq!(alias_of(alias), "db", "{alias:?}");
+    }
+    assert_eq!(alias_of(" ,"), "");
+}
+
+#[test]
 fn directories_are_placeholders_if_the_driver_has_a_configuration_stage() {
     let settings = CustomSettings { run: program("/run"), config: program("/config"), ..CustomSettings::default() };
     let job = lower(&payload(json!({})), &custom(Some(settings))).unwrap();

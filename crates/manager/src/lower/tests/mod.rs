@@ -3,10 +3,10 @@
 mod caches;
 mod driver;
 mod mirror;
-mod one_way;
 mod operator;
 mod replace;
 mod runner;
+mod same_steps;
 mod secrets;
 mod share;
 mod size;
@@ -135,7 +135,7 @@ fn job_with_all_features() {
 }
 
 #[test]
-fn job_variables_override_stage_settings() {
+fn job_variables_override_defaults_of_stages() {
     let settings = variables(&[
         ("GIT_STRATEGY", "clone"),
         ("GIT_CHECKOUT", "false"),

@@ -234,7 +234,7 @@ fn only_job_inputs_are_interpolated() {
 }
 
 #[test]
-fn policy_job_has_notice() {
+fn job_of_an_execution_policy_has_notices() {
     let policy = json!({ "policy_options": {
         "execution_policy_job": true, "policy_name": "scan", "policy_variables_override_allowed": true,
         "policy_variables_override_exceptions": ["A", "B"]

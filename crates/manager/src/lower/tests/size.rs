@@ -70,7 +70,7 @@ fn secrets_are_masked_even_if_the_expansion_is_too_large() {
     let secret = json!({ "key": "C", "value": "secret-$SHORT", "masked": true });
     let short = json!({ "key": "SHORT", "value": "value" });
     let payload = payload(json!({ "variables": [large, masked, secret, short] }));
-    let output = crate::failure::masked("it is secret-value", &secrets(&payload, &[]));
+    let output = crate::failure::masked("it is secret-value", &values_to_mask(&payload, &[]));
     assert_eq!(output, "it is [MASKED]");
 }
 

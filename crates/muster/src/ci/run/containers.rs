@@ -10,23 +10,23 @@ use super::super::ui;
 #[derive(Debug, Clone)]
 pub(super) struct ContainerOptions {
     engine: String,
-    without_image: WithoutImage,
+    jobs_without_image: JobsWithoutImage,
 }
 
 #[derive(Debug, Clone)]
-enum WithoutImage {
-    OnHost,
-    /// In a container of this image. `None` means that a job without an image fails.
-    InImage(Option<String>),
+enum JobsWithoutImage {
+    RunOnHost,
+    /// They run in a container of this image. `None` means that a job without an image fails.
+    RunInImage(Option<String>),
 }
 
 impl ContainerOptions {
     pub(super) fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--docker-host".to_owned(), self.engine.clone()];
-        match &self.without_image {
-            WithoutImage::OnHost => flags.push("--host-without-image".to_owned()),
-            WithoutImage::InImage(Some(image)) => flags.extend(["--docker-image".to_owned(), image.clone()]),
-            WithoutImage::InImage(None) => {}
+        match &self.jobs_without_image {
+            JobsWithoutImage::RunOnHost => flags.push("--host-without-image".to_owned()),
+            JobsWithoutImage::RunInImage(Some(image)) => flags.extend(["--docker-image".to_owned(), image.clone()]),
+            JobsWithoutImage::RunInImage(None) => {}
         }
         flags
     }
@@ -56,7 +56,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
                 ))
             })?;
             ui::note(&format!("jobs run in containers of {engine}"));
-            Ok(Some(ContainerOptions { engine, without_image: WithoutImage::InImage(args.image.clone()) }))
+            Ok(Some(ContainerOptions { engine, jobs_without_image: JobsWithoutImage::RunInImage(args.image.clone()) }))
         }
         // A child pipeline may need an engine: its images are not known yet.
         Executor::Auto if jobs.with_image.is_empty() && !jobs.has_child_pipelines => {
@@ -70,7 +70,7 @@ pub(super) async fn choose_engine(args: &RunArgs, pipeline: &Pipeline) -> Result
                      `--executor host` runs all jobs directly"
                 ));
                 jobs.report_services_without_image();
-                Ok(Some(ContainerOptions { engine, without_image: WithoutImage::OnHost }))
+                Ok(Some(ContainerOptions { engine, jobs_without_image: JobsWithoutImage::RunOnHost }))
             }
             Err(error) => {
                 jobs.report_ignored(Some(&error.to_string()));

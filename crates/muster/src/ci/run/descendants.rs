@@ -27,7 +27,7 @@ mod sys {
             let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
             // The name of a process need not be UTF-8.
             let Ok(stat) = std::fs::read(entry.path().join("stat")) else { continue };
-            if let Some(parent) = running_parent(&String::from_utf8_lossy(&stat)) {
+            if let Some(parent) = parent_unless_zombie(&String::from_utf8_lossy(&stat)) {
                 children.entry(parent).or_default().push(pid);
             }
         }
@@ -44,7 +44,7 @@ mod sys {
 
     /// Returns the parent from `/proc/<pid>/stat`: `pid (name) state parent ...`. The name may contain anything.
     /// Returns `None` for a zombie.
-    fn running_parent(stat: &str) -> Option<u32> {
+    fn parent_unless_zombie(stat: &str) -> Option<u32> {
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         if fields.next()? == "Z" {
             return None;
@@ -77,9 +77,9 @@ mod sys {
 
         #[test]
         fn parent_is_found_after_a_process_name_with_parentheses() {
-            assert_eq!(running_parent("12 (a) b) S 7 12 12 0"), Some(7));
-            assert_eq!(running_parent("12 (a) Z 7 12 12 0"), None);
-            assert_eq!(running_parent("invalid"), None);
+            assert_eq!(parent_unless_zombie("12 (a) b) S 7 12 12 0"), Some(7));
+            assert_eq!(parent_unless_zombie("12 (a) Z 7 12 12 0"), None);
+            assert_eq!(parent_unless_zombie("invalid"), None);
         }
 
         #[test]

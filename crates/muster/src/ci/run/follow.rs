@@ -158,7 +158,8 @@ impl Follower {
         }
     }
 
-    pub(super) fn check_space(&self) -> Result<(), CiError> {
+    /// Fails if a job has failed because of a full disk.
+    pub(super) fn check_disk_problem(&self) -> Result<(), CiError> {
         self.disk_problem.as_ref().map_or(Ok(()), |problem| Err(self.no_storage(problem)))
     }
 
@@ -166,8 +167,8 @@ impl Follower {
         CiError::no_storage(&self.directory, problem)
     }
 
-    /// Waits until the coordinator has failed to store data for [`STORAGE_TIMEOUT`], and returns its message.
-    /// Cancel-safe.
+    /// Waits until the coordinator has been unable to store data during the whole [`STORAGE_TIMEOUT`], and returns its
+    /// message. Cancel-safe.
     pub(super) fn out_of_storage(&self) -> impl Future<Output = String> + use<> {
         let problem = self.storage_problem.clone();
         async move {
@@ -202,17 +203,17 @@ impl Follower {
                 if is_stale && self.view.is_outdated(&event) {
                     return Ok(());
                 }
-                self.event(event, reporter).await
+                self.handle_event(event, reporter).await
             }
             NextEvent::Missed => self.resync(reporter).await,
             NextEvent::Closed => Err(CoordinatorError::Closed),
         }
     }
 
-    async fn event(&mut self, event: Event, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    async fn handle_event(&mut self, event: Event, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         match event {
-            Event::JobChanged(job) => self.job(job, reporter).await?,
-            Event::PipelineChanged(pipeline) => self.pipeline(pipeline, reporter),
+            Event::JobChanged(job) => self.update_job(job, reporter).await?,
+            Event::PipelineChanged(pipeline) => self.update_pipeline(pipeline, reporter),
             Event::TraceGrew { job, .. } => {
                 // A trace grew, so storing works again.
                 self.storage_problem = None;
@@ -245,15 +246,15 @@ impl Follower {
         for summary in self.coordinator.pipelines(None, MAX_PIPELINES).await? {
             let view = self.coordinator.pipeline(summary.id).await?;
             for job in view.jobs {
-                self.job(Arc::new(job), reporter).await?;
+                self.update_job(Arc::new(job), reporter).await?;
             }
-            self.pipeline(Arc::new(view.summary), reporter);
+            self.update_pipeline(Arc::new(view.summary), reporter);
         }
         self.stale_events = self.events.len();
         Ok(())
     }
 
-    fn pipeline(&mut self, pipeline: Arc<PipelineSummary>, reporter: &mut dyn Reporter) {
+    fn update_pipeline(&mut self, pipeline: Arc<PipelineSummary>, reporter: &mut dyn Reporter) {
         let previous = self.view.pipelines.insert(pipeline.id, Arc::clone(&pipeline));
         let reported = previous.as_ref().map_or(0, |previous| previous.problems.len());
         for problem in pipeline.problems.iter().skip(reported) {
@@ -264,7 +265,7 @@ impl Follower {
         }
     }
 
-    async fn job(&mut self, job: Arc<JobView>, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
+    async fn update_job(&mut self, job: Arc<JobView>, reporter: &mut dyn Reporter) -> Result<(), CoordinatorError> {
         let previous = self.view.jobs.insert(job.id, Arc::clone(&job));
         if previous.is_some_and(|previous| previous.status == job.status) {
             return Ok(());

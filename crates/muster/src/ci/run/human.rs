@@ -1,9 +1,9 @@
 //! Reporter for humans: lines about jobs, a list of running jobs, and a summary.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use muster_coordinator::JobKind;
 use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{JobId, JobStatus};
@@ -29,36 +29,48 @@ pub(super) struct Human {
 struct Live {
     lines: MultiProgress,
     header: ProgressBar,
+    /// Lines of running jobs.
     running: BTreeMap<JobId, ProgressBar>,
+    /// Lines of other running jobs, which are shown when one of the first jobs ends.
+    hidden: VecDeque<(JobId, ProgressBar)>,
 }
 
 impl Live {
-    fn new() -> Option<Self> {
-        if !ui::is_interactive() {
-            return None;
-        }
-        let lines = MultiProgress::new();
+    fn new(lines: MultiProgress) -> Self {
         let header = lines.add(ProgressBar::new_spinner());
         header.set_style(style("{spinner} {msg} {elapsed}"));
         header.enable_steady_tick(REFRESH_INTERVAL);
-        Some(Self { lines, header, running: BTreeMap::new() })
+        Self { lines, header, running: BTreeMap::new(), hidden: VecDeque::new() }
     }
 
     fn start(&mut self, job: &JobView) {
-        if self.running.len() >= MAX_RUNNING_LINES || self.running.contains_key(&job.id) {
+        if self.running.contains_key(&job.id) || self.hidden.iter().any(|(hidden, _)| *hidden == job.id) {
             return;
         }
-        let bar = self.lines.add(ProgressBar::new_spinner());
+        // The line shows the time since its creation, so it is created even if it is not shown yet.
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         bar.set_style(style("  {spinner:.cyan} {msg} {elapsed}"));
         bar.set_message(ui::fit(&ui::plain(&job.name), ui::width().saturating_sub(REST_WIDTH)));
-        bar.enable_steady_tick(REFRESH_INTERVAL);
-        self.running.insert(job.id, bar);
+        self.hidden.push_back((job.id, bar));
+        self.show_hidden();
     }
 
     fn end(&mut self, job: JobId) {
+        self.hidden.retain(|(hidden, _)| *hidden != job);
         if let Some(bar) = self.running.remove(&job) {
             bar.finish_and_clear();
             self.lines.remove(&bar);
+        }
+        self.show_hidden();
+    }
+
+    fn show_hidden(&mut self) {
+        while self.running.len() < MAX_RUNNING_LINES
+            && let Some((job, bar)) = self.hidden.pop_front()
+        {
+            let bar = self.lines.add(bar);
+            bar.enable_steady_tick(REFRESH_INTERVAL);
+            self.running.insert(job, bar);
         }
     }
 }
@@ -94,12 +106,13 @@ impl Human {
     fn line(&self, job: &JobView) -> Option<String> {
         let time = job_duration(job).map(ui::duration).unwrap_or_default();
         let name = self.name(job);
+        let message = || ui::plain(&failure_message(job).unwrap_or_default());
         let (style, sign, rest) = match job.status {
             JobStatus::Success => (ui::GOOD, "✓", time),
             JobStatus::Failed if job.allow_failure => {
-                (ui::WARN, "!", format!("{time}  {} (allowed to fail)", failure_message(job).unwrap_or_default()))
+                (ui::WARN, "!", format!("{time}  {} (allowed to fail)", message()))
             }
-            JobStatus::Failed => (ui::BAD, "✗", format!("{time}  {}", failure_message(job).unwrap_or_default())),
+            JobStatus::Failed => (ui::BAD, "✗", format!("{time}  {}", message())),
             JobStatus::Canceled => (ui::WARN, "-", "canceled".to_owned()),
             JobStatus::Skipped => (ui::DIM, "-", "skipped".to_owned()),
             JobStatus::Running if self.live.is_none() && job.kind == JobKind::Script => {
@@ -133,7 +146,7 @@ impl Reporter for Human {
             ui::paint(ui::BOLD, &format!("run {}{name}", run.number)),
             ui::paint(ui::DIM, &event)
         ));
-        self.live = Live::new();
+        self.live = ui::is_interactive().then(|| Live::new(MultiProgress::new()));
         self.update_header();
     }
 
@@ -177,5 +190,68 @@ impl Reporter for Human {
             live.header.finish_and_clear();
         }
         ui::out(&summary::summary(result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_job::PipelineId;
+
+    use super::*;
+
+    fn job(id: i64) -> JobView {
+        JobView {
+            id: JobId(id),
+            pipeline: PipelineId(1),
+            name: format!("job {id}"),
+            stage: "test".to_owned(),
+            kind: JobKind::Script,
+            status: JobStatus::Running,
+            allow_failure: false,
+            attempt: 1,
+            retried: false,
+            created_at: time::OffsetDateTime::UNIX_EPOCH,
+            queued_at: None,
+            started_at: None,
+            finished_at: None,
+            scheduled_at: None,
+            runner: None,
+            failure_reason: None,
+            message: None,
+            exit_code: None,
+            coverage: None,
+            artifacts: Vec::new(),
+            result_tree: None,
+            environment: None,
+            downstream: None,
+        }
+    }
+
+    #[test]
+    fn hidden_job_gets_the_line_of_a_job_that_ended() {
+        let mut live = Live::new(MultiProgress::with_draw_target(ProgressDrawTarget::hidden()));
+        let ids = 1..=i64::try_from(MAX_RUNNING_LINES).unwrap() + 2;
+        ids.clone().for_each(|id| live.start(&job(id)));
+        live.start(&job(*ids.end()));
+        let shown = |live: &Live| live.running.keys().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!(shown(&live), (1..=12).collect::<Vec<_>>());
+        live.end(JobId(13));
+        live.end(JobId(1));
+        live.end(JobId(2));
+        assert_eq!(shown(&live), (3..=12).chain([14]).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn message_of_a_failed_job_sends_no_commands_to_the_terminal() {
+        for allow_failure in [false, true] {
+            let failed = JobView {
+                status: JobStatus::Failed,
+                message: Some("no \u{1b}[2J".to_owned()),
+                allow_failure,
+                ..job(1)
+            };
+            let line = Human::new().line(&failed).unwrap();
+            assert!(line.contains("no \u{fffd}[2J"), "{line:?}");
+        }
     }
 }

@@ -35,7 +35,7 @@ use tokio::sync::mpsc;
 
 use super::args::{Executor, RunArgs};
 use super::error::{CiError, ExitStatus};
-use super::prepare::{Prepared, Purpose, Target, locate, prepare};
+use super::prepare::{PrepareOptions, Prepared, Purpose, locate, prepare};
 use super::record::RunRecord;
 use super::select::select;
 use super::state::{Run, probe_space};
@@ -160,14 +160,14 @@ async fn prepare_run(
     let server = HttpServer::open(args.listen).await;
     let server = server.map_err(CiError::system(format!("listen on `{}`", args.listen)))?;
     let url = server.url();
-    let target = Target {
+    let options = PrepareOptions {
         store: &run.directory.join("store.git"),
         server_url: Some(&url),
         iid: run.number,
         purpose: Purpose::Run,
         stubs_includes: false,
     };
-    let mut prepared = prepare(&args.pipeline, project, &target).await?;
+    let mut prepared = prepare(&args.pipeline, project, &options).await?;
     prepared.show_diagnostics()?;
     let Some(pipeline) = prepared.compiled.pipeline.take() else {
         let reason = prepared.compiled.not_created.as_ref().map(|cause| cause.reason.to_string()).unwrap_or_default();
@@ -344,11 +344,11 @@ async fn follow(
     let mut interrupted = 0;
     let mut pinned = BTreeSet::from([pipeline]);
     loop {
-        follower.check_space()?;
+        follower.check_disk_problem()?;
         if follower.view.is_finished() || follower.view.is_idle() {
             // The events so far may be the first half of a batch, so check the complete state.
             follower.resync(reporter).await?;
-            follower.check_space()?;
+            follower.check_disk_problem()?;
             if follower.view.is_finished() || follower.view.is_idle() {
                 return Ok(interrupted > 0);
             }

@@ -252,11 +252,9 @@ mod tests {
     }
 
     fn script(text: &str) -> (tempfile::TempDir, ManagerOptions) {
-        use std::os::unix::fs::PermissionsExt as _;
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("manager");
-        std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+        muster_test_prerequisites::create_program(&program, format!("#!/bin/sh\n{text}\n"));
         let path = |name: &str| directory.path().join(name);
         let options = ManagerOptions {
             program,

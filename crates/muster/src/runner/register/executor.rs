@@ -45,8 +45,8 @@ pub(super) async fn complete(prompter: &mut Prompter, entry: &mut Table, executo
         let table = entry.entry(name).or_insert_with(|| Item::Table(Table::new()));
         let Some(table) = table.as_table_mut() else { continue };
         match *name {
-            "docker" => docker(prompter, table, executor == "docker-windows").await?,
-            "ssh" => ssh(prompter, table, executor).await?,
+            "docker" => prompt_docker(prompter, table, executor == "docker-windows").await?,
+            "ssh" => prompt_ssh(prompter, table, executor).await?,
             "parallels" => {
                 prompt_into(
                     prompter,
@@ -78,7 +78,7 @@ pub(super) async fn complete(prompter: &mut Prompter, entry: &mut Table, executo
     Ok(())
 }
 
-async fn docker(prompter: &mut Prompter, table: &mut Table, windows: bool) -> Result<(), PromptError> {
+async fn prompt_docker(prompter: &mut Prompter, table: &mut Table, windows: bool) -> Result<(), PromptError> {
     let example = if windows { "mcr.microsoft.com/windows/servercore:1809" } else { "ruby:3.3" };
     let text = format!("Enter the default Docker image (for example, {example}):");
     prompt_into(prompter, table, "image", "docker-image", &text, false).await?;
@@ -99,7 +99,7 @@ async fn docker(prompter: &mut Prompter, table: &mut Table, windows: bool) -> Re
     Ok(())
 }
 
-async fn ssh(prompter: &mut Prompter, table: &mut Table, executor: &str) -> Result<(), PromptError> {
+async fn prompt_ssh(prompter: &mut Prompter, table: &mut Table, executor: &str) -> Result<(), PromptError> {
     if executor != "virtualbox" {
         prompt_into(
             prompter,

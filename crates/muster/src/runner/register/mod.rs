@@ -24,7 +24,7 @@ use prompt::{Prompt, PromptError, Prompter};
 use server::{RegisteredRunner, Server};
 
 use super::entry::{TemplateError, merge, read_template};
-use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_mode, version_info};
+use crate::config_file::{ConfigError, client, client_of, is_created_at_server, log_system_or_user_mode, version_info};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
@@ -53,7 +53,7 @@ pub(crate) enum RegisterError {
     #[error("failed to register the runner")]
     Register,
     #[error("{0}; {help}", help = .0.help.as_deref().unwrap_or_default())]
-    Reserved(Box<Problem>),
+    ReservedFlags(Box<Problem>),
     #[error("invalid executor `{name}`; expected one of: {names}")]
     Executor { name: String, names: String },
 }
@@ -63,7 +63,7 @@ pub(super) fn run(args: &RegisterArgs) -> ExitCode {
 }
 
 async fn register(args: &RegisterArgs) -> Result<(), RegisterError> {
-    log_mode();
+    log_system_or_user_mode();
     let mut registration = Registration::begin(args)?;
     let result = registration.complete(args).await;
     if let (Err(_), Some(registered), false) = (&result, registration.registered_runner.take(), args.leave_runner) {
@@ -78,7 +78,7 @@ struct Registration {
     concurrent: i64,
     tokens: Vec<Secret>,
     entry: Table,
-    /// Runner that is deleted on the server if the registration fails later.
+    /// Runner, or manager of a runner, that is unregistered on the server if the registration fails later.
     registered_runner: Option<RegisteredRunner>,
 }
 
@@ -148,9 +148,10 @@ impl Registration {
         Ok(())
     }
 
-    /// Verifies or registers the token. Returns the new token to save.
+    /// Verifies an authentication token, or registers a runner with a registration token. Returns the token to save.
     ///
-    /// Returns `None` for an old authentication token in `--token`, which the entry already contains.
+    /// Returns `None` for an authentication token in `--token` whose runner was not created on the server: the entry
+    /// already contains this token.
     async fn register_token(&mut self, args: &RegisterArgs) -> Result<Option<NewToken>, RegisterError> {
         // The requests need the values of the environment variables to which the entry refers. The file keeps the
         // references.
@@ -192,12 +193,13 @@ impl Registration {
             token.clone()
         };
         let credentials = if is_created_at_server(&token_to_register) {
-            if self.tokens.iter().any(|known| known.expose() == token_to_register) {
+            let is_known = self.tokens.iter().any(|known| known.expose() == token_to_register);
+            if is_known {
                 tracing::warn!("A runner with this system ID and token has already been registered.");
             }
             if let Some(problem) = registration_flags(&token_to_register, &args.server.changed_flags()) {
                 if !token.is_empty() {
-                    return Err(RegisterError::Reserved(Box::new(problem)));
+                    return Err(RegisterError::ReservedFlags(Box::new(problem)));
                 }
                 tracing::warn!(
                     code = problem.code,
@@ -206,7 +208,9 @@ impl Registration {
                 );
             }
             let credentials = server.verify(&token_to_register).await.map_err(|_| RegisterError::Verify)?;
-            self.registered_runner = Some(RegisteredRunner { server, token: Secret::new(token_to_register.as_str()) });
+            // The manager of an existing entry must remain on the server.
+            self.registered_runner =
+                (!is_known).then(|| RegisteredRunner { server, token: Secret::new(token_to_register.as_str()) });
             if credentials.id == 0 {
                 return Err(RegisterError::NoId);
             }

@@ -62,7 +62,6 @@ impl CacheGc {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
 
     use muster_config::settings::{ChunkGcSettings, RunnerSettings};
     use muster_job::Secret;
@@ -81,8 +80,7 @@ mod tests {
     async fn one_process_at_a_time_collects_while_a_runner_requires_it() {
         let home = tempfile::tempdir().unwrap();
         let (program, calls) = (home.path().join("program"), home.path().join("calls"));
-        std::fs::write(&program, format!("#!/bin/sh\necho \"$@\" >> {}\n", calls.display())).unwrap();
-        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&program, format!("#!/bin/sh\necho \"$@\" >> {}\n", calls.display()));
         let mut cache_gc = CacheGc::new(program, Some("/etc/c.toml".into()));
         cache_gc.step(&settings(false)).await;
         assert!(cache_gc.running.is_none() && !calls.exists());

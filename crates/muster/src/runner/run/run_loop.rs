@@ -75,10 +75,10 @@ impl RunLoop {
         ledgers: PathBuf,
         cache_gc: CacheGc,
     ) -> Self {
-        let rotate = |source: &Source| {
+        let start_rotation = |source: &Source| {
             Rotation::start(source.config.clone(), Arc::new(SystemClock), &telemetry, settings.clone())
         };
-        let rotation = source.as_ref().map(rotate);
+        let rotation = source.as_ref().map(start_rotation);
         Self {
             source,
             settings,

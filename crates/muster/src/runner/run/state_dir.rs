@@ -21,7 +21,7 @@ fn name(config: &Path, default: &Path) -> String {
     if resolve(config) == resolve(default) {
         return "runner".to_owned();
     }
-    // Symlinks are not resolved: the target of a ConfigMap's link changes with every update.
+    // The hash is that of the unresolved path: the target of a ConfigMap's symlink changes with every update.
     format!("runner-{}", digest(config.as_os_str().as_encoded_bytes()))
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -66,26 +66,25 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
     let scope = Scope::of(args.service.user_service);
     let (user, init_user) = (non_empty(args.user.as_deref()), non_empty(args.init_user.as_deref()));
     if scope == Scope::System {
-        check_root(args.root.as_deref())?;
+        check_user_is_root(args.root.as_deref())?;
         if user.is_none() && init_user.is_none() {
             return Err(ServiceError::NoUser);
         }
     }
-    let file = |action, path: &Path| {
+    let file_error = |action, path: &Path| {
         let path = path.to_owned();
         move |source| ServiceError::File { action, path, source }
     };
-    let absolute = |path: &Path| std::path::absolute(path).map_err(file("resolve the path", path));
-    let config = match (&args.config, init_user) {
-        (Some(config), _) => absolute(config)?,
-        (None, Some(user)) => {
-            let home = paths::home_of_user(user).ok_or_else(|| ServiceError::NoHome { user: user.to_owned() })?;
-            home.join("config.toml")
-        }
-        (None, None) => paths::default_config_file(),
+    let absolute = |path: &Path| std::path::absolute(path).map_err(file_error("resolve the path", path));
+    let init_user_entry = init_user.and_then(|user| paths::user_in(args.root.as_deref(), user));
+    let config = match (&args.config, init_user, &init_user_entry) {
+        (Some(config), _, _) => absolute(config)?,
+        (None, Some(_), Some(entry)) => entry.home.join("config.toml"),
+        (None, Some(user), None) => return Err(ServiceError::NoHome { user: user.to_owned() }),
+        (None, None, _) => paths::default_config_file(),
     };
     let working_directory = absolute(args.working_directory.as_deref().unwrap_or(Path::new(".")))?;
-    let executable = std::env::current_exe().map_err(file("find the program", Path::new("/proc/self/exe")))?;
+    let executable = std::env::current_exe().map_err(file_error("find the program", Path::new("/proc/self/exe")))?;
     let mut arguments = program_command(&executable);
     let text = |path: &Path| path.to_string_lossy().into_owned();
     arguments.extend(["--config".into(), text(&config), "--working-directory".into(), text(&working_directory)]);
@@ -102,25 +101,34 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
 
     let in_root = |path: &Path| path_in_root(args.root.as_deref(), path);
     let config = in_root(&config);
-    let is_new = create_config(&config).map_err(file("write", &config))?;
+    // Only root can change owners.
+    let owner = init_user_entry.filter(|_| paths::is_root()).map(|entry| Owner { uid: entry.uid, gid: entry.gid });
+    let is_new = create_config(&config, owner).map_err(file_error("write", &config))?;
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
-    let directory = in_root(&scope.units()?);
-    fs::create_dir_all(&directory).map_err(file("create the directory", &directory))?;
+    if let (true, Some(user), None) = (is_new, init_user, owner) {
+        let path = config.display();
+        tracing::warn!(
+            "{path} is not readable for the user of the service; run `chown {user}: {path}`, and do the same for its \
+             directory if the directory is new"
+        );
+    }
+    let directory = in_root(&scope.unit_directory()?);
+    fs::create_dir_all(&directory).map_err(file_error("create the directory", &directory))?;
     let path = directory.join(unit_name(&args.service.service));
-    match create_file(&path, 0o644, &unit) {
+    match create_file(&path, 0o644, &unit, None) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(ServiceError::Installed { path }),
-        created => created.map_err(file("write", &path))?,
+        created => created.map_err(file_error("write", &path))?,
     }
     let tmp_path = (scope == Scope::System).then(|| directory.join(tmp_unit_name(&args.service.service)));
     let written = match &tmp_path {
-        Some(path) => fs::write(path, tmp_unit(&args.service.service)).map_err(file("write", path)),
+        Some(path) => fs::write(path, tmp_unit(&args.service.service)).map_err(file_error("write", path)),
         None => Ok(()),
     };
     let systemctl = Systemctl::new(scope, args.root.as_deref());
-    let registered = written.and_then(|()| enable_unit(&systemctl, args.root.is_none(), &args.service.service));
-    if registered.is_err() {
+    let enabled = written.and_then(|()| enable_unit(&systemctl, args.root.is_none(), &args.service.service));
+    if enabled.is_err() {
         // The next attempt would fail if these files existed.
         for path in [Some(&path), tmp_path.as_ref()].into_iter().flatten() {
             let _ = fs::remove_file(path);
@@ -129,7 +137,7 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
             let _ = fs::remove_file(&config);
         }
     }
-    registered?;
+    enabled?;
     tracing::info!(unit = %path.display(), "Installed; run `gitlab-runner start` to start it");
     Ok(())
 }
@@ -147,10 +155,10 @@ fn enable_unit(systemctl: &Systemctl, is_running_system: bool, service: &str) ->
 fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
     let scope = Scope::of(args.service.user_service);
     if scope == Scope::System {
-        check_root(args.root.as_deref())?;
+        check_user_is_root(args.root.as_deref())?;
     }
     let unit = unit_name(&args.service.service);
-    let directory = path_in_root(args.root.as_deref(), &scope.units()?);
+    let directory = path_in_root(args.root.as_deref(), &scope.unit_directory()?);
     let path = directory.join(&unit);
     if !path.exists() {
         return Err(ServiceError::NotInstalled { path });
@@ -172,7 +180,7 @@ fn try_uninstall(args: &ServiceUninstallArgs) -> Result<(), ServiceError> {
 }
 
 /// Checks that this process runs as root. For another system, the permissions of its directory decide instead.
-fn check_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
+fn check_user_is_root(other_system: Option<&Path>) -> Result<(), ServiceError> {
     if other_system.is_none() && !paths::is_root() { Err(ServiceError::NotRoot) } else { Ok(()) }
 }
 
@@ -189,12 +197,31 @@ fn path_in_root(root: Option<&Path>, path: &Path) -> PathBuf {
     }
 }
 
+/// Owner of new files.
+#[derive(Clone, Copy)]
+struct Owner {
+    uid: u32,
+    gid: u32,
+}
+
 /// Creates the configuration file, and returns true. Returns false if it already exists.
-fn create_config(path: &Path) -> io::Result<bool> {
-    if let Some(directory) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+///
+/// `owner` becomes the owner of the file, and of its directory if the directory is new. `None` means this process's user.
+fn create_config(path: &Path, owner: Option<Owner>) -> io::Result<bool> {
+    if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
+        // Only the directory of the file is private. Its owner must be able to enter the directories above.
+        if let Some(parent) = directory.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        DirBuilder::new().mode(0o700).create(directory)?;
+        if let Some(Owner { uid, gid }) = owner {
+            // The user may be able to replace the directory by a link.
+            let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+            let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+            fchown(opened, Some(uid), Some(gid))?;
+        }
     }
-    match create_file(path, 0o600, NEW_CONFIG) {
+    match create_file(path, 0o600, NEW_CONFIG, owner) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         created => created.map(|()| true),
     }
@@ -204,7 +231,7 @@ fn create_config(path: &Path) -> io::Result<bool> {
 ///
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`] if the file exists, or the error of the system.
-fn create_file(path: &Path, mode: u32, content: &str) -> io::Result<()> {
+fn create_file(path: &Path, mode: u32, content: &str, owner: Option<Owner>) -> io::Result<()> {
     if path.exists() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
@@ -212,6 +239,9 @@ fn create_file(path: &Path, mode: u32, content: &str) -> io::Result<()> {
         .permissions(fs::Permissions::from_mode(mode))
         .tempfile_in(path.parent().unwrap_or(Path::new("/")))?;
     file.write_all(content.as_bytes())?;
+    if let Some(Owner { uid, gid }) = owner {
+        fchown(file.as_file(), Some(uid), Some(gid))?;
+    }
     file.persist_noclobber(path).map(drop).map_err(|error| error.error)
 }
 

@@ -15,7 +15,7 @@ impl Scope {
     }
 
     /// Returns the directory of the unit files: the administrator's directory for a system service, or the user's own.
-    pub(super) fn units(self) -> Result<PathBuf, ServiceError> {
+    pub(super) fn unit_directory(self) -> Result<PathBuf, ServiceError> {
         if self == Self::System {
             return Ok(PathBuf::from("/etc/systemd/system"));
         }

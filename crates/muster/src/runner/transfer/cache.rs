@@ -90,7 +90,7 @@ pub(crate) struct CacheArchiveArgs {
     /// Archive to create.
     #[arg(long, default_value = "", hide_default_value = true, value_parser = path())]
     file: PathBuf,
-    /// Archive under the other form of the cache's key. Moved to --file unless that file exists.
+    /// Archive of this cache from before FF_HASH_CACHE_KEYS changed. It is renamed to --file if --file does not exist.
     #[arg(long, value_name = "FILE", value_parser = path())]
     alternate_file: Option<PathBuf>,
     /// Presigned URL to check whether the store already has the cache.

@@ -63,14 +63,14 @@ impl Session {
             printed.send_modify(|printed| *printed += bytes.len() as u64);
         };
         // The job may reach its first breakpoint before the prompt is attached. It then waits there.
-        let mut ended = std::pin::pin!(agent.run(request, print));
+        let mut running = std::pin::pin!(agent.run(request, print));
         let prompt = async {
             self.prompt().await?;
             // The job has ended. Wait here, because `agent.run` returns its result.
             std::future::pending::<Result<JobResult, LocalError>>().await
         };
         tokio::select! {
-            result = &mut ended => result,
+            result = &mut running => result,
             error = prompt => error,
             error = cancel_on_interrupt(&connection, &id) => Err(error),
         }

@@ -3,7 +3,7 @@
 use super::Project;
 
 #[test]
-fn c229_newer_upstream_is_used_for_comparison() {
+fn c229_changes_are_compared_with_the_upstream_branch_if_it_is_newer() {
     let project = Project::new(
         "docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n\
          code: {script: ['true'], rules: [{changes: [src/**]}]}\n\
@@ -30,7 +30,7 @@ fn c229_newer_upstream_is_used_for_comparison() {
 }
 
 #[test]
-fn c229_local_branch_with_all_upstream_commits_is_used_for_comparison() {
+fn c229_changes_are_compared_with_the_local_branch_if_it_has_all_upstream_commits() {
     let project = Project::new("docs: {script: ['true'], rules: [{changes: [docs/**]}]}\n");
     project.git(&["update-ref", "refs/remotes/origin/main", "HEAD"]);
     project.write("docs/a.md", "not pushed yet");
@@ -134,4 +134,25 @@ fn c239_allow_failure_is_always_boolean_in_json() {
     assert_eq!(flags, [Some(true), Some(true), Some(false)]);
     assert_eq!(jobs[0]["allow_failure_exit_codes"], serde_json::json!([3]));
     assert_eq!(jobs[1].get("allow_failure_exit_codes"), None);
+}
+
+#[test]
+fn explanation_sends_no_commands_to_the_terminal() {
+    let project = Project::new(
+        r#"
+stages: ["s\e[2J"]
+build:
+  stage: "s\e[2J"
+  image: "i\e[2J"
+  cache: {key: "k\e[2J", paths: ["p\e[2J"]}
+  artifacts: {paths: ["a\e[2J"]}
+  script: ["echo \e[2J"]
+left out: {stage: "s\e[2J", rules: [{if: $NONE}], script: ['true']}
+"#,
+    );
+    project.ci(&["explain", "left out"]).code(0).prints("s\u{fffd}[2J");
+    let output = project.ci(&["explain", "build"]).code(0);
+    for name in ["s", "i", "k", "p", "a", "echo "] {
+        output.prints(&format!("{name}\u{fffd}[2J"));
+    }
 }

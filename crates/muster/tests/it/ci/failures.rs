@@ -44,12 +44,12 @@ fn special_files_are_not_read() {
     let project = Project::empty();
     project.write("README", "words");
     project.commit("No pipeline");
-    let pipe = |path: &str| {
+    let create_pipe = |path: &str| {
         let status = std::process::Command::new("mkfifo").arg(project.path().join(path)).status().unwrap();
         assert!(status.success(), "mkfifo {path}");
     };
-    pipe(".gitlab-ci.yml");
-    pipe("other");
+    create_pipe(".gitlab-ci.yml");
+    create_pipe("other");
     project.ci(&["lint"]).code(2).warns(".gitlab-ci.yml").warns("not a regular file");
     project.ci(&["lint", "--file", "other"]).code(2).warns("not a regular file");
     project.ci(&["lint", "--file", "/dev/zero"]).code(2).warns("not a regular file");

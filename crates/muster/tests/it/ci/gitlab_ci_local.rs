@@ -3,7 +3,7 @@
 use super::Project;
 
 #[test]
-fn c244_variables_of_repository_and_home_file_have_scopes() {
+fn c244_variable_files_of_repository_and_home_have_scopes() {
     let project = Project::new(
         "print: {script: ['echo \"[$GLOBAL|$GROUP|$PROJECT|$OTHER|$NUMBER]\"', 'cat \"$CERT\" \"$FILE\"', 'echo \"[$SCOPED]\"']}\n\
          deploy: {environment: eu-production-1, script: ['echo \"<$SCOPED>\"']}\n",
@@ -54,11 +54,12 @@ compile: {stage: build, script: ['true']}
 unit: {stage: test, script: ['true'], needs: [compile]}
 lint: {stage: test, script: ['true'], needs: []}
 approve: {stage: test, when: manual, script: ['true']}
+check: {stage: test, when: manual, needs: [], parallel: 2, script: ['true']}
 ship: {stage: deploy, script: ['true'], needs: [unit]}
 ";
 
 #[test]
-fn c246_stage_needs_and_manual_flags_select_jobs() {
+fn c246_jobs_are_selected_by_the_flags_stage_needs_and_manual() {
     let project = Project::new(STAGES);
     let started = |arguments: &[&str]| {
         let mut all = vec!["run"];
@@ -74,6 +75,7 @@ fn c246_stage_needs_and_manual_flags_select_jobs() {
     assert_eq!(started(&["--stage", "test", "--only-needs"]), ["compile"]);
     assert_eq!(started(&["--manual", "approve"]), ["approve", "compile", "lint", "ship", "unit"]);
     assert_eq!(started(&["lint", "--manual", "approve"]), ["approve", "lint"]);
+    assert_eq!(started(&["ship", "--only-needs", "--manual", "check"]), ["check 1/2", "check 2/2", "compile", "unit"]);
     project.ci(&["run", "--stage", "tset"]).code(2).warns("did you mean `test`?");
     project.ci(&["run", "--manual", "lint"]).code(2).warns("the job is not manual");
     project.ci(&["run", "--needs"]).code(2).warns("require a job");
@@ -94,7 +96,7 @@ fn c247_list_prints_csv() {
 }
 
 #[test]
-fn c248_unset_variable_is_removed_everywhere() {
+fn c248_flag_unset_variable_removes_the_variable_everywhere() {
     let project = Project::new(
         "variables: {G: global, K: kept}\na:\n  variables: {J: job}\n  rules: [{if: $CI, variables: {R: rule}}]\n  \
          script: ['echo \"[$G$J$R$P$CI_COMMIT_BRANCH$K]\"']\nb: {rules: [{if: $CI_COMMIT_BRANCH}], script: ['true']}\n",

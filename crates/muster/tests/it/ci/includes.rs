@@ -166,7 +166,9 @@ fn c242_vendored_pipeline_needs_no_network() {
 fn c242_vendored_files_in_the_repository_are_verified() {
     let forge = Forge::new();
     let project = &forge.project;
-    project.ci(&["vendor", "--into", ".muster/includes"]).code(0);
+    let link = project.home().join("link");
+    std::os::unix::fs::symlink(project.path(), &link).unwrap();
+    project.ci(&["vendor", "--into", link.join(".muster/includes").to_str().unwrap()]).code(0);
     forge.set_reachable(false);
     // Simulate another machine, which has the repository but no cache.
     std::fs::remove_dir_all(project.home().join("state")).unwrap();
@@ -180,6 +182,7 @@ fn c242_vendored_files_in_the_repository_are_verified() {
     project.write("muster-ci.lock", "version = 1\ndirectory = \"../elsewhere\"\n");
     project.ci(&["list"]).code(2).warns("`directory` must be a relative path inside the repository");
     project.ci(&["vendor", "--into", "/tmp"]).code(2).warns("inside the repository");
+    project.ci(&["vendor", "--into", "../elsewhere"]).code(2).warns("inside the repository");
 }
 
 #[test]

@@ -103,7 +103,7 @@ impl Project {
     }
 
     /// Returns every file of the repository with its content.
-    pub(crate) fn bytes(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+    pub(crate) fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
         let mut found = BTreeMap::new();
         collect(&self.path(), &mut found);
         found

@@ -29,7 +29,7 @@ fn conditions_retries_and_matrix_are_in_the_log_and_the_results() {
 }
 
 #[test]
-fn invalid_key_fails_the_job_with_the_step_and_the_valid_values() {
+fn invalid_value_of_a_key_fails_the_job_and_the_error_names_the_step_and_the_valid_values() {
     let project = Project::new("build: {run: [{name: a, script: 'true', muster: {retry: 100}}]}");
     project.ci(&["run"]).code(1).prints("\"a\": `muster.retry` must be a number from 0 to 9");
 }

@@ -26,7 +26,7 @@ fn ci(project: &Project, podman: &DockerEngine, user: PodmanUser, arguments: &[&
 fn executable(podman: &DockerEngine) -> PathBuf {
     let (built, reachable) = (assert_cmd::cargo::cargo_bin!("muster"), podman.dir().join("muster"));
     if !reachable.exists() && std::fs::hard_link(built, &reachable).is_err() {
-        std::fs::copy(built, &reachable).unwrap();
+        muster_test_prerequisites::copy_program(built, &reachable);
     }
     reachable
 }

@@ -69,7 +69,7 @@ fn c200_many_jobs_run_stage_by_stage() {
 }
 
 #[test]
-fn with_concurrent_1_jobs_run_one_after_the_other() {
+fn jobs_run_one_after_the_other_if_concurrent_is_1() {
     let job =
         |name: &str| format!("{name}: {{script: ['mkdir \"$HOME/turn\"', 'sleep 0.05', 'rmdir \"$HOME/turn\"']}}\n");
     let project = Project::new(&["a", "b", "c", "d"].map(job).concat());
@@ -122,9 +122,9 @@ fn working_tree_is_used_and_not_modified() {
     project.write("tracked", "dirty-tracked\n");
     project.write("new", "dirty-untracked\n");
     project.write("ignored", "secret\n");
-    let before = project.bytes();
+    let before = project.files();
     project.ci(&[]).code(0).prints("dirty-tracked").prints("dirty-untracked").prints("with uncommitted changes");
-    assert_eq!(project.bytes(), before, "the repository must not change");
+    assert_eq!(project.files(), before, "the repository must not change");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn c224_server_variables_refer_to_the_remote() {
 }
 
 #[test]
-fn c224_server_is_the_coordinator_without_a_remote() {
+fn c224_server_variables_refer_to_the_coordinator_if_there_is_no_remote() {
     let project = Project::new("a: {script: ['echo \"[$CI_SERVER_HOST]\"']}\n");
     project.ci(&["--log", "all"]).code(0).prints("[127.0.0.1]");
 }

@@ -24,7 +24,7 @@ fn after_script() -> Step {
 async fn cancel_ends_the_script_and_runs_after_script_in_the_container() {
     for host in Host::start_on_each_engine().await {
         host.start_job(&job("cancel"), vec![script(&[ENDLESS]), after_script()]).await;
-        host.log_until("ready\n").await;
+        host.wait_for_log("ready\n").await;
         host.cancel().await;
         let (log, result) = host.finish().await;
         assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
@@ -50,7 +50,7 @@ async fn job_is_canceled_while_its_entrypoint_runs() {
         let mut job = job("slow");
         job.build.entrypoint = Some(["/bin/sh", "-c", "echo slow; sleep 600"].map(str::to_owned).to_vec());
         host.start_job(&job, vec![script(&[ENDLESS])]).await;
-        host.log_until("slow\n").await;
+        host.wait_for_log("slow\n").await;
         host.cancel().await;
         let (log, result) = host.finish().await;
         assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
@@ -62,7 +62,7 @@ async fn job_is_canceled_while_its_entrypoint_runs() {
 async fn killed_container_fails_the_job() {
     for host in Host::start_on_each_engine().await {
         host.start_job(&job("killed"), vec![script(&[ENDLESS])]).await;
-        host.log_until("ready\n").await;
+        host.wait_for_log("ready\n").await;
         assert_eq!(host.docker.call("POST", "/containers/killed-build/kill", &[]).0, 204);
         let (log, result) = host.finish().await;
         assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");
@@ -75,7 +75,7 @@ async fn killed_container_fails_the_job() {
 async fn next_agent_removes_the_containers_of_a_killed_agent() {
     for mut host in Host::start_on_each_engine().await {
         host.start_job(&job("crash"), vec![script(&[ENDLESS])]).await;
-        host.log_until("ready\n").await;
+        host.wait_for_log("ready\n").await;
         assert_ne!(host.objects("crash"), "");
         host.restart().await;
         let (log, result) = host.finish().await;

@@ -154,7 +154,8 @@ impl Host {
         (String::from_utf8(log).unwrap(), result)
     }
 
-    pub(crate) async fn log_until(&self, text: &str) {
+    /// Waits until the job's log contains this text.
+    pub(crate) async fn wait_for_log(&self, text: &str) {
         let mut log = String::new();
         let reading = async {
             let mut chunks = self.reach().await.unwrap().follow(ID, 0).await.unwrap();

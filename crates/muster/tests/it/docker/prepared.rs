@@ -143,13 +143,13 @@ async fn broken_prepared_container_fails_no_job() {
 async fn newer_image_with_the_same_name_replaces_the_prepared_container() {
     for host in Host::start_on_each_engine().await {
         let name = "muster-test/retagged:1";
-        let version = |version: &str| host.docker.create_image(name, &[&format!("ENV VERSION={version}")]);
-        assert!(version("old"));
+        let create_image = |version: &str| host.docker.create_image(name, &[&format!("ENV VERSION={version}")]);
+        assert!(create_image("old"));
         let mut job = preparable("retag-a");
         job.build.image.name = name.to_owned();
         host.pass(&job, "true").await;
         host.until_prepared().await;
-        assert!(version("new"));
+        assert!(create_image("new"));
         job.build.name = "retag-b-build".to_owned();
         let log = host.pass(&job, "echo \"version is $VERSION\"").await;
         assert!(log.contains("version is new\n") && !log.contains(TAKEN), "{log}");
@@ -170,8 +170,8 @@ async fn next_agent_removes_the_prepared_containers_of_a_killed_agent() {
         host.pass(&preparable("dead-b"), "true").await;
         let volumes = host.volumes_of(&host.until_prepared().await);
         host.start_job(&preparable("dead-c"), vec![script(&["echo ready; sleep 600"])]).await;
-        host.log_until(TAKEN).await;
-        host.log_until("ready\n").await;
+        host.wait_for_log(TAKEN).await;
+        host.wait_for_log("ready\n").await;
         host.restart().await;
         let (log, result) = host.finish().await;
         assert_eq!(failure_of(&result).0, "runner_system_failure", "{log}");

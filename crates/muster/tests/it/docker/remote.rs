@@ -61,7 +61,7 @@ impl Remote {
         assert_eq!(call(&format!("/exec/{id}/start"), r#"{"Detach": true}"#).0, 200);
     }
 
-    fn check_objects(&self, name: &str) {
+    fn check_no_objects(&self, name: &str) {
         assert_eq!(self.host.objects(&self.name(name)), "", "no object of the job must be left");
     }
 }
@@ -87,7 +87,7 @@ async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine(
             format!("handed on on {}-host in /builds/group/project, 0 files of the agent\n", remote.name("job"));
         assert!(log.contains(&greeting) && log.contains("\nserved\n"), "{log}");
         assert!(log.contains("/.muster/muster-agent agent dial"), "the agent must be reached through exec: {log}");
-        remote.check_objects("job");
+        remote.check_no_objects("job");
     }
 }
 
@@ -95,11 +95,11 @@ async fn job_with_a_service_runs_at_an_engine_that_has_no_files_of_this_machine(
 async fn job_at_an_engine_on_another_machine_is_canceled() {
     for remote in Remote::start_each().await {
         remote.host.start_job(&remote.job("cancel"), vec![script(&["echo ready; sleep 600"])]).await;
-        remote.host.log_until("ready\n").await;
+        remote.host.wait_for_log("ready\n").await;
         remote.host.cancel().await;
         let (log, result) = remote.host.finish().await;
         assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
-        remote.check_objects("cancel");
+        remote.check_no_objects("cancel");
     }
 }
 
@@ -108,7 +108,7 @@ async fn job_continues_after_the_connection_to_its_engine_was_lost() {
     for remote in Remote::start_each().await {
         let commands = format!("echo ready; {WAIT}; i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i + 1)); done");
         remote.host.start_job(&remote.job("lost"), vec![script(&[&commands])]).await;
-        remote.host.log_until("ready\n").await;
+        remote.host.wait_for_log("ready\n").await;
         remote.link.cut().await;
         remote.release("lost");
         remote.link.restore();
@@ -117,7 +117,7 @@ async fn job_continues_after_the_connection_to_its_engine_was_lost() {
         let lines: Vec<_> = log.lines().filter(|line| line.starts_with("line ")).collect();
         let expected: Vec<_> = (0..2000).map(|number| format!("line {number}")).collect();
         assert_eq!(lines, expected, "each line must be in the log once");
-        remote.check_objects("lost");
+        remote.check_no_objects("lost");
     }
 }
 
@@ -128,7 +128,7 @@ async fn job_starts_although_the_connection_was_lost_while_its_entrypoint_ran() 
         let entrypoint = format!("echo slow; {WAIT}; exec \"$@\"");
         job.build.entrypoint = Some(["/bin/sh", "-c", &entrypoint, "sh"].map(str::to_owned).to_vec());
         remote.host.start_job(&job, vec![script(&["echo runs"])]).await;
-        remote.host.log_until("slow\n").await;
+        remote.host.wait_for_log("slow\n").await;
         remote.link.cut().await;
         remote.release("entrypoint");
         remote.link.restore();
@@ -136,7 +136,7 @@ async fn job_starts_although_the_connection_was_lost_while_its_entrypoint_ran() 
         assert_eq!(result.outcome, Outcome::Success, "{log}");
         assert!(log.contains("\nruns\n"), "{log}");
         assert!(log.contains("WARNING: the connection to the engine was lost while the container started"), "{log}");
-        remote.check_objects("entrypoint");
+        remote.check_no_objects("entrypoint");
     }
 }
 
@@ -144,13 +144,13 @@ async fn job_starts_although_the_connection_was_lost_while_its_entrypoint_ran() 
 async fn job_that_is_canceled_without_a_connection_leaves_nothing_at_the_engine() {
     for remote in Remote::start_each().await {
         remote.host.start_job(&remote.job("unreachable"), vec![script(&["echo ready; sleep 600"])]).await;
-        remote.host.log_until("ready\n").await;
+        remote.host.wait_for_log("ready\n").await;
         remote.link.cut().await;
         remote.host.cancel().await;
         remote.link.restore();
         let (log, result) = remote.host.finish().await;
         assert_eq!(failure_of(&result).0, "job_canceled", "{log}");
-        remote.check_objects("unreachable");
+        remote.check_no_objects("unreachable");
     }
 }
 
@@ -158,7 +158,7 @@ async fn job_that_is_canceled_without_a_connection_leaves_nothing_at_the_engine(
 async fn next_agent_removes_the_objects_of_a_killed_agent_from_an_engine_on_another_machine() {
     for mut remote in Remote::start_each().await {
         remote.host.start_job(&remote.job("crash"), vec![script(&["echo ready; sleep 600"])]).await;
-        remote.host.log_until("ready\n").await;
+        remote.host.wait_for_log("ready\n").await;
         assert_ne!(remote.host.objects(&remote.name("crash")), "");
         remote.host.restart().await;
         let (log, result) = remote.host.finish().await;

@@ -59,11 +59,9 @@ impl Harness {
 
     /// Creates a program that the manager's agent finds first on its PATH.
     pub(crate) fn create_program(&self, name: &str, text: &str) {
-        use std::os::unix::fs::PermissionsExt;
         std::fs::create_dir_all(self.path("bin")).unwrap();
         let file = self.path("bin").join(name);
-        std::fs::write(&file, text).unwrap();
-        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        muster_test_prerequisites::create_program(&file, text);
     }
 
     pub(crate) fn manager(&self, arguments: &[&str]) -> ManagerProcess {

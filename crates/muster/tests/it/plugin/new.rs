@@ -33,8 +33,8 @@ fn new_shell_and_python_projects_pass() {
             "the plugin must list its instances after a crash: {}",
             result.stdout
         );
-        let program = std::fs::read_to_string(home.path("fleeting-plugin-box-office/plugin.toml")).unwrap();
-        assert!(program.contains("fleeting-plugin-script"), "{program}");
+        let config = std::fs::read_to_string(home.path("fleeting-plugin-box-office/plugin.toml")).unwrap();
+        assert!(config.contains("fleeting-plugin-script"), "{config}");
     }
 }
 

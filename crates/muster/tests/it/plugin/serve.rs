@@ -9,7 +9,7 @@ use super::support::Home;
 use crate::process::{CommandResult, until};
 
 #[test]
-fn built_in_plugins_run_as_muster_and_gitlab_runner() {
+fn built_in_plugins_run_under_the_names_muster_and_gitlab_runner() {
     let home = Home::new();
     for (plugin, setting) in
         [("local", "boot_delay_ms"), ("static", "machines"), ("script", "command"), ("docker-machine", "MachineDriver")]

@@ -59,7 +59,7 @@ async fn plugins_of_a_configuration_are_installed() {
 
     let list = ["gitlab-runner", "fleeting", "list", "-c", "config.toml"];
     home.run(&list).check(1, &["runner: one", "plugin not found", "muster plugin install", "no such file"]);
-    std::fs::copy("/bin/true", home.path("mine")).unwrap();
+    muster_test_prerequisites::copy_program("/bin/true", home.path("mine"));
     home.run(&["gitlab-runner", "fleeting", "install", "--config", "config.toml"])
         .check(0, &["runner: one, plugin: 127.0.0.1:"]);
     let listed = home.run(&list).check(0, &["path: "]);

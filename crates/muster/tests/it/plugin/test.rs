@@ -10,7 +10,7 @@ use super::support::{Home, sibling};
 use crate::process::{CommandResult, until};
 
 #[test]
-fn correct_plugin_passes_with_reports_in_three_formats() {
+fn correct_plugin_passes_in_the_text_report_and_in_the_json_report() {
     let Some(toy) = sibling("fleeting-plugin-toy") else { return };
     let home = Home::new();
     let file = format!(

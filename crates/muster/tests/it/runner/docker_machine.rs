@@ -17,8 +17,7 @@ const PROGRAM: &str =
 async fn docker_machine_config_uses_the_built_in_plugin() {
     let harness = Harness::start(1).await;
     let program = harness.home.path("docker-machine");
-    std::fs::write(&program, PROGRAM).unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    muster_test_prerequisites::create_program(&program, PROGRAM);
     harness.configure(&format!("{}{MACHINE}", harness.entry(0).replace("\"shell\"", "\"instance\"")));
     let path = format!("{}:{}", harness.home.path("").display(), std::env::var("PATH").unwrap());
     let run = harness.run_with(&[("PATH", &path)]);
@@ -42,7 +41,7 @@ fn migrate(text: &str, more: &[&str]) -> CommandResult {
 }
 
 #[test]
-fn migrate_machine_prints_a_valid_configuration_and_tasks() {
+fn migrate_machine_prints_a_valid_configuration_and_what_the_user_must_do() {
     let text = format!(
         "[[runners]]\nname = \"big\"\nurl = \"https://gitlab.example\"\ntoken = \"glrt-abcdefghijkl\"\nlimit = 4\n\
          executor = \"instance\" # was: docker+machine\n{MACHINE}"

@@ -55,7 +55,7 @@ async fn harness_with_two_runners() -> Harness {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn list_logs_every_runner_and_never_fails() {
+async fn command_list_logs_every_runner_and_never_fails() {
     let harness = harness_with_two_runners().await;
     let url = harness.url();
     harness.run("list", &[]).check(0, &["Listing configured runners", "one", "Executor", RUNNER_TOKEN, &url, "two"]);
@@ -66,7 +66,7 @@ async fn list_logs_every_runner_and_never_fails() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_reports_only_rejected_tokens() {
+async fn verify_fails_or_deletes_a_runner_only_if_its_token_is_rejected() {
     let harness = harness_with_two_runners().await;
     harness.run("verify", &[]).check(0, &["Verifying runner... is valid", "Verifying runner... is alive"]);
     assert_eq!(harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers, [harness.system_id()].into());

@@ -62,3 +62,27 @@ fn read_logs_prints_offsets_and_exits_with_100_on_deletion() {
     let result = home.run(&["read-logs", "--path", path.to_str().unwrap(), "--wait-file-timeout", "10ms"]);
     assert!(result.code == 1 && result.stdout.contains("timeout waiting for file"), "{result:?}");
 }
+
+#[test]
+fn read_logs_splits_only_lines_that_are_longer_than_16_kib() {
+    let home = Home::new();
+    let path = home.path("output.log");
+    let (short, long) = ("a".repeat(10_000), "b".repeat(16 * 1024 + 1));
+    std::fs::write(&path, format!("{short}\n{short}\n{long}\nend\nincomplete")).unwrap();
+    let mut command = home.command(&["read-logs", "--path", path.to_str().unwrap()]);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    for expected in [
+        format!("10001 {short}"),
+        format!("20002 {short}"),
+        format!("36386 {}", &long[1..]),
+        "36388 b".to_owned(),
+        "36392 end".to_owned(),
+        "36402 incomplete".to_owned(),
+    ] {
+        let line = lines.next().unwrap();
+        assert!(line == expected, "{:?} instead of {:?}", line.get(..20), expected.get(..20));
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(100));
+}

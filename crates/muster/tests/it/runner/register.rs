@@ -55,7 +55,7 @@ async fn existing_file_keeps_comments_and_unknown_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn registration_token_sends_all_server_settings() {
+async fn register_with_a_registration_token_sends_all_server_settings() {
     let harness = Harness::start().await;
     let flags = ["--tag-list", "a,b", "--locked=false", "--access-level", "ref_protected", "--maximum-timeout", "60"];
     let more = ["--paused", "--maintenance-note", "note", "-n", "-u", "URL", "-r", REGISTRATION_TOKEN];
@@ -93,12 +93,12 @@ async fn server_settings_are_rejected_for_runners_created_on_the_server() {
 async fn existing_authentication_token_is_only_verified() {
     let harness = Harness::start().await;
     harness.coordinator.add_runner("old-one", None);
-    let old = |token| ["-n", "-u", "URL", "-t", token, "--executor", "shell", "--name", "o"];
-    harness.run("register", &old("old-one")).check(0, &["use the '-r' instead of '-t'"]);
+    let flags = |token| ["-n", "-u", "URL", "-t", token, "--executor", "shell", "--name", "o"];
+    harness.run("register", &flags("old-one")).check(0, &["use the '-r' instead of '-t'"]);
     assert!(harness.config().contains("token = \"old-one\"") && !harness.config().contains("token_obtained_at"));
-    harness.run("register", &old("unknown")).check(1, &["failed to verify the runner"]);
+    harness.run("register", &flags("unknown")).check(1, &["failed to verify the runner"]);
     harness.coordinator.fail(Call::Verify, [Fault::FailBefore]);
-    harness.run("register", &old("old-one")).check(0, &["Verifying runner... failed"]);
+    harness.run("register", &flags("old-one")).check(0, &["Verifying runner... failed"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -199,6 +199,17 @@ async fn failed_registration_is_reverted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn failed_registration_does_not_unregister_the_manager_of_an_existing_entry() {
+    let harness = Harness::start().await;
+    harness.run("register", &REGISTER_FLAGS).check(0, &[]);
+    let config = harness.config();
+    let result = harness.run("register", &[&REGISTER_FLAGS[..5], &["--executor", "rocket"]].concat());
+    result.check(1, &["has already been registered", "invalid executor"]);
+    assert_eq!(harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers.len(), 1);
+    assert_eq!(harness.config(), config);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn invalid_file_is_detected_before_registration() {
     let harness = Harness::start().await;
     harness.configure("[[runners]\n");
@@ -206,7 +217,7 @@ async fn invalid_file_is_detected_before_registration() {
     assert!(harness.coordinator.runner(RUNNER_TOKEN).unwrap().managers.is_empty());
 }
 
-fn interactive(harness: &Harness) -> Child {
+fn spawn_with_prompts(harness: &Harness) -> Child {
     let mut command = harness.home.command(&harness.arguments("register", &[]));
     command.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
 }
@@ -214,7 +225,7 @@ fn interactive(harness: &Harness) -> Child {
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_repeat_until_answered() {
     let harness = Harness::start().await;
-    let mut child = interactive(&harness);
+    let mut child = spawn_with_prompts(&harness);
     let answers = format!("\n{}\n{REGISTRATION_TOKEN}\nmine\n\nnote\nrocket\nshell\n", harness.url());
     child.stdin.take().unwrap().write_all(answers.as_bytes()).unwrap();
     let result = CommandResult::of(child.wait_with_output().unwrap()).check(0, &["Invalid executor specified"]);
@@ -231,12 +242,12 @@ async fn prompts_repeat_until_answered() {
 async fn end_of_input_and_signals_revert_the_registration() {
     let harness = Harness::start().await;
     let until_executor = format!("{}\n{REGISTRATION_TOKEN}\nmine\n\n\n", harness.url());
-    let mut child = interactive(&harness);
+    let mut child = spawn_with_prompts(&harness);
     child.stdin.take().unwrap().write_all(until_executor.as_bytes()).unwrap();
     CommandResult::of(child.wait_with_output().unwrap()).check(1, &["input ended at the prompt for --executor"]);
     assert_eq!(harness.coordinator.runner_tokens(), [RUNNER_TOKEN]);
 
-    let mut child = interactive(&harness);
+    let mut child = spawn_with_prompts(&harness);
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(until_executor.as_bytes()).unwrap();
     let mut errors = BufReader::new(child.stderr.take().unwrap());

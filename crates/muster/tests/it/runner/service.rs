@@ -1,6 +1,6 @@
 //! `install`, `uninstall`, `start`, `stop`, `restart` and `status`, with a fake `systemctl` that records its calls.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -14,8 +14,7 @@ fn home_with_systemctl(behavior: &str) -> Home {
     std::fs::create_dir(&directory).unwrap();
     let calls = home.path("calls");
     let script = format!("#!/bin/sh\necho \"$@\" >> {}\n{behavior}\n", calls.display());
-    std::fs::write(directory.join("systemctl"), script).unwrap();
-    std::fs::set_permissions(directory.join("systemctl"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    muster_test_prerequisites::create_program(directory.join("systemctl"), script);
     home
 }
 
@@ -86,6 +85,28 @@ fn systemd_accepts_the_unit() {
     }
 }
 
+#[test]
+fn new_configuration_belongs_to_the_user_of_the_service() {
+    let home = home_with_systemctl("");
+    let root = home.path("image");
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::write(root.join("etc/passwd"), "ci:x:4711:4712::/home/ci:/bin/sh\n").unwrap();
+    let result = run(&home, &["install", "--root", root.to_str().unwrap(), "--init-user", "ci"]).check(0, &[]);
+    if !rustix::process::geteuid().is_root() {
+        // Only root can change owners.
+        result.check(0, &["is not readable for the user of the service", "chown ci: "]);
+        return;
+    }
+    let owner = |path: &str| {
+        let found = std::fs::metadata(root.join(path)).unwrap();
+        (found.uid(), found.gid(), found.mode() & 0o77)
+    };
+    assert_eq!(owner("home/ci"), (4711, 4712, 0));
+    assert_eq!(owner("home/ci/config.toml"), (4711, 4712, 0));
+    // This directory is new, too, but the user must only be able to enter it. The umask of a machine usually permits that.
+    assert_eq!((owner("home").0, owner("home").2), (0, owner("etc").2));
+}
+
 fn settings(unit: &Path) -> Vec<String> {
     let text = std::fs::read_to_string(unit).unwrap();
     text.lines().filter(|line| line.contains('=') && !line.starts_with('#')).map(str::to_owned).collect()
@@ -98,15 +119,16 @@ fn temporary_directory_survives_service_restarts() {
     run(&home, &["install", "--root", root.to_str().unwrap(), "--user", "gitlab-runner", "-n", "ci"]).check(0, &[]);
     let directory = root.join("etc/systemd/system");
     let (service, temporary) = (settings(&directory.join("ci.service")), settings(&directory.join("ci-tmp.service")));
-    let has = |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
-    has(&service, "PrivateTmp=yes");
+    let assert_has =
+        |unit: &[String], line: &str| assert!(unit.iter().any(|found| found == line), "{line} not in {unit:?}");
+    assert_has(&service, "PrivateTmp=yes");
     // systemd deletes a private temporary directory when the last unit that uses it stops. Jobs outlive the service and need their files, so a
     // second unit keeps the directory.
-    has(&service, "JoinsNamespaceOf=ci-tmp.service");
-    has(&service, "Wants=network-online.target ci-tmp.service");
-    has(&service, "After=network-online.target ci-tmp.service");
-    has(&temporary, "PrivateTmp=yes");
-    has(&temporary, "RemainAfterExit=yes");
+    assert_has(&service, "JoinsNamespaceOf=ci-tmp.service");
+    assert_has(&service, "Wants=network-online.target ci-tmp.service");
+    assert_has(&service, "After=network-online.target ci-tmp.service");
+    assert_has(&temporary, "PrivateTmp=yes");
+    assert_has(&temporary, "RemainAfterExit=yes");
     // Each forbidden setting would restrict what jobs can use on a host: sudo, packages, the home directory, cgroups.
     for line in &service {
         let name = line.split('=').next().unwrap();

@@ -28,9 +28,9 @@ exec:
 
 fn project() -> Project {
     let project = Project::new();
-    project.file("build/step.yml", BUILD);
-    project.file("build/compile/step.yml", COMPILE);
-    project.file(
+    project.write("build/step.yml", BUILD);
+    project.write("build/compile/step.yml", COMPILE);
+    project.write(
         "bad/step.yml",
         "spec: {}\n---\nrun:\n  - {name: fails, script: exit 5}\n  - {name: next, script: echo next}\n",
     );
@@ -122,7 +122,7 @@ fn steps_of_a_saved_job_are_paused() {
     let project = project();
     let payload = r#"{"id": 7, "token": "t0ken-of-job", "variables": [{"key": "KEY", "value": "masked-value", "masked": true}],
         "steps": [{"name": "script", "script": ["echo in the script"], "timeout": 60}]}"#;
-    project.file("job.json", payload);
+    project.write("job.json", payload);
     let lines = ["env KEY", "! echo $KEY", "c"];
     let result = project.step_with_input(&["debug", "--job", "job.json", "--break", "before:step_script"], &lines);
     let result = result.check(0, &["Paused before step_script", "KEY = [MASKED]", "[MASKED]\n", "in the script"]);

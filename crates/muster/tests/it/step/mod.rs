@@ -65,8 +65,8 @@ impl Project {
 
     fn new() -> Self {
         let project = Self::empty();
-        project.file("greet/step.yml", GREET);
-        project.file("release/step.yml", RELEASE);
+        project.write("greet/step.yml", GREET);
+        project.write("release/step.yml", RELEASE);
         project
     }
 
@@ -78,7 +78,7 @@ impl Project {
         self.dir.path().join("work").join(path)
     }
 
-    fn file(&self, path: &str, text: &str) {
+    fn write(&self, path: &str, text: &str) {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();

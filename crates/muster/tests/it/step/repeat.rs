@@ -13,11 +13,11 @@ const PACK: &str = "spec:\n  inputs: {text: {type: string}}\n  outputs: {size: {
 /// Returns a project with the results of a run in `r.json`. The file `out` of the run was moved to `kept/out`.
 fn recorded_project() -> Project {
     let project = Project::empty();
-    project.file("release/step.yml", RELEASE);
-    project.file("release/pack/step.yml", PACK);
+    project.write("release/step.yml", RELEASE);
+    project.write("release/pack/step.yml", PACK);
     let run = ["run", "release", "--input", "version=v1", "--env", "SUFFIX=end", "--results", "r.json"];
     project.step(&run[..]).check(0, &[]);
-    project.file("kept/out", &project.read("out"));
+    project.write("kept/out", &project.read("out"));
     std::fs::remove_file(project.path("out")).unwrap();
     project
 }
@@ -61,7 +61,7 @@ fn changed_outputs_and_files_are_reported() {
 #[test]
 fn tree_without_recorded_steps_is_reported() {
     let project = Project::empty();
-    project.file("empty.json", r#"{"name":"job","status":"success","started_ms":0,"duration_ms":0}"#);
+    project.write("empty.json", r#"{"name":"job","status":"success","started_ms":0,"duration_ms":0}"#);
     project.step(&["repeat", "empty.json"]).check(1, &["has no step with recorded inputs"]);
 }
 

@@ -14,7 +14,7 @@ fn step_runs_with_inputs_environment_and_its_exit_code() {
     // `1.10` is text, because the step declares a string.
     let result = project.step(&["run", "greet", "--input", "name=1.10", "--input", "times=2", "--env", "WHO=me, you"]);
     assert_eq!(result.check(0, &[]).stdout, "Running step name=greet\nHello 1.10 2 me, you\n");
-    project.file("bad/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'echo before; exit 42']}\n");
+    project.write("bad/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'echo before; exit 42']}\n");
     project.step(&["run", "bad/step.yml"]).check(42, &["before", "error: step \"bad\": exec: exit status 42"]);
     assert_eq!(std::fs::read_dir(project.tmp()).unwrap().count(), 0, "temporary files must be removed");
 }
@@ -23,7 +23,7 @@ fn step_runs_with_inputs_environment_and_its_exit_code() {
 async fn interrupt_cancels_the_step_and_its_processes() {
     let project = Project::new();
     let step = "spec: {}\n---\nexec: {command: [sh, -c, 'echo $$ >new && mv new pid; exec sleep 1000']}\n";
-    project.file("hang/step.yml", step);
+    project.write("hang/step.yml", step);
     let mut command = project.command(&["run", "hang"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let pid = until(async || std::fs::read_to_string(project.path("pid")).map_err(|error| error.to_string())).await;
@@ -36,8 +36,8 @@ async fn interrupt_cancels_the_step_and_its_processes() {
 #[test]
 fn invalid_arguments_are_rejected_with_a_remedy() {
     let project = Project::new();
-    project.file("other.txt", "");
-    project.file("broken/step.yml", "spec: {inputs: {a: {type: bool}}}\n---\n");
+    project.write("other.txt", "");
+    project.write("broken/step.yml", "spec: {inputs: {a: {type: bool}}}\n---\n");
     for (arguments, code, text) in [
         (&["run"][..], 2, "STEP"),
         (&["run", "greet", "--input", "name"], 2, "is not of the form NAME=VALUE"),
@@ -69,14 +69,14 @@ fn results_have_inputs_environment_outputs_and_times() {
         0,
         &["success job", "success greet", "name = you", "GREETING = Hello", "text = you", "token = [MASKED]"],
     );
-    project.file("other.json", "{}");
+    project.write("other.json", "{}");
     project.step(&["results", "other.json"]).check(1, &["other.json is not a valid result tree"]);
 }
 
 #[test]
 fn saved_job_runs_its_scripts_in_the_current_directory() {
     let project = Project::new();
-    project.file("source.txt", "content");
+    project.write("source.txt", "content");
     let payload = json!({
         "id": 7, "token": "job-token-of-the-server",
         "job_info": {"name": "build", "stage": "test", "project_id": 1},
@@ -92,26 +92,26 @@ fn saved_job_runs_its_scripts_in_the_current_directory() {
             {"name": "after_script", "script": ["echo after"], "timeout": 60, "when": "always"},
         ],
     });
-    project.file("job.json", &payload.to_string());
+    project.write("job.json", &payload.to_string());
     let result = project.step(&["run", "--job", "job.json"]).check(3, &["content", "build [MASKED]", "after"]);
     assert!(!result.stdout.contains("masked-value"));
     assert_eq!(project.read("source.txt"), "content");
 }
 
 #[test]
-fn run_list_of_a_saved_job_runs() {
+fn run_list_of_a_saved_job_is_executed() {
     let project = Project::new();
     let run = json!([{"name": "first", "step": "./greet", "inputs": {"name": "${{ vars.CI_NAME }}"}}]).to_string();
     let payload = json!({"id": 7, "token": "t0ken-of-job", "run": run,
         "variables": [{"key": "CI_NAME", "value": "saved", "public": true}]});
-    project.file("job.json", &payload.to_string());
+    project.write("job.json", &payload.to_string());
     project.step(&["run", "--job", "job.json"]).check(0, &["Hello saved 1"]);
 }
 
 #[test]
 fn nondeterministic_file_is_reported_with_its_first_different_byte() {
     let project = Project::new();
-    project.file(
+    project.write(
         "stamp/step.yml",
         concat!(
             "spec: {outputs: {id: {type: string}}}\n---\n",
@@ -125,13 +125,32 @@ fn nondeterministic_file_is_reported_with_its_first_different_byte() {
     assert!(!result.stdout.contains("out/a"), "{result:?}");
     assert!(!project.path("out").exists(), "the step must run only in copies of the directory");
     // Both runs see the same path of the working directory.
-    project.file("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
+    project.write("fixed/step.yml", "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir out; pwd >out/a']}\n");
     project.step(&["run", "fixed", "--verify-deterministic", "out"]).check(0, &[]);
     project.step(&["run", "fixed", "--verify-deterministic", "none"]).check(1, &["failed to copy or compare none"]);
+    let outside = project.tmp().display().to_string();
+    for path in ["../tmp", "greet/../../tmp", &outside] {
+        let result = project.step(&["run", "fixed", "--verify-deterministic", path]);
+        result.check(1, &[&format!("{path} is not in the current directory")]);
+    }
     let once = format!("mkdir {} && mkdir out", project.path("has-run").display());
-    project.file("once/step.yml", &format!("spec: {{}}\n---\nexec: {{command: [sh, -c, '{once}']}}\n"));
+    project.write("once/step.yml", &format!("spec: {{}}\n---\nexec: {{command: [sh, -c, '{once}']}}\n"));
     let result = project.step(&["run", "once", "--verify-deterministic", "out"]);
     let result =
         result.check(1, &["the first run succeeded, and the second one failed", "not deterministic: 1 difference"]);
     assert!(!result.stdout.contains("out exists"), "{result:?}");
+}
+
+#[test]
+fn nondeterministic_file_is_found_by_its_absolute_path() {
+    let project = Project::new();
+    let step = "spec: {}\n---\nexec: {command: [sh, -c, 'mkdir -p out; echo $$ >out/a']}\n";
+    project.write("stamp/step.yml", step);
+    project.write("out/a", "of an earlier run");
+    let link = project.tmp().join("link");
+    std::os::unix::fs::symlink(project.path(""), &link).unwrap();
+    for path in [project.path("out"), link.join("out")] {
+        let result = project.step(&["run", "stamp", "--verify-deterministic", path.to_str().unwrap()]);
+        result.check(1, &["out/a differs at byte ", "not deterministic: 1 difference"]);
+    }
 }

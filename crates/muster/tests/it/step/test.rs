@@ -77,13 +77,13 @@ const WITH_OWN_KEYS: &str = r#"tests:
 #[test]
 fn steps_with_conditions_retries_and_a_matrix_are_tested() {
     let project = Project::new();
-    project.file(
+    project.write(
         "build/step.yml",
         "spec: {inputs: {target: {type: string}}, outputs: {file: {type: string}}}\n---\n\
          exec: {command: [sh, -c, 'echo building $0; echo \"{\\\"name\\\": \\\"file\\\", \\\"value\\\": \\\"$0.tar\\\"}\" >$1', \
          '${{inputs.target}}', '${{output_file}}']}\n",
     );
-    project.file(
+    project.write(
         "all/step.yml",
         "spec: {inputs: {targets: {type: array}}, outputs: {files: {type: array}}}\n---\nrun:\n  \
          - {name: build, step: ../build, inputs: {target: '${{matrix.target}}'}, \
@@ -94,15 +94,15 @@ fn steps_with_conditions_retries_and_a_matrix_are_tested() {
             .replace("{{ touch tried; exit 1; }}", "{ touch tried; exit 1; }")
             .as_str(),
     );
-    project.file("all/step_test.yml", WITH_OWN_KEYS);
+    project.write("all/step_test.yml", WITH_OWN_KEYS);
     project.step(&["test", "all"]).check(0, &["test result: ok. 1 passed; 0 failed"]);
 }
 
 #[test]
 fn passing_tests_are_reported_in_the_format_of_cargo() {
     let project = Project::new();
-    project.file("greet/step_test.yml", PASSING);
-    project.file("release/step_test.yml", WITH_FAKES);
+    project.write("greet/step_test.yml", PASSING);
+    project.write("release/step_test.yml", WITH_FAKES);
     let result = project.step(&["test", "--jobs", "1"]);
     let result = result.check(0, &["running 4 tests\n", "test result: ok. 4 passed; 0 failed; finished in "]);
     for name in ["greet/step_test.yml: greets by name", "release/step_test.yml: stops if publishing fails"] {
@@ -137,7 +137,7 @@ fn differences_name_the_line_of_the_expectation() {
   - name: unexpected success
     expect: {status: failure}
 ";
-    project.file("greet/step_test.yml", test);
+    project.write("greet/step_test.yml", test);
     let result = project.step(&["test", "greet", "--junit", "report.xml"]).check(
         1,
         &[
@@ -177,20 +177,20 @@ fn invalid_test_files_are_rejected_with_their_line() {
         ("tests:\n  - name: [\n", "t.yml:"),
         ("tests:\n  - inputs: {}\n", "t.yml:2: "),
     ] {
-        project.file("t.yml", text);
+        project.write("t.yml", text);
         project.step(&["test", "t.yml"]).check(2, &[message]);
     }
     project.step(&["test", "none.yml"]).check(2, &["failed to read none.yml"]);
     project.step(&["test"]).check(2, &["found no tests"]);
-    project.file("t.yml", "tests:\n  - name: a\n    step: greet\n    files: {../x: ''}\n");
+    project.write("t.yml", "tests:\n  - name: a\n    step: greet\n    files: {../x: ''}\n");
     project.step(&["test", "t.yml"]).check(1, &["failed to create the file", "use a relative path"]);
 }
 
 #[test]
 fn hanging_step_fails_at_the_timeout_of_its_test() {
     let project = Project::new();
-    project.file("hang/step.yml", "spec: {}\n---\nexec: {command: [sleep, '1000']}\n");
+    project.write("hang/step.yml", "spec: {}\n---\nexec: {command: [sleep, '1000']}\n");
     project
-        .file("hang/step_test.yml", "tests:\n  - {name: hangs, timeout_s: 1}\n  - {name: hangs too, timeout_s: 1}\n");
+        .write("hang/step_test.yml", "tests:\n  - {name: hangs, timeout_s: 1}\n  - {name: hangs too, timeout_s: 1}\n");
     project.step(&["test", "--jobs", "2"]).check(1, &["hang/step_test.yml:2: the step failed: ", "2 failed"]);
 }

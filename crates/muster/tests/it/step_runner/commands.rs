@@ -35,7 +35,8 @@ fn c119_results_are_written_on_request_only() {
     CommandResult::of(ci(&project, &steps).output().unwrap()).check(1, &[]);
     CommandResult::of(
         ci(&project, &steps).arg("--write-steps-results=false").env("CI_STEPS_DEBUG", "1").output().unwrap(),
-    );
+    )
+    .check(1, &["Error: failed to run steps: step \"bad\": exec: exit status 3"]);
     assert!(!exists());
     for request in
         [ci(&project, &steps).arg("--write-steps-results"), ci(&project, &steps).env("CI_STEPS_DEBUG", "true")]
@@ -97,7 +98,7 @@ fn c120_run_reads_inputs_as_yaml_and_sets_the_environment() {
 fn c120_run_hides_variables_of_a_job_from_the_step() {
     let project = Project::new();
     let steps = "{}\n---\nexec: {command: [sh, -c, 'echo [$CI_A$GITLAB_B$FF_C$DOCKER_ENV_D$OTHER]']}\n";
-    project.file("env/step.yml", steps);
+    project.write("env/step.yml", steps);
     let mut command = project.command(&["run", "./env"]);
     for name in ["CI_A", "GITLAB_B", "FF_C", "DOCKER_ENV_D", "OTHER"] {
         command.env(name, name);
@@ -114,7 +115,7 @@ type: steps
 steps { name: "one" step { protocol: local path: ["..", "echo"] filename: "step.yml" } inputs { key: "text" value { string_value: "hi" } } }
 steps { name: "two" step { protocol: dist path: "script" } inputs { key: "script" value { string_value: "echo ${{ steps.one.outputs.text }} again; exit 4" } } }
 "#;
-    project.file("sub/list.txtpb", definition);
+    project.write("sub/list.txtpb", definition);
     let arguments = ["run", "--text-proto-step-file", "sub/list.txtpb", "--step-results-format", "prototext"];
     let result = project.run(&[&arguments[..], &["--write-steps-results"]].concat());
     assert_eq!(output(&result), "Running step name=one\nhi 1 \nRunning step name=two\nhi again\n");
@@ -123,14 +124,14 @@ steps { name: "two" step { protocol: dist path: "script" } inputs { key: "script
     for part in ["specDefinition{", "status:failure", "sub_step_results:[", "exit_code:4", "string_value:\"hi\""] {
         assert!(results.replace(' ', "").contains(part), "{part} is missing in {results}");
     }
-    project.file(
+    project.write(
         "exec.txtpb",
         "type: exec exec { command: [\"sh\", \"-c\", \"echo $A\"] } env { key: \"A\" value: \"b\" }",
     );
     let result = project.run(&["run", "--text-proto-step-file", "exec.txtpb", "--step-results-file", "out.json"]);
     assert_eq!(output(&result.check(0, &[])), "Running step name=\nb\n");
     assert!(project.read("out.json").contains("\"status\":\"success\""));
-    project.file("bad.txtpb", "nonsense: 1");
+    project.write("bad.txtpb", "nonsense: 1");
     let result = project.run(&["run", "--text-proto-step-file", "bad.txtpb"]);
     result.check(1, &["bad.txtpb is not a definition in the text format"]);
 }
@@ -144,7 +145,7 @@ fn c122_bootstrap_copies_the_executable_repeatedly_but_not_over_a_directory() {
     }
     let copy = project.program(&bin.join("step-runner"), &["--version"]).output().unwrap();
     assert_eq!(CommandResult::of(copy).stdout, format!("step-runner {}\n", env!("CARGO_PKG_VERSION")));
-    project.file("file", "");
+    project.write("file", "");
     project.run(&["bootstrap", "file"]).check(1, &["failed to copy this executable to file/step-runner"]);
     std::fs::create_dir_all(project.work().join("taken/step-runner")).unwrap();
     project.run(&["bootstrap", "taken"]).check(1, &["failed to copy this executable to taken/step-runner"]);

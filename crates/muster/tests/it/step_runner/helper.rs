@@ -81,21 +81,21 @@ fn c122_helper_bootstrap_copies_to_a_file() {
 #[test]
 fn c123_arguments_that_an_entrypoint_dropped_are_recovered() {
     let project = Project::new();
-    let with = |arguments: &[&str], payload: &str| {
+    let run_helper = |arguments: &[&str], payload: &str| {
         let mut command = project.helper(arguments);
         CommandResult::of(command.env("_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", payload).output().unwrap())
     };
     let encode = |json: &str| STANDARD.encode(json);
     let proxy = encode(r#"["steps", "proxy", "--socket", "/recovered.sock"]"#);
-    with(&[], &proxy).check(1, &["dial unix /recovered.sock"]);
-    with(&["steps", "proxy", "--socket", "/given.sock"], &proxy).check(1, &["dial unix /given.sock"]);
+    run_helper(&[], &proxy).check(1, &["dial unix /recovered.sock"]);
+    run_helper(&["steps", "proxy", "--socket", "/given.sock"], &proxy).check(1, &["dial unix /given.sock"]);
     for ignored in ["", "no Base64!", &encode("no JSON"), &encode("{}"), &encode("[1]")] {
-        with(&[], ignored).check(1, &["Usage: gitlab-runner"]);
+        run_helper(&[], ignored).check(1, &["Usage: gitlab-runner"]);
     }
     // The command of a server does not inherit the variable with the arguments.
-    let script = r#"["steps", "serve", "sh", "-c", "echo [$_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV]"]"#;
+    let serve = r#"["steps", "serve", "sh", "-c", "echo [$_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV]"]"#;
     let mut command = project.helper(&[]);
-    let mut server = Server::start(command.env("_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", encode(script)));
+    let mut server = Server::start(command.env("_GITLAB_RUNNER_HELPER_NATIVE_STEPS_ARGV", encode(serve)));
     server.child.stdin.take().unwrap().write_all(b"x").unwrap();
     assert_eq!(wait_for_exit(server).1, "[]\n");
 }

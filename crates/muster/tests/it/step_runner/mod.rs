@@ -41,7 +41,7 @@ impl Project {
             std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_muster"), dir.path().join("bin").join(name)).unwrap();
         }
         let project = Self { dir };
-        project.file("echo/step.yml", ECHO);
+        project.write("echo/step.yml", ECHO);
         project
     }
 
@@ -53,7 +53,7 @@ impl Project {
         self.dir.path().join("work")
     }
 
-    fn file(&self, path: &str, text: &str) {
+    fn write(&self, path: &str, text: &str) {
         let path = self.work().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, text).unwrap();

@@ -63,7 +63,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-pub(super) fn listen<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
+pub(super) fn listen_flags<'a>(address: &'a str, files: &'a TlsFiles) -> [&'a str; 8] {
     let path = |path: &'a Path| path.to_str().unwrap();
     let (certificate, key, authority) = (path(&files.certificate), path(&files.key), path(&files.authority));
     ["--listen", address, "--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", authority]
@@ -84,7 +84,7 @@ struct TcpAgent {
 impl TcpAgent {
     fn start(project: &Project, files: &TlsFiles, arguments: &[&str]) -> Self {
         let mut command = agent(project);
-        command.args(listen("127.0.0.1:0", files)).args(arguments);
+        command.args(listen_flags("127.0.0.1:0", files)).args(arguments);
         let (server, lines) = Server::start_with_lines(&mut command);
         let address = lines.iter().find_map(|line| line.strip_prefix(MARKER)).unwrap_or_else(|| panic!("{lines:?}"));
         Self { server, address: address.trim().parse().unwrap() }
@@ -141,7 +141,7 @@ async fn log_is_resumed_over_another_tls_connection() {
         log.extend(stream.message().await.unwrap().unwrap().data);
     }
     drop((stream, first));
-    project.file("end", "");
+    project.write("end", "");
     let second = agent.connect(&files).await.unwrap();
     let mut stream = second.follow("1", log.len() as u64).await.unwrap();
     while let Some(message) = stream.message().await.unwrap() {
@@ -159,7 +159,7 @@ async fn proxy_connects_to_a_server_over_tls() {
     let authority = Authority::new(project.dir.path(), "authority");
     let files = authority.server();
     let mut command = project.command(&["serve"]);
-    let (server, lines) = Server::start_with_lines(command.args(listen("127.0.0.1:0", &files)));
+    let (server, lines) = Server::start_with_lines(command.args(listen_flags("127.0.0.1:0", &files)));
     let address = lines.iter().find_map(|line| line.strip_prefix(MARKER)).unwrap().trim();
     let (mut client, mut child) = proxy_client(&mut proxy(&project, address, &authority.client())).await;
     let (log, state, _) = run(&mut client, &project, "- {name: a, step: ./echo, inputs: {text: hi}}").await;
@@ -315,7 +315,7 @@ fn agent_does_not_start_with_invalid_tls_options() {
     let authority = Authority::new(project.dir.path(), "authority");
     let files = authority.server();
     let start = |address: &str, files: &TlsFiles| {
-        CommandResult::of(agent(&project).args(listen(address, files)).output().unwrap())
+        CommandResult::of(agent(&project).args(listen_flags(address, files)).output().unwrap())
     };
     let empty = TlsFiles { certificate: project.tmp().join("empty.crt"), ..files.clone() };
     std::fs::write(&empty.certificate, "").unwrap();
@@ -327,7 +327,7 @@ fn agent_does_not_start_with_invalid_tls_options() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     start(&taken.local_addr().unwrap().to_string(), &files).check(1, &["failed to listen on 127.0.0.1:", "HOST:PORT"]);
     start("nowhere", &files).check(1, &["failed to listen on nowhere"]);
-    let [option, address, ..] = listen("127.0.0.1:0", &files);
+    let [option, address, ..] = listen_flags("127.0.0.1:0", &files);
     let incomplete = CommandResult::of(agent(&project).args([option, address]).output().unwrap());
     incomplete.check(2, &["--tls-cert", "--tls-key", "--tls-client-ca"]);
     project.run(&["serve", option, address]).check(1, &["--tls-cert", "--tls-key", "--tls-client-ca"]);

@@ -18,6 +18,18 @@ mod tls;
 const JOB: JobId = JobId(7);
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
+struct LogWriter(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 struct Setup {
     coordinator: Arc<MemoryCoordinator>,
     relay: Relay,
@@ -105,6 +117,25 @@ async fn requests_have_the_same_results_over_both_transports() {
     check_contract(http).await;
     let grpc = Setup::over_grpc(Duration::from_millis(50)).await;
     assert_eq!(check_contract(grpc).await, 1, "all requests must share one HTTP/2 connection");
+}
+
+#[tokio::test]
+async fn logs_hide_the_password_of_the_url() {
+    let log = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let writer = Arc::clone(&log);
+    let subscriber = tracing_subscriber::fmt().with_writer(move || LogWriter(Arc::clone(&writer))).finish();
+    let _subscribed = tracing::subscriber::set_default(subscriber);
+    let mut setup = Setup::over_http(Duration::from_millis(50)).await;
+    let mut url = setup.relay.url.clone();
+    url.set_username("ci").unwrap();
+    url.set_password(Some("pa55word")).unwrap();
+    setup.client = Client::new(&url).unwrap();
+    setup.request("over HTTP").await.unwrap();
+    setup.relay.set_http2(Http2::Reject);
+    setup.request("over gRPC, then HTTP").await.unwrap();
+    let log = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+    assert!(log.contains("coordinator supports gRPC") && log.contains("failed to request a job over gRPC"), "{log}");
+    assert!(log.contains(setup.relay.url.as_str().trim_end_matches('/')) && !log.contains("pa55word"), "{log}");
 }
 
 #[tokio::test]

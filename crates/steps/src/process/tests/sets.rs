@@ -77,7 +77,7 @@ async fn stop_of_a_step_terminates_the_steps_inside_it() {
 }
 
 #[tokio::test]
-async fn limits_of_a_called_step_are_inside_those_of_its_caller() {
+async fn cgroup_for_a_called_step_is_inside_that_of_its_caller() {
     let manager = ProcessManager::new(Containment::Cgroups, None);
     if !muster_test_prerequisites::cgroups(manager.cgroups.is_some()) {
         return;

@@ -6,7 +6,8 @@ use std::task::Poll;
 use tokio::time::timeout;
 
 use super::*;
-use crate::types::{SlotRequest, TaskKey};
+use crate::operator::{OperatorAction, OperatorOutcome};
+use crate::types::{LossReason, SlotRequest, TaskKey};
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
@@ -45,6 +46,43 @@ async fn canceled_request_releases_its_reservation() {
         .unwrap();
     assert!(scaler.reserve(TaskKey::new("next")).await.is_ok(), "the slot must be available again");
     assert_eq!(keys().await.count(), 0);
+}
+
+/// Returns the value of a counter of `fleeting_taskscaler_task_operations_total`.
+fn task_operations(scaler: &Scaler, operation: &str) -> f64 {
+    let families = scaler.metrics().families();
+    let name = "fleeting_taskscaler_task_operations_total";
+    let counters = families.iter().find(|family| family.name() == name).unwrap();
+    let counters = counters.get_metric().iter();
+    let matching = counters.filter(|metric| metric.get_label().iter().any(|label| label.value() == operation));
+    matching.map(|metric| metric.get_counter().get_value()).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_times_out_counts_as_unreserved_once() {
+    let cloud = Cloud::new();
+    *cloud.initial_state.lock().unwrap() = InstanceState::Creating;
+    let scaler = scaler_with_limits(&cloud, 1, 0, 0).await;
+    let acquire = scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), Duration::from_secs(10));
+    assert!(matches!(acquire.await, Err(AcquireError::Timeout { .. })));
+    assert_eq!(scaler.status().await.unwrap().waiting.len(), 0);
+    assert_eq!((task_operations(&scaler, "acquire_timeout"), task_operations(&scaler, "unreserve")), (1.0, 1.0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_reports_a_loss_that_the_same_batch_of_commands_caused() {
+    let cloud = Cloud::new();
+    let scaler = scaler_with_limits(&cloud, 1, 1, 0).await;
+    sleep_seconds(60).await;
+    let (id, delete) = (cloud.ids().remove(0), OperatorAction::Delete { force: true });
+    // Both futures send their command before the scaler's task runs.
+    let (lease, outcome) = tokio::join!(
+        scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), LONG),
+        scaler.apply_operator_action(GroupId(0), Some(id), delete, "ann".to_owned()),
+    );
+    assert_eq!(outcome, Some(Ok(OperatorOutcome::Deleting { jobs: 1 })));
+    let loss = timeout(Duration::from_secs(60), lease.unwrap().lost()).await.expect("the lease must report the loss");
+    assert_eq!(loss, LossReason::Operator { by: "ann".to_owned() });
 }
 
 /// Returns the number of jobs on each instance, in order of first use (requirement R037).

@@ -37,9 +37,9 @@ impl Inventory {
     }
 
     /// `max_size` is the plugin's maximum number of instances.
-    pub(in crate::engine) fn plugin_up(&mut self, now: Now, config: &Config, id: GroupId, max_size: u32) {
+    pub(in crate::engine) fn handle_plugin_up(&mut self, now: Now, config: &Config, id: GroupId, max_size: u32) {
         let Some(group) = self.groups.get_mut(id) else { return };
-        group.plugin_up(max_size, now.at);
+        group.record_plugin_up(max_size, now.at);
         // Timeouts may have expired only because the plugin was down.
         for index in self.pool.of_group(id) {
             let Some(instance) = self.pool.get(index) else { continue };
@@ -53,13 +53,13 @@ impl Inventory {
     }
 
     pub(in crate::engine) fn prepare(&mut self, now: Now, config: &Config, index: Index) {
-        let Some((id, instance)) = self.identity(index).zip(self.pool.get(index)) else { return };
+        let Some((identity, instance)) = self.identity(index).zip(self.pool.get(index)) else { return };
         let after = now.at.since(instance.requested_at);
         let (created_elsewhere, timing_is_valid, was_ready) =
             (instance.created_elsewhere, instance.timing_is_valid, instance.was_ready);
         let due = now.at + config.ready_timeout;
         self.pool.change(index, |instance| instance.enter(InstancePhase::Preparing, now.at, Some(due)));
-        let (group, id) = id;
+        let (group, id) = identity;
         if let Some(group) = self.groups.get_mut(group).filter(|_| timing_is_valid) {
             group.boot.learn(after);
         }

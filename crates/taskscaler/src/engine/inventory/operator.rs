@@ -25,7 +25,7 @@ impl Inventory {
         let pending_removal = match &instance.phase {
             InstancePhase::Booting | InstancePhase::Preparing | InstancePhase::Ready => None,
             // The cordon replaces the earlier drain.
-            InstancePhase::Draining(RemovalReason::Operator { .. } | RemovalReason::GroupDrained { .. }) => None,
+            InstancePhase::Draining(reason) if reason.is_revertible() => None,
             InstancePhase::Draining(reason) => Some(reason.clone()),
             InstancePhase::Cordoned { pending_removal, .. } => pending_removal.clone(),
             InstancePhase::Deleting(deleting) => {
@@ -54,12 +54,10 @@ impl Inventory {
             InstancePhase::Cordoned { pending_removal, .. } => {
                 pending_removal.clone().or_else(|| drained_by.map(|by| RemovalReason::GroupDrained { by }))
             }
-            InstancePhase::Draining(RemovalReason::GroupDrained { .. } | RemovalReason::Operator { .. }) => {
-                match drained_by {
-                    Some(by) => return Err(OperatorError::GroupDrained { by }),
-                    None => None,
-                }
-            }
+            InstancePhase::Draining(reason) if reason.is_revertible() => match drained_by {
+                Some(by) => return Err(OperatorError::GroupDrained { by }),
+                None => None,
+            },
             InstancePhase::Draining(reason) => {
                 return Err(OperatorError::AlreadyDeleting { reason: reason.to_string() });
             }
@@ -132,7 +130,8 @@ impl Inventory {
         Some((by, instances))
     }
 
-    pub(in crate::engine) fn remove_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {
+    /// Removes an instance from the list of unmanaged instances. Does not delete it.
+    pub(in crate::engine) fn forget_unmanaged(&mut self, group: GroupId, id: &InstanceId) -> Result<(), OperatorError> {
         let state = self.groups.get_mut(group).ok_or(OperatorError::NoGroup)?;
         if !state.unmanaged.remove(id) {
             return Err(OperatorError::NoInstance);

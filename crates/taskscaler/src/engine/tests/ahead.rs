@@ -16,17 +16,18 @@ fn single_use_config(max: u32) -> Config {
 
 struct Burst {
     fixture: Fixture,
-    queued: u32,
+    /// Number of jobs that the coordinator has not yet returned.
+    jobs_at_coordinator: u32,
     requested: u32,
     /// Reservations whose job requests are in flight.
     in_flight: Vec<String>,
 }
 
 impl Burst {
-    fn new(config: Config, queued: u32) -> Self {
+    fn new(config: Config, jobs_at_coordinator: u32) -> Self {
         let mut fixture = Fixture::new(config);
         fixture.seconds(40);
-        Self { fixture, queued, requested: 0, in_flight: Vec::new() }
+        Self { fixture, jobs_at_coordinator, requested: 0, in_flight: Vec::new() }
     }
 
     /// Returns the number of requests.
@@ -45,9 +46,9 @@ impl Burst {
 
     fn answer(&mut self) {
         for name in std::mem::take(&mut self.in_flight) {
-            let is_immediate_job = self.queued > 0;
+            let is_immediate_job = self.jobs_at_coordinator > 0;
             if is_immediate_job {
-                self.queued -= 1;
+                self.jobs_at_coordinator -= 1;
                 let job = key(&format!("job of {name}"));
                 self.fixture.engine.rename(&key(&name), job.clone());
                 self.fixture.handle(Event::JobRequestAnswered { is_immediate_job });
@@ -64,7 +65,7 @@ impl Burst {
     /// Returns the number of requests of each round.
     fn run_rounds(&mut self) -> Vec<u32> {
         let mut rounds = Vec::new();
-        while self.queued > 0 {
+        while self.jobs_at_coordinator > 0 {
             match self.request() {
                 0 => break,
                 requests => rounds.push(requests),
@@ -103,7 +104,7 @@ fn run_three_rounds(config: Config) -> (Burst, u32) {
 fn empty_answer_revokes_reservations_ahead() {
     let (mut burst, _) = run_three_rounds(single_use_config(40));
     assert_eq!(burst.request(), 8);
-    burst.queued = 0;
+    burst.jobs_at_coordinator = 0;
     burst.fixture.handle(Event::JobRequestAnswered { is_immediate_job: false });
     assert_eq!(burst.fixture.revoked.len(), 8, "all of them are ahead, because no slot is free");
     let refusal = burst.fixture.reserve("one more").unwrap_err();
@@ -120,7 +121,7 @@ fn unanswered_requests_revoke_reservations_ahead() {
     assert_eq!(burst.fixture.revoked.len(), 8);
 }
 
-/// The queue has fewer jobs than slots are reserved.
+/// More slots are reserved than the coordinator has jobs.
 #[test]
 fn reservations_ahead_create_no_instances() {
     let mut burst = Burst::new(single_use_config(40), 9);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fixture::{Fixture, adopted, config, id, idle_target, key};
+use super::fixture::{Fixture, config, fixture_with_adopted, id, idle_target, key};
 use crate::config::Config;
 use crate::decision::DecisionKind;
 use crate::event::Event;
@@ -39,7 +39,7 @@ fn assigned_slots(fixture: &Fixture, name: &str) -> u32 {
 
 #[test]
 fn job_takes_slots_for_its_declared_resources() {
-    let mut fixture = adopted(sized_config(1, 8), &["a"]);
+    let mut fixture = fixture_with_adopted(sized_config(1, 8), &["a"]);
     fixture.acquire_for("big", &milli_cpus(3500));
     fixture.acquire("small");
     let memory = ResourceRequest { cpu_milli: Some(500), memory_bytes: Some(5 << 30) };
@@ -78,7 +78,7 @@ fn large_jobs_request_separate_instances_immediately() {
 
 #[test]
 fn instance_is_held_for_request_starved_for_one_minute() {
-    let mut fixture = adopted(sized_config(1, 4), &["a"]);
+    let mut fixture = fixture_with_adopted(sized_config(1, 4), &["a"]);
     for job in ["1", "2", "3", "4"] {
         fixture.acquire(job);
     }
@@ -102,7 +102,7 @@ fn instance_is_held_for_request_starved_for_one_minute() {
 
 #[test]
 fn canceled_request_releases_held_instance() {
-    let mut fixture = adopted(sized_config(1, 2), &["a"]);
+    let mut fixture = fixture_with_adopted(sized_config(1, 2), &["a"]);
     fixture.acquire("1");
     fixture.acquire_for("large", &milli_cpus(2000));
     fixture.seconds(61);
@@ -116,7 +116,7 @@ fn canceled_request_releases_held_instance() {
 fn slots_are_learned_from_usage_of_earlier_runs() {
     let mut config = sized_config(1, 8);
     config.density.learn_from_usage = true;
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     for run in 0..5 {
         let name = format!("run {run}");
         fixture.acquire_for(&name, &of_kind(7));
@@ -138,7 +138,7 @@ fn slots_are_learned_from_usage_of_earlier_runs() {
 fn job_usage_reports_neighbors_and_slowdown() {
     let mut config = config(1, 2);
     config.policies = Policies::always(idle_target(0, 100_000));
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     let run = |fixture: &mut Fixture, name: &str, seconds: u64| {
         fixture.acquire_for(name, &of_kind(7));
         fixture.seconds(seconds);
@@ -160,7 +160,7 @@ fn job_usage_reports_neighbors_and_slowdown() {
 
 #[test]
 fn instance_with_sticky_context_is_preferred_without_waiting() {
-    let mut fixture = adopted(config(2, 2), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config(2, 2), &["a", "b"]);
     fixture.acquire_for("1", &with_context(1));
     fixture.acquire("2");
     fixture.acquire("3");
@@ -179,7 +179,7 @@ fn instance_with_sticky_context_is_preferred_without_waiting() {
 
 #[test]
 fn rescheduled_job_avoids_the_instance_that_it_tried() {
-    let mut fixture = adopted(sized_config(2, 2), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(sized_config(2, 2), &["a", "b"]);
     fixture.acquire("1");
     let (tried, other) = if fixture.slot_of("1").starts_with("a/") { ("a", "b") } else { ("b", "a") };
     let avoids_tried =

@@ -265,9 +265,9 @@ impl Fixture {
 
     fn set_time(&mut self, at: Time) {
         self.now = Now::steady(at, MONDAY);
-        let ready: Vec<InstanceId> =
+        let booted: Vec<InstanceId> =
             self.boot_starts.iter().filter(|(_, since)| **since + self.boot <= at).map(|(id, _)| id.clone()).collect();
-        for id in ready {
+        for id in booted {
             self.boot_starts.remove(&id);
             for cloud in &mut self.clouds {
                 if let Some(state) = cloud.get_mut(&id) {
@@ -346,8 +346,8 @@ pub(super) fn assert_differs_from_upstream<T: PartialEq + std::fmt::Debug>(
     assert_ne!(upstream, muster, "{description}: the values must differ");
 }
 
-/// The instances already run, and the engine adopts them.
-pub(super) fn adopted(mut config: Config, names: &[&str]) -> Fixture {
+/// Returns a fixture whose instances already run. The engine adopts them.
+pub(super) fn fixture_with_adopted(mut config: Config, names: &[&str]) -> Fixture {
     config.unmanaged = crate::config::UnmanagedPolicy::Adopt;
     Fixture::with_instances(config, names.iter().map(|name| (id(name), InstanceState::Running)).collect())
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use super::fixture::{Fixture, G, adopted, config, id, idle_target, key};
+use super::fixture::{Fixture, G, config, fixture_with_adopted, id, idle_target, key};
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::ledger::{Row, RowKey};
@@ -50,7 +50,7 @@ fn write(fixture: &mut Fixture, rows: &mut BTreeMap<RowKey, Row>) {
 fn cordoned_instance_gets_no_jobs_and_is_kept() {
     let mut config = config(3, 2);
     config.policies = Policies::always(idle_target(0, 60));
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     fixture.acquire("1");
     assert_eq!(
         fixture.apply_operator_action(Some("a"), OperatorAction::Cordon),
@@ -85,7 +85,7 @@ fn cordon_survives_restart_and_shutdown() {
     let mut rows = BTreeMap::new();
     let mut config = config(3, 1);
     config.delete_on_shutdown = true;
-    let mut fixture = adopted(config, &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config, &["a", "b"]);
     fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.handle(Event::Stop);
     assert_eq!(names(&fixture), ["a"], "delete_instances_on_shutdown does not delete cordoned instances");
@@ -103,7 +103,7 @@ fn cordon_survives_restart_and_shutdown() {
 
 #[test]
 fn cordon_postpones_removal_until_uncordoned() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "disk warning".to_owned() });
     fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
@@ -121,7 +121,7 @@ fn cordon_postpones_removal_until_uncordoned() {
 
 #[test]
 fn drain_waits_for_jobs_and_forced_delete_does_not() {
-    let mut fixture = adopted(config(3, 2), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config(3, 2), &["a", "b"]);
     fixture.acquire("1");
     fixture.acquire("2");
     fixture.acquire("3");
@@ -146,7 +146,7 @@ fn drain_waits_for_jobs_and_forced_delete_does_not() {
 
 #[test]
 fn uncordon_reverts_drain_that_waits_for_jobs() {
-    let mut fixture = adopted(config(3, 2), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 2), &["a"]);
     fixture.acquire("1");
     fixture.apply_operator_action(Some("a"), OperatorAction::Drain).unwrap();
     assert_eq!(fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon), Ok(OperatorOutcome::Uncordoned));
@@ -164,6 +164,36 @@ fn uncordon_reverts_drain_that_waits_for_jobs() {
 }
 
 #[test]
+fn operators_drain_does_not_make_a_retirement_revertible() {
+    for is_cordoned in [false, true] {
+        let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
+        fixture.acquire("1");
+        if is_cordoned {
+            fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
+        }
+        fixture.handle(Event::Retire { group: G, id: id("a"), reason: "spot interruption".to_owned() });
+        assert_eq!(
+            fixture.apply_operator_action(Some("a"), OperatorAction::Drain),
+            Ok(OperatorOutcome::Draining { jobs: 1 })
+        );
+        let reason = "retired: spot interruption".to_owned();
+        assert_eq!(state(&fixture, "a"), ("draining".to_owned(), Some(reason.clone())));
+        assert_eq!(
+            fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon),
+            Err(OperatorError::AlreadyDeleting { reason: reason.clone() })
+        );
+        fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
+        fixture.release("1");
+        assert_eq!(names(&fixture), ["a"]);
+        assert_eq!(
+            fixture.apply_operator_action(Some("a"), OperatorAction::Uncordon),
+            Ok(OperatorOutcome::UncordonedForRemoval { reason })
+        );
+        assert_eq!(names(&fixture), [""; 0]);
+    }
+}
+
+#[test]
 fn unmanaged_instance_can_only_be_deleted() {
     let mut fixture = Fixture::with_instances(config(3, 1), [(id("x"), InstanceState::Running)].into());
     assert_eq!(fixture.apply_operator_action(Some("x"), OperatorAction::Cordon), Err(OperatorError::Unmanaged));
@@ -177,7 +207,7 @@ fn unmanaged_instance_can_only_be_deleted() {
 fn drained_group_creates_no_instances_and_deletes_its_own() {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(1, 60));
-    let mut fixture = adopted(config, &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config, &["a", "b"]);
     fixture.acquire("1");
     fixture.apply_operator_action(Some("b"), OperatorAction::Cordon).unwrap();
     fixture.seconds(40);
@@ -214,7 +244,7 @@ fn drained_group_creates_no_instances_and_deletes_its_own() {
 
 #[test]
 fn uncordoned_group_keeps_instances_with_jobs() {
-    let mut fixture = adopted(config(3, 2), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 2), &["a"]);
     fixture.acquire("1");
     fixture.apply_operator_action(None, OperatorAction::Drain).unwrap();
     assert_eq!(
@@ -246,7 +276,7 @@ fn instance_that_appears_in_drained_group_is_deleted() {
 fn used_up_cordoned_instance_is_kept() {
     let mut config = config(3, 1);
     config.max_uses = NonZeroU32::new(1);
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     fixture.acquire("1");
     fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.release("1");
@@ -259,7 +289,7 @@ fn used_up_cordoned_instance_is_kept() {
 
 #[test]
 fn history_names_operator_of_each_action() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.apply_operator_action(Some("a"), OperatorAction::Cordon).unwrap();
     fixture.apply_operator_action(Some("a"), FORCE_DELETE).unwrap();

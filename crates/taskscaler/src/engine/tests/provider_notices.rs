@@ -1,6 +1,6 @@
 //! Prices, stock, and instances that their plugin retires.
 
-use super::fixture::{Fixture, G, adopted, config, id, key};
+use super::fixture::{Fixture, G, config, fixture_with_adopted, id, key};
 use crate::config::{GroupConfig, GroupSelection};
 use crate::decision::{DecisionKind, ScaleUpBlock};
 use crate::event::Event;
@@ -22,8 +22,8 @@ fn instances(fixture: &Fixture) -> [usize; 2] {
 }
 
 #[test]
-fn retired_instance_keeps_running_job_and_gets_no_new_ones() {
-    let mut fixture = adopted(config(3, 2), &["a"]);
+fn job_of_retired_instance_continues_and_no_job_is_added() {
+    let mut fixture = fixture_with_adopted(config(3, 2), &["a"]);
     fixture.acquire("1");
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "spot reclaim".to_owned() });
     fixture.acquire("2");
@@ -39,7 +39,7 @@ fn retired_instance_keeps_running_job_and_gets_no_new_ones() {
 
 #[test]
 fn retired_instance_without_job_is_deleted_immediately() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: String::new() });
     fixture.handle(Event::Retire { group: G, id: id("unknown"), reason: String::new() });
     assert!(fixture.clouds[0].is_empty());
@@ -47,7 +47,7 @@ fn retired_instance_without_job_is_deleted_immediately() {
 
 #[test]
 fn instance_retired_before_first_list_gets_no_job() {
-    let mut fixture = adopted(config(3, 1), &[]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &[]);
     fixture.handle(Event::Retire { group: G, id: id("a"), reason: "interrupted".to_owned() });
     fixture.clouds[0].insert(id("a"), InstanceState::Running);
     fixture.acquire("1");

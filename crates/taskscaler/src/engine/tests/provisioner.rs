@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::fixture::{
-    CloudBehavior, Fixture, G, MONDAY, adopted, assert_differs_from_upstream, config, id, idle_target, key,
+    CloudBehavior, Fixture, G, MONDAY, assert_differs_from_upstream, config, fixture_with_adopted, id, idle_target, key,
 };
 use crate::decision::{DecisionKind, InstanceOrigin};
 use crate::event::{Action, Event};
@@ -78,7 +78,7 @@ fn v03_failed_first_list_is_retried() {
 
 #[test]
 fn v04_instances_of_first_list_are_preexisting() {
-    let fixture = adopted(config(3, 1), &["i1"]);
+    let fixture = fixture_with_adopted(config(3, 1), &["i1"]);
     assert!(fixture.decided(|kind| matches!(kind, DecisionKind::Discovered { origin: InstanceOrigin::Adopted, .. })));
     let fixture = Fixture::with_instances(config(3, 1), [(id("i1"), InstanceState::Running)].into());
     assert!(
@@ -188,7 +188,7 @@ const MISSES: (u32, u32) = (6, 2);
 
 #[test]
 fn v11_reappearing_instance_resets_its_miss_count() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     for _ in 0..3 {
         let before = fixture
@@ -247,7 +247,7 @@ fn v12_missing_instance_is_lost_and_deleting_instance_is_removed() {
 /// The plugin host reports a broken list as failed (`v13_...` in crate `muster-fleeting`).
 #[test]
 fn v13_failed_list_removes_no_instance() {
-    let mut fixture = adopted(config(3, 1), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a", "b"]);
     fixture.acquire("1");
     fixture.now = Now::steady(fixture.now.at + Duration::from_secs(60), MONDAY);
     fixture.engine.handle(fixture.now, Event::Tick);

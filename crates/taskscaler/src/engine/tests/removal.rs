@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fixture::{Fixture, G, adopted, config, id, idle_target, key};
+use super::fixture::{Fixture, G, config, fixture_with_adopted, id, idle_target, key};
 use crate::decision::DecisionKind;
 use crate::event::{Action, Event};
 use crate::forecast::ForecastConfig;
@@ -92,7 +92,7 @@ fn deletion_without_effect_is_repeated_and_reported_as_stuck() {
 
 #[test]
 fn instance_missing_from_one_list_is_not_lost() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     let removed = std::mem::take(&mut fixture.clouds[0]);
     fixture.seconds(60);
@@ -104,7 +104,7 @@ fn instance_missing_from_one_list_is_not_lost() {
 
 #[test]
 fn loss_of_adopted_instance_is_not_attributed_to_a_restart() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].clear();
     fixture.seconds(70);
@@ -114,7 +114,7 @@ fn loss_of_adopted_instance_is_not_attributed_to_a_restart() {
 
 #[test]
 fn lost_instance_that_reappears_is_deleted() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     let removed = std::mem::take(&mut fixture.clouds[0]);
     fixture.seconds(70);
@@ -127,7 +127,7 @@ fn lost_instance_that_reappears_is_deleted() {
 
 #[test]
 fn lost_instance_that_is_deleting_counts_towards_maximum() {
-    let mut fixture = adopted(config(1, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(1, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].clear();
     fixture.seconds(70);
@@ -144,7 +144,7 @@ fn lost_instance_that_is_deleting_counts_towards_maximum() {
 
 #[test]
 fn job_is_lost_when_provider_deletes_its_instance() {
-    let mut fixture = adopted(config(3, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(3, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].insert(id("a"), InstanceState::Deleting);
     fixture.seconds(61);
@@ -156,7 +156,7 @@ fn shutdown_deletes_instances_without_jobs_if_configured() {
     let mut config = config(3, 1);
     config.policies = Policies::always(idle_target(0, 3600));
     config.delete_on_shutdown = true;
-    let mut fixture = adopted(config, &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config, &["a", "b"]);
     fixture.acquire("1");
     fixture.handle(Event::Stop);
     assert_eq!(fixture.clouds[0].keys().map(ToString::to_string).collect::<Vec<_>>(), ["a"]);
@@ -170,7 +170,7 @@ fn draining_fleet_deletes_instance_of_last_job_during_shutdown() {
     for drains in [true, false] {
         let mut config = config(3, 1);
         config.policies = Policies::always(idle_target(0, 3600));
-        let mut fixture = adopted(config, &["a"]);
+        let mut fixture = fixture_with_adopted(config, &["a"]);
         fixture.acquire("1");
         if drains {
             fixture.handle(Event::Drain);
@@ -191,7 +191,7 @@ fn reservation_does_not_keep_instance_beyond_idle_time() {
     for (idle, expected) in [(0, 0), (1, 1)] {
         let mut config = config(3, 1);
         config.policies = Policies::always(idle_target(idle, 10));
-        let mut fixture = adopted(config, &["a", "b"]);
+        let mut fixture = fixture_with_adopted(config, &["a", "b"]);
         fixture.reserve("1").unwrap();
         fixture.reserve("2").ok();
         fixture.seconds(9);
@@ -206,7 +206,7 @@ fn instances_are_not_removed_while_plugin_is_down() {
     let mut config = config(4, 1);
     config.heartbeat_interval = Some(Duration::from_secs(10));
     config.policies = Policies::always(idle_target(0, 36_000));
-    let mut fixture = adopted(config, &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config, &["a", "b"]);
     fixture.seconds(60);
     // This boot takes longer than the boot timeout.
     fixture.boot = Duration::from_secs(6000);

@@ -107,7 +107,7 @@ fn renamed_group_keeps_instances_and_leases() {
 }
 
 #[test]
-fn replaced_named_group_does_not_take_over_instances() {
+fn explicitly_named_group_does_not_take_over_instances_of_replaced_group() {
     let config = config(2, 1);
     let mut fixture = Fixture::new(config.clone());
     fixture.acquire("1");
@@ -129,12 +129,12 @@ fn ready_command_is_not_repeated_after_restart() {
     config.policies = Policies::always(idle_target(1, 600));
     let mut fixture = Fixture::new(config.clone());
     fixture.seconds(31);
-    let prepared =
+    let prepare_with_was_ready =
         |expected| move |action: &Action| matches!(action, Action::Prepare { was_ready, .. } if *was_ready == expected);
-    assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (1, 0));
+    assert_eq!((fixture.count(prepare_with_was_ready(false)), fixture.count(prepare_with_was_ready(true))), (1, 0));
     let mut fixture = restart(fixture, config);
     fixture.seconds(31);
-    assert_eq!((fixture.count(prepared(false)), fixture.count(prepared(true))), (0, 1));
+    assert_eq!((fixture.count(prepare_with_was_ready(false)), fixture.count(prepare_with_was_ready(true))), (0, 1));
 }
 
 #[test]
@@ -161,7 +161,8 @@ fn slots_and_sticky_contexts_survive_restart() {
     assert_eq!(fixture.engine.slot_counts().acquired, 3);
 }
 
-/// The instance was idle for 100 s before the restart, during which the wall clock advances by `clock_step_s`.
+/// Returns a fixture that was restarted after its instance had been idle for 100 s. The wall clock advanced by
+/// `clock_step_s` during the restart.
 fn idle_and_restarted(idle_time_s: u64, clock_step_s: i64) -> Fixture {
     let mut config = config(2, 1);
     config.policies = Policies::always(idle_target(0, idle_time_s));

@@ -2,7 +2,9 @@
 
 use std::num::NonZeroU32;
 
-use super::fixture::{CloudBehavior, Fixture, G, adopted, assert_differs_from_upstream, config, id, idle_target, key};
+use super::fixture::{
+    CloudBehavior, Fixture, G, assert_differs_from_upstream, config, fixture_with_adopted, id, idle_target, key,
+};
 use crate::config::{Throttle, UnmanagedPolicy};
 use crate::engine::{EnqueueError, NoCapacity};
 use crate::event::{Action, Event};
@@ -67,7 +69,7 @@ fn s09_repeated_and_unknown_keys_are_ignored() {
 
 #[test]
 fn s10_oldest_of_equally_full_instances_is_filled_first() {
-    let mut fixture = adopted(config(2, 2), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config(2, 2), &["a", "b"]);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);
     }
@@ -76,7 +78,7 @@ fn s10_oldest_of_equally_full_instances_is_filled_first() {
 
 #[test]
 fn s10_fullest_instance_is_filled_first() {
-    let mut fixture = adopted(config(2, 2), &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config(2, 2), &["a", "b"]);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);
     }
@@ -96,7 +98,7 @@ fn policy_can_spread_jobs_over_instances() {
     let mut config = config(2, 2);
     config.policies =
         Policies::always(crate::policy::IdleTarget { placement: Placement::Spread, ..idle_target(0, 300) });
-    let mut fixture = adopted(config, &["a", "b"]);
+    let mut fixture = fixture_with_adopted(config, &["a", "b"]);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);
     }
@@ -105,7 +107,7 @@ fn policy_can_spread_jobs_over_instances() {
 
 #[test]
 fn s11_lowest_free_slot_is_assigned() {
-    let mut fixture = adopted(config(1, 3), &["a"]);
+    let mut fixture = fixture_with_adopted(config(1, 3), &["a"]);
     for job in ["1", "2", "3"] {
         fixture.acquire(job);
     }
@@ -118,7 +120,7 @@ fn s11_lowest_free_slot_is_assigned() {
 fn s12_single_use_instance_is_deleted_with_its_job() {
     let mut config = config(1, 1);
     config.max_uses = NonZeroU32::new(1);
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     fixture.acquire("1");
     fixture.release("1");
     assert!(fixture.clouds[0].is_empty(), "the instance is deleted immediately, without waiting for a periodic check");
@@ -128,7 +130,7 @@ fn s12_single_use_instance_is_deleted_with_its_job() {
 fn s13_slots_beyond_max_uses_are_unavailable() {
     let mut config = config(1, 4);
     config.max_uses = NonZeroU32::new(3);
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     for job in ["1", "2"] {
         fixture.acquire(job);
         fixture.release(job);
@@ -141,7 +143,7 @@ fn s13_slots_beyond_max_uses_are_unavailable() {
 fn s14_unhealthy_idle_instance_is_deleted() {
     let mut config = config(2, 1);
     config.policies = Policies::always(idle_target(0, 3600));
-    let mut fixture = adopted(config, &["a"]);
+    let mut fixture = fixture_with_adopted(config, &["a"]);
     for _ in 0..3 {
         fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
     }
@@ -153,7 +155,7 @@ fn s14_unhealthy_idle_instance_is_deleted() {
 
 #[test]
 fn s14_unhealthy_instance_keeps_its_running_job() {
-    let mut fixture = adopted(config(1, 2), &["a"]);
+    let mut fixture = fixture_with_adopted(config(1, 2), &["a"]);
     fixture.acquire("1");
     for _ in 0..3 {
         fixture.handle(Event::Health { group: G, id: id("a"), result: Err("no answer".to_owned()) });
@@ -183,7 +185,7 @@ fn s15_canceled_request_keeps_its_reservation() {
 
 #[test]
 fn s16_lost_connection_detects_missing_instance() {
-    let mut fixture = adopted(config(2, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(2, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].clear();
     let before = fixture.count(|action| matches!(action, Action::List { .. }));
@@ -197,7 +199,7 @@ fn s16_lost_connection_detects_missing_instance() {
 
 #[test]
 fn s16_missing_instance_is_detected_by_two_lists() {
-    let mut fixture = adopted(config(2, 1), &["a"]);
+    let mut fixture = fixture_with_adopted(config(2, 1), &["a"]);
     fixture.acquire("1");
     fixture.clouds[0].clear();
     fixture.seconds(63);

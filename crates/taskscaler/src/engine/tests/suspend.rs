@@ -8,7 +8,7 @@ use super::fixture::{Fixture, G, MONDAY, config, id, idle_target, key};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::event::{Action, Event};
-use crate::ledger::{Row, RowKey};
+use crate::ledger::{Intent, Row, RowKey};
 use crate::operator::{OperatorAction, OperatorError};
 use crate::policy::Policies;
 use crate::suspend::{ResumeError, SuspendError};
@@ -69,7 +69,7 @@ fn state(fixture: &Fixture, id: &str) -> String {
     found.map_or_else(|| "deleted".to_owned(), |instance| instance.state)
 }
 
-fn suspends(fixture: &Fixture) -> usize {
+fn suspend_count(fixture: &Fixture) -> usize {
     fixture.count(|action| matches!(action, Action::Suspend { .. }))
 }
 
@@ -129,7 +129,7 @@ fn suspend_is_rejected_for_unsuitable_instances() {
     assert_eq!(suspend(&mut fixture, "2"), Err(SuspendError::InstanceLost));
     fixture.apply_operator_action(Some("i1"), OperatorAction::Drain).unwrap();
     assert!(matches!(suspend(&mut fixture, "1"), Err(SuspendError::InstanceTakesNoJobs { .. })));
-    assert_eq!(suspends(&fixture), 0);
+    assert_eq!(suspend_count(&fixture), 0);
     fixture.release("1");
     fixture.seconds(3);
     assert_eq!(fixture.instances(), 0);
@@ -162,9 +162,9 @@ fn suspend_without_effect_is_repeated_until_expiry() {
     fixture.suspend_has_effect = false;
     suspend(&mut fixture, "1").unwrap();
     fixture.seconds(30);
-    assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (1, "suspending"));
+    assert_eq!((suspend_count(&fixture), state(&fixture, "i1").as_str()), (1, "suspending"));
     fixture.seconds(40);
-    assert_eq!(suspends(&fixture), 2);
+    assert_eq!(suspend_count(&fixture), 2);
     fixture.seconds(8 * 3600);
     assert_eq!((state(&fixture, "i1").as_str(), fixture.clouds[0].len()), ("deleted", 0));
     assert!(
@@ -180,7 +180,7 @@ fn unexpectedly_running_instance_is_suspended_again() {
     let mut fixture = suspended(3);
     fixture.clouds[0].insert(id("i1"), InstanceState::Running);
     fixture.seconds(61);
-    assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
+    assert_eq!((suspend_count(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
     assert_eq!(fixture.clouds[0][&id("i1")], InstanceState::Suspended);
 }
 
@@ -260,7 +260,7 @@ fn next_job_takes_over_a_canceled_resume() {
         fixture.seconds(3);
         fixture.clouds[0].insert(id("i1"), InstanceState::Running);
         fixture.seconds(5);
-        assert_eq!((fixture.slot_of("3"), suspends(&fixture)), ("i1/0".to_owned(), 1), "{listed}");
+        assert_eq!((fixture.slot_of("3"), suspend_count(&fixture)), ("i1/0".to_owned(), 1), "{listed}");
     }
 }
 
@@ -277,7 +277,7 @@ fn instance_is_suspended_again_after_canceled_resume() {
     fixture.suspend_has_effect = true;
     fixture.clouds[0].insert(id("i1"), InstanceState::Running);
     fixture.seconds(5);
-    assert_eq!((suspends(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
+    assert_eq!((suspend_count(&fixture), state(&fixture, "i1").as_str()), (2, "suspended"));
     fixture.clouds[0].insert(id("i1"), InstanceState::Resuming);
     fixture.seconds(61);
     assert_eq!(state(&fixture, "i1"), "suspending");
@@ -351,10 +351,10 @@ fn operator_can_drain_suspended_instances() {
 
 fn restart(fixture: Fixture) -> Fixture {
     let config = fixture.engine.config().clone();
-    restart_as(fixture, config)
+    restart_with(fixture, config)
 }
 
-fn restart_as(mut fixture: Fixture, config: Config) -> Fixture {
+fn restore(fixture: &mut Fixture, config: Config) -> (Now, Engine) {
     let mut rows: BTreeMap<RowKey, Row> = BTreeMap::new();
     for change in fixture.engine.changes() {
         match change.row {
@@ -366,6 +366,11 @@ fn restart_as(mut fixture: Fixture, config: Config) -> Fixture {
     let now = Now::steady(Time::from_millis(1000), MONDAY);
     let (engine, unknown) = Engine::restore(config, serde_json::from_str(&text).unwrap(), now);
     assert_eq!(unknown, []);
+    (now, engine)
+}
+
+fn restart_with(mut fixture: Fixture, config: Config) -> Fixture {
+    let (now, engine) = restore(&mut fixture, config);
     let mut next = Fixture::from_engine_at(now, engine, std::mem::take(&mut fixture.clouds[0]));
     next.created = fixture.created;
     next
@@ -381,7 +386,7 @@ fn environment_survives_restart() {
         fixture.handle(Event::ClaimsComplete);
         fixture.seconds(5);
         assert_eq!(
-            (suspends(&fixture), state(&fixture, "i1").as_str()),
+            (suspend_count(&fixture), state(&fixture, "i1").as_str()),
             (usize::from(!suspend_has_effect), "suspended")
         );
         assert!(fixture.engine.has_environment("1"));
@@ -403,14 +408,28 @@ fn resumed_environment_is_not_restored_after_restart() {
     assert_eq!((fixture.lost.clone(), state(&fixture, "i1").as_str()), (vec![key("2")], "deleted"));
 }
 
+fn shared_config() -> Config {
+    Config { capacity: NonZeroU32::MIN.saturating_add(1), ..single_job_config(3) }
+}
+
 #[test]
 fn environments_are_deleted_once_jobs_share_instances() {
-    let shared = Config { capacity: NonZeroU32::MIN.saturating_add(1), ..single_job_config(3) };
-    let mut fixture = restart_as(suspended(3), shared);
+    let mut fixture = restart_with(suspended(3), shared_config());
     assert!(resume(&mut fixture, "2", "1", OWNER).is_err());
     fixture.handle(Event::ClaimsComplete);
     fixture.seconds(5);
     assert_eq!((fixture.clouds[0].len(), fixture.instances()), (0, 0));
+}
+
+/// If the deletion were not stored, a later start could resume an environment whose instance is being deleted.
+#[test]
+fn deletion_of_environment_is_stored_once_jobs_share_instances() {
+    let (now, mut engine) = restore(&mut suspended(3), shared_config());
+    let rows: Vec<Row> = engine.changes().into_iter().filter_map(|change| change.row).collect();
+    let [Row::Instance { intent, .. }] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!(*intent, Intent::Delete(RemovalReason::NotResumable));
+    let error = engine.resume(now, key("2"), "1", OWNER).unwrap_err().to_string();
+    assert!(error.contains("instances may now run several jobs"), "{error}");
 }
 
 #[test]

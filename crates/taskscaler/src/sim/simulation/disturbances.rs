@@ -144,7 +144,8 @@ impl Simulation<'_> {
         }
     }
 
-    pub(super) fn fail_if_down(&self, event: Event) -> Event {
+    /// Replaces the result of a call by a failure if the plugin of the group is down. Returns other events unchanged.
+    pub(super) fn with_failure_if_down(&self, event: Event) -> Event {
         let error = || PLUGIN_DOWN_ERROR.to_owned();
         match event {
             Event::Listed { group, call, .. } if self.is_down(group) => {

@@ -29,9 +29,9 @@ pub(super) struct SavedEnvironment {
 }
 
 impl Scenario {
-    /// Whether a job arrives only after the end of the previous job.
-    pub(super) fn follows(&self, job: usize) -> bool {
-        self.suspended_jobs.is_some() && job % JOB_GROUP_SIZE == 1
+    /// Returns whether a job arrives only after the end of the previous job.
+    pub(super) fn arrives_after_previous(&self, job: usize) -> bool {
+        self.max_resume_delay.is_some() && job % JOB_GROUP_SIZE == 1
     }
 }
 
@@ -44,7 +44,7 @@ impl Simulation<'_> {
     /// Saves the environment of a job if it is the first of its job group. Returns whether the environment was saved,
     /// which ends the lease.
     pub(super) fn save_environment(&mut self, job: usize, lease: &SlotAssignment) -> bool {
-        let (Some(max_delay), next) = (self.scenario.suspended_jobs, job + 1) else { return false };
+        let (Some(max_delay), next) = (self.scenario.max_resume_delay, job + 1) else { return false };
         if !job.is_multiple_of(JOB_GROUP_SIZE) || next >= self.jobs.len() {
             return false;
         }
@@ -89,7 +89,7 @@ impl Simulation<'_> {
     /// Plans the cancellation of a job with a certain probability, which is higher for a job that wants to resume an
     /// environment.
     pub(super) fn plan_cancel(&mut self, job: usize) {
-        if self.scenario.suspended_jobs.is_none() {
+        if self.scenario.max_resume_delay.is_none() {
             return;
         }
         let sim_job = &self.sim_jobs[job];
@@ -165,7 +165,7 @@ impl Simulation<'_> {
     }
 
     pub(super) fn report_suspend_support(&mut self) {
-        if self.scenario.suspended_jobs.is_none() {
+        if self.scenario.max_resume_delay.is_none() {
             return;
         }
         for group in (0..self.clouds.len()).map(crate::types::GroupId) {

@@ -18,7 +18,7 @@ const SECRET: &str = "the-secret-key-of-the-store";
 pub(super) const FILL: &str =
     "if [ -e vendor/lib ]; then echo found $(cat vendor/lib); else mkdir -p vendor; echo $CI_JOB_ID > vendor/lib; fi";
 
-async fn store() -> Option<Server> {
+async fn start_store() -> Option<Server> {
     let server = moto()?;
     let created = reqwest::Client::new().put(format!("{}/bucket", server.url())).send().await.unwrap();
     assert!(created.status().is_success());
@@ -84,7 +84,7 @@ pub(super) fn assert_contains(log: &str, texts: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cache_of_one_machine_is_restored_on_another() {
-    let Some(store) = store().await else { return };
+    let Some(store) = start_store().await else { return };
     let (first, _run) = machine(&store, "Path = \"ci\"").await;
     let log = run_job(&first, 1, FILL, json!({})).await;
     assert_contains(&log, &["WARNING: file does not exist", "Failed to extract cache", "Created cache"]);
@@ -114,7 +114,7 @@ async fn cache_of_one_machine_is_restored_on_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
-    let Some(store) = store().await else { return };
+    let Some(store) = start_store().await else { return };
     let (first, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
     run_job(&first, 1, FILL, json!({ "key": "main" })).await;
     let (second, _run) = machine(&store, "Shared = true\nMaxUploadedArchiveSize = 100000").await;
@@ -134,7 +134,7 @@ async fn fallback_key_policy_and_size_limit_apply_to_the_store() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn job_succeeds_with_warnings_if_the_store_is_killed() {
-    let Some(mut store) = store().await else { return };
+    let Some(mut store) = start_store().await else { return };
     let (harness, _run) = machine(&store, "").await;
     run_job(&harness, 1, FILL, json!({})).await;
     store.kill();
@@ -170,7 +170,7 @@ impl Drop for GitlabRunner {
 #[tokio::test(flavor = "multi_thread")]
 async fn gitlab_runner_and_muster_restore_the_caches_of_each_other() {
     let Some(program) = std::env::var_os("MUSTER_TEST_GITLAB_RUNNER") else { return };
-    let Some(store) = store().await else { return };
+    let Some(store) = start_store().await else { return };
     let theirs = Harness::start(1).await;
     let _gitlab_runner = GitlabRunner::run(Path::new(&program), &theirs, &store);
     let (ours, _run) = machine(&store, "").await;
@@ -199,7 +199,7 @@ fn megabytes(log: &str, text: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn chunks_are_shared_through_the_store() {
-    let Some(store) = store().await else { return };
+    let Some(store) = start_store().await else { return };
     let chunks = "Shared = true\nChunks = true";
     let (first, _run) = machine(&store, chunks).await;
     let log = run_job(&first, 1, TREE, json!({})).await;
@@ -260,8 +260,8 @@ async fn replace(store: &Server, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
-    let Some(store) = store().await else { return };
+async fn damaged_object_of_the_store_counts_as_a_missing_cache_and_is_replaced() {
+    let Some(store) = start_store().await else { return };
     let chunks = "Shared = true\nChunks = true";
     let (first, _run) = machine(&store, chunks).await;
     run_job(&first, 1, TREE, json!({})).await;
@@ -277,7 +277,8 @@ async fn damaged_object_of_the_store_is_a_missing_cache_and_is_replaced() {
     assert_contains(&log, &["Successfully extracted cache", "\n40\n", "\n44500\n"]);
 }
 
-fn collect(harness: &Harness, arguments: &[&str]) -> String {
+/// Runs `muster cache gc`, which deletes unused objects. Returns its report.
+fn collect_garbage(harness: &Harness, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
     command.args(["cache", "gc", "--config"]).arg(harness.home.path("config.toml")).args(arguments);
     let output = command.current_dir(harness.home.path(".")).output().unwrap();
@@ -287,7 +288,7 @@ fn collect(harness: &Harness, arguments: &[&str]) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unused_objects_of_the_store_are_deleted() {
-    let Some(store) = store().await else { return };
+    let Some(store) = start_store().await else { return };
     let (harness, _run) = machine(&store, "Shared = true\nChunks = true").await;
     run_job(&harness, 1, TREE, json!({})).await;
     let first = objects(&store).await;
@@ -297,14 +298,14 @@ async fn unused_objects_of_the_store_are_deleted() {
         |names: &[String]| first.iter().filter(|name| names.contains(name) && name.contains("/objects/")).count();
     assert_eq!(unused(&objects(&store).await), 2);
     // Nothing is as old as the grace period.
-    collect(&harness, &[]);
+    collect_garbage(&harness, &[]);
     assert_eq!(unused(&objects(&store).await), 2);
     // Without a grace period, the first pass marks, and the second one deletes.
-    collect(&harness, &["--grace", "0s"]);
+    collect_garbage(&harness, &["--grace", "0s"]);
     assert_eq!(unused(&objects(&store).await), 2);
-    collect(&harness, &["--grace", "0s", "--dry-run"]);
+    collect_garbage(&harness, &["--grace", "0s", "--dry-run"]);
     assert_eq!(unused(&objects(&store).await), 2);
-    let report = collect(&harness, &["--grace", "0s"]);
+    let report = collect_garbage(&harness, &["--grace", "0s"]);
     assert!(report.contains("chunks/7/unprotected: 2 objects with"), "{report}");
     assert_eq!(unused(&objects(&store).await), 0);
     let (other, _run) = machine(&store, "Shared = true\nChunks = true").await;

@@ -1,6 +1,5 @@
 //! Jobs of the custom executor with a typical driver: bash scripts that run each script on this host.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -35,8 +34,7 @@ impl Driver {
             let commands = commands
                 .replace(">>calls", ">>HOME_DIR/calls")
                 .replace("HOME_DIR", home.to_str().unwrap().trim_end_matches('/'));
-            std::fs::write(&path, format!("#!/usr/bin/env bash\n{commands}\n")).unwrap();
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            muster_test_prerequisites::create_program(&path, format!("#!/usr/bin/env bash\n{commands}\n"));
             table += &format!("{name}_exec = {path:?}\n");
         }
         let entry = harness.entry(0).replace("\"shell\"\nshell = \"sh\"", "\"custom\"\nshell = \"bash\"");

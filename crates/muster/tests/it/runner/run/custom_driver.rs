@@ -111,17 +111,16 @@ impl Driver {
             assert!(status.unwrap().success());
         }
         let path = std::env::var("PATH").unwrap();
-        for (name, text, mode) in [
-            ("bin/tart", TART, 0o755),
-            ("driver", DRIVER, 0o755),
-            ("sudo/sudo", SUDO, 0o755),
-            ("sshd_config", SSHD_CONFIG, 0o644),
-        ] {
-            let text = text.replace("HOME_DIR", &home).replace("PATH_OF_TEST", &path);
-            let text =
-                text.replace("NETWORK", &network.0.id().to_string()).replace("DRIVER", program.to_str().unwrap());
-            write(&harness.home.path(name), &text, mode);
+        let with_values = |text: &str| {
+            text.replace("HOME_DIR", &home)
+                .replace("PATH_OF_TEST", &path)
+                .replace("NETWORK", &network.0.id().to_string())
+                .replace("DRIVER", program.to_str().unwrap())
+        };
+        for (name, text) in [("bin/tart", TART), ("driver", DRIVER), ("sudo/sudo", SUDO)] {
+            muster_test_prerequisites::create_program(harness.home.path(name), with_values(text));
         }
+        std::fs::write(harness.home.path("sshd_config"), with_values(SSHD_CONFIG)).unwrap();
         let mut table = String::new();
         for stage in ["config", "prepare", "run", "cleanup"] {
             table += &format!("{stage}_exec = \"{home}/driver\"\n{stage}_args = [{stage:?}]\n");
@@ -181,11 +180,6 @@ impl Driver {
         let calls = std::fs::read_to_string(self.harness.home.path("tart-calls")).unwrap_or_default();
         calls.lines().map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
     }
-}
-
-fn write(path: &Path, text: &str, mode: u32) {
-    std::fs::write(path, text).unwrap();
-    std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
 }
 
 fn assert_contains(text: &str, wanted: &[&str]) {

@@ -164,13 +164,13 @@ impl Harness {
 impl Harness {
     /// Returns the agents of this test, which are found by the state directory in their command lines.
     pub(crate) fn agents(&self) -> Vec<(Pid, PathBuf)> {
-        let home = self.home.path("state").into_os_string().into_encoded_bytes();
+        let state = self.home.path("state").into_os_string().into_encoded_bytes();
         let mut agents = Vec::new();
         for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
             let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let is_agent = arguments.windows(6).any(|part| part == b"\0serve");
             let pid = entry.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid.filter(|_| is_agent && arguments.windows(home.len()).any(|part| part == home)) {
+            if let Some(pid) = pid.filter(|_| is_agent && arguments.windows(state.len()).any(|part| part == state)) {
                 agents.push((pid, std::fs::read_link(entry.path().join("exe")).unwrap_or_default()));
             }
         }

@@ -211,7 +211,7 @@ async fn upgrade_keeps_the_old_agent_for_running_jobs() {
     let harness = Harness::start(1).await;
     let link = harness.home.path("gitlab-runner");
     let old = harness.home.path("old-muster");
-    std::fs::copy(std::fs::canonicalize(&link).unwrap(), &old).unwrap();
+    muster_test_prerequisites::copy_program(std::fs::canonicalize(&link).unwrap(), &old);
     let new = std::fs::read_link(&link).unwrap();
     std::fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink(&old, &link).unwrap();

@@ -158,7 +158,7 @@ async fn checkout_cache_and_artifacts_are_replaced_by_configuration() {
     let tree = report["result_tree"].to_string();
     assert!(tree.contains("/steps/checkout\"") && !tree.contains("job-secret-1"), "{tree}");
 
-    // Without these files, the second job gets the cache and the artifacts only through the operator's steps.
+    // The checkout is deleted, so the second job can get its files only through the operator's steps.
     let clear = Command::new("sh").args(["-c", "rm -rf \"$0\"/builds"]).arg(harness.home.path("")).status().unwrap();
     assert!(clear.success());
     let second = run_job(&harness, 2, &sources, &["cat file vendor/lib out/made packed-by"]).await;

@@ -142,7 +142,7 @@ impl Machine {
         of_machine.map(line).collect()
     }
 
-    /// Also checks that no file of a job remains.
+    /// Waits until the idle agent is the only process of the machine, and then checks that no file of a job remains.
     async fn wait_until_only_agent_remains(&self) {
         until(async || {
             let others: Vec<_> = self

@@ -32,7 +32,7 @@ async fn coordinator() -> (Arc<MemoryCoordinator>, Served) {
     (coordinator, served)
 }
 
-fn command(home: &Home, directory: &str, name: &str, url: &str, more: &[&str]) -> CommandResult {
+fn run(home: &Home, directory: &str, name: &str, url: &str, more: &[&str]) -> CommandResult {
     let common = [name, "--url", url, "--token", TOKEN, "--id", "1"];
     run_in(home, directory, &[&common, more].concat())
 }
@@ -45,14 +45,14 @@ async fn uploaded_archives_download_unchanged_in_every_format() {
         let flags =
             ["--path", "out", "--artifact-format", format, "--expire-in", "1 day", "--artifact-type", "archive"];
         let url = served.url.as_str();
-        let result = command(&home, "project", "artifacts-uploader", url, &flags);
+        let result = run(&home, "project", "artifacts-uploader", url, &flags);
         let messages =
             ["out: found 5 matching artifact files and directories", "Uploading artifacts as \"archive\" to"];
         result.check(0, &messages).check(0, &["201 Created"]);
         let (name, query) = coordinator.job(JobId(1)).unwrap().uploads[0].clone();
         assert_eq!(name, if format == "tarzstd" { "artifacts.tar.zst" } else { "artifacts.zip" });
         assert_eq!(query.expire_in.as_deref(), Some("1 day"));
-        let result = command(&home, "other", "artifacts-downloader", url, &[]);
+        let result = run(&home, "other", "artifacts-downloader", url, &[]);
         result.check(0, &["Downloading artifacts from coordinator... ok"]);
         check_unpacked(&home.path("other"));
     }
@@ -64,15 +64,15 @@ async fn gzip_and_raw_artifacts_are_uploaded_without_an_archive() {
     create_project(&home);
     let url = served.url.as_str();
     let flags = |format| ["--path", "out/a", "--name", "report.txt", "--artifact-format", format];
-    command(&home, "project", "artifacts-uploader", url, &flags("gzip")).check(0, &[]);
-    command(&home, "project", "artifacts-uploader", url, &flags("raw")).check(0, &[]);
+    run(&home, "project", "artifacts-uploader", url, &flags("gzip")).check(0, &[]);
+    run(&home, "project", "artifacts-uploader", url, &flags("raw")).check(0, &[]);
     let job = coordinator.job(JobId(1)).unwrap();
     assert_eq!(job.artifacts["report.txt"], "first".as_bytes());
     // The first bytes of every gzip file.
     assert_eq!(job.artifacts["report.txt.gz"][..2], [0x1f, 0x8b]);
-    command(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which is not supported"]);
+    run(&home, "other", "artifacts-downloader", url, &[]).check(1, &["a gzip file, which is not supported"]);
     let two = ["--path", "out", "--artifact-format", "raw"];
-    command(&home, "project", "artifacts-uploader", url, &two).check(1, &["must be exactly one file"]);
+    run(&home, "project", "artifacts-uploader", url, &two).check(1, &["must be exactly one file"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,16 +82,16 @@ async fn transient_failures_are_retried_and_rejections_are_not() {
     let (coordinator, served) = coordinator().await;
     coordinator.fail(Call::UploadArtifact, [Fault::FailBefore]);
     let url = served.url.as_str();
-    command(&home, "project", "artifacts-uploader", url, &["--path", "out"]).check(0, &["Retrying...", "201 Created"]);
+    run(&home, "project", "artifacts-uploader", url, &["--path", "out"]).check(0, &["Retrying...", "201 Created"]);
     let store = Store::start().await;
     for (status, message) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found"), (413, "too large")] {
         store.respond_with_statuses(&[status]);
-        command(&home, "project", "artifacts-uploader", &store.url, &["--path", "out"]).check(1, &[message]);
+        run(&home, "project", "artifacts-uploader", &store.url, &["--path", "out"]).check(1, &[message]);
         assert_eq!(store.take_requests().len(), 1, "{status}");
     }
     for (status, message) in [(403, "forbidden"), (401, "unauthorized"), (404, "not found")] {
         store.respond_with_statuses(&[status]);
-        command(&home, "other", "artifacts-downloader", &store.url, &[]).check(1, &[message]);
+        run(&home, "other", "artifacts-downloader", &store.url, &[]).check(1, &[message]);
         assert_eq!(store.take_requests().len(), 1, "{status}");
     }
 }
@@ -101,7 +101,7 @@ async fn only_the_first_download_attempt_is_direct() {
     let (store, home) = (Store::start().await, Home::new());
     store.respond_with_statuses(&[503, 500, 502, 500]);
     let flags = ["--retry", "3", "--retry-time", "1ms", "--direct-download"];
-    command(&home, "other", "artifacts-downloader", &store.url, &flags).check(1, &["failed", "Retrying..."]);
+    run(&home, "other", "artifacts-downloader", &store.url, &flags).check(1, &["failed", "Retrying..."]);
     let targets: Vec<String> = store.take_requests().into_iter().map(|request| request.target).collect();
     let plain = "/api/v4/jobs/1/artifacts";
     assert_eq!(targets, [&format!("{plain}?direct_download=true"), plain, plain, plain]);
@@ -113,7 +113,7 @@ async fn upload_follows_redirects() {
     create_project(&home);
     // `/elsewhere` is ignored: a redirect changes only the part of the URL before `/api/v4/`.
     from.respond_with(307, &[("location", format!("{}/elsewhere?x=1", to.url))], "");
-    command(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
+    run(&home, "project", "artifacts-uploader", &from.url, &["--path", "out"]).check(0, &["201 Created"]);
     let requests = to.take_requests();
     assert_eq!(requests[0].target, "/api/v4/jobs/1/artifacts");
     assert_eq!(requests[0].headers["job-token"], TOKEN);
@@ -122,7 +122,7 @@ async fn upload_follows_redirects() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_sent_without_files_or_credentials() {
     let (store, home) = (Store::start().await, Home::new());
-    let result = command(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
+    let result = run(&home, "project", "artifacts-uploader", &store.url, &["--path", "nothing"]);
     result.check(0, &["nothing: no matching files", "No files to upload"]);
     assert!(store.take_requests().is_empty());
     let uploader = |flags: &[&str]| run_in(&home, "project", &[&["artifacts-uploader"], flags].concat());
@@ -145,7 +145,7 @@ async fn provenance_statement_is_added_to_the_archive() {
     let times = ["--started-at", "2025-01-01T00:00:00Z", "--ended-at", "2025-01-01T00:01:00Z"];
     let rest = ["--executor-name", "shell", "--runner-name", "r", "--metadata-parameter", "CI"];
     let all = [&common[..], &repo, &times, &rest].concat();
-    command(&home, "project", "artifacts-uploader", url, &all).check(0, &["Generating artifacts metadata"]);
+    run(&home, "project", "artifacts-uploader", url, &all).check(0, &["Generating artifacts metadata"]);
     let files = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["all-.zip"]);
     assert_eq!(files.keys().map(String::as_str).collect::<Vec<_>>(), ["all--metadata.json", "out/a"]);
     let statement: serde_json::Value = serde_json::from_str(&files["all--metadata.json"]).unwrap();
@@ -162,12 +162,12 @@ async fn provenance_statement_is_added_to_the_archive() {
     std::os::unix::fs::symlink(&outside, home.path("project/escape-metadata.json")).unwrap();
     let escaping =
         [&["--path", "out", "--name", "../../escape", "--generate-artifacts-metadata"][..], &repo, &times].concat();
-    command(&home, "project", "artifacts-uploader", url, &escaping).check(0, &["Generating artifacts metadata"]);
+    run(&home, "project", "artifacts-uploader", url, &escaping).check(0, &["Generating artifacts metadata"]);
     assert_eq!(std::fs::read_to_string(&outside).unwrap(), "unchanged");
     let packed = zip_files(&coordinator.job(JobId(1)).unwrap().artifacts["escape.zip"]);
     assert!(packed["escape-metadata.json"].contains("slsa"), "{packed:?}");
     let invalid = ["--path", "out", "--generate-artifacts-metadata", "--started-at", "today"];
-    command(&home, "project", "artifacts-uploader", url, &invalid)
+    run(&home, "project", "artifacts-uploader", url, &invalid)
         .check(1, &["--started-at: `today` is not a valid RFC 3339 time"]);
 }
 

@@ -48,7 +48,7 @@ const WORK_DIR: &str = "In the current dialect, a relative `work_dir` is relativ
 const ATTRIBUTE: &str =
     "In the current dialect, a missing value causes the message of Moa, the expression language of that dialect.";
 const MOA: &str = "In the current dialect, the expression is valid.";
-const REMEDY: &str = "Only Muster's message has a remedy, or the operating system's text of the error.";
+const REMEDY: &str = "Only Muster's message has a remedy or the operating system's text of the error.";
 const FILE: &str =
     "Muster's message has the absolute path of the file, and a remedy or the operating system's text of the error.";
 const EARLY: &str = "Muster checks references after the list has started, so it writes a result. step-runner rejects the list before it starts.";

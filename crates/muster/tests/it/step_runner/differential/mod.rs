@@ -35,7 +35,7 @@ fn step_lists_have_the_results_of_step_runner() {
         return;
     };
     let problems: Vec<_> = CASES.iter().flat_map(|case| compare(case, Path::new(&theirs))).collect();
-    assert!(problems.is_empty(), "{} lists:\n{}", CASES.len(), problems.join("\n"));
+    assert!(problems.is_empty(), "{} problems in {} lists:\n{}", problems.len(), CASES.len(), problems.join("\n"));
     println!("{} lists ran in {} dialects; all differences are listed", CASES.len(), DIALECTS.len());
 }
 

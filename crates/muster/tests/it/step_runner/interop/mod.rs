@@ -95,7 +95,7 @@ impl TheirClient {
     /// `connection` is the location of the server: either `{"socket": PATH}` or `{"program": [WORD, ...]}`. The
     /// standard input and output of this program are the connection.
     fn new(project: &Project, connection: Value) -> Option<Self> {
-        let mut command = project.program(program()?, &[]);
+        let mut command = project.program(client_program()?, &[]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (calls, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut fields = connection.as_object().unwrap().clone();
@@ -138,13 +138,14 @@ impl Answer {
     }
 }
 
-fn program() -> Option<&'static Path> {
+/// Returns the program with GitLab's client, which is built at the first call.
+fn client_program() -> Option<&'static Path> {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     let source = variable(SOURCE)?;
-    Some(PATH.get_or_init(|| build(&source)))
+    Some(PATH.get_or_init(|| build_client(&source)))
 }
 
-fn build(source: &Path) -> PathBuf {
+fn build_client(source: &Path) -> PathBuf {
     let main = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/go-step-runner/main.go");
     let files = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     // Go may add lines to these files, so it gets copies.

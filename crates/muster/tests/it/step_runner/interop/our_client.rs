@@ -133,7 +133,7 @@ async fn our_client_waits_for_a_job_without_reading_its_log_to_the_end() {
         result = &mut waiting => panic!("the wait ended before the job: {result:?}"),
     };
     assert_eq!(first.as_ref(), b"Running step \"a\"");
-    theirs.project.file("end", "");
+    theirs.project.write("end", "");
     let result = waiting.await.unwrap();
     assert_eq!(result.tree.exit_code, Some(4));
 }

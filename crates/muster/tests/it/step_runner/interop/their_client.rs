@@ -67,7 +67,7 @@ fn their_client_runs_jobs_over_tls() {
     let authority = Authority::new(project.dir.path(), "authority");
     let files = authority.server();
     let mut serve = project.command(&["serve"]);
-    let (_server, lines) = Server::start_with_lines(serve.args(tls::listen("127.0.0.1:0", &files)));
+    let (_server, lines) = Server::start_with_lines(serve.args(tls::listen_flags("127.0.0.1:0", &files)));
     let address = lines.iter().find_map(|line| line.strip_prefix(tls::MARKER)).unwrap().trim();
     // GitLab's client does not support TLS, so it connects through Muster's proxy.
     let proxy = tls::proxy(&project, address, &authority.client());
@@ -93,7 +93,7 @@ fn their_client_gets_the_rest_of_a_log_over_another_connection() {
     assert_eq!((middle.log.len(), middle.offset), (50_000, start.len() + 50_000));
     let state = &client.ok("status", "1", json!({})).states["1"];
     assert_eq!((state.state.as_str(), state.ended), ("running", false));
-    project.file("end", "");
+    project.write("end", "");
     let rest = client.ok("follow", "1", json!({ "offset": middle.offset }));
     assert_eq!(rest.log, format!("{}\nlastend", "x".repeat(50_000)));
     assert_eq!(client.ok("status", "1", json!({})).final_state("1"), ("success", ""));

@@ -114,7 +114,7 @@ async fn response_that_breaks_off_leads_to_http() {
 }
 
 #[tokio::test]
-async fn canceled_request_whose_response_breaks_off_is_held_again_over_http() {
+async fn request_whose_grpc_response_breaks_off_is_held_again_over_http() {
     let failure = Arc::new(Notify::new());
     let (client, server) = server({
         let failure = Arc::clone(&failure);

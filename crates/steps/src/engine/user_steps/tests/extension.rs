@@ -63,7 +63,7 @@ async fn step_that_exceeds_its_timeout_fails_and_is_not_repeated() {
 }
 
 #[tokio::test]
-async fn when_selects_the_steps_after_a_failure_and_the_first_failure_counts() {
+async fn key_when_selects_the_steps_after_a_failure_and_the_list_fails_with_the_first_failure() {
     let list = json!([
         entry("early", "echo early", json!({"when": "on_failure"})),
         entry("allowed", "exit 2", json!({"allow_failure": true})),
