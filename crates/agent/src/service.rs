@@ -108,6 +108,7 @@ fn status(job: &Job) -> proto::Status {
         status: status.into(),
         start_time: Some(timestamp(job.started)),
         end_time: finished.map(|finished| timestamp(finished.ended)),
+        // The same error under the other likely field numbers (step_runner.proto).
         error_at_4: error.clone(),
         error_at_8: error.clone(),
         error,
@@ -129,6 +130,7 @@ impl api::agent_server::Agent for Service {
         }))
     }
 
+    /// Waits until the job needs its start approval, has it, or has ended. The answer tells whether the job needs it.
     async fn wait_for_start_approval(
         &self,
         request: Request<api::WaitForStartApprovalRequest>,

@@ -35,8 +35,9 @@ const BATCH_DIRECTORIES: usize = 4;
 const BATCH_BYTES: u64 = 1 << 20;
 /// Maximum number of files to compare with later entries.
 const MAX_RECENT: usize = 8192;
-/// Maximum length in bytes of the paths of recent files and their directories together. A single deep path has
-/// thousands of directories. At the maximum, the thread that resolves paths waits until no file is in flight.
+/// Maximum length in bytes of the paths of recent files and their directories together. [`MAX_RECENT`] does not bound
+/// this length well enough, because a single deep path has thousands of directories. At the maximum, the thread that
+/// resolves paths waits until no file is in flight.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 
 struct Planned<H> {

@@ -126,7 +126,7 @@ fn policy(reader: &mut Reader<'_>, request_ahead: bool) -> Policy {
         scale_factor: reader.amount("scale_factor").unwrap_or_default(),
         scale_factor_limit: reader.count("scale_factor_limit"),
         preemptive: preemptive.unwrap_or(idle_count > 0),
-        // An explicit `preemptive_mode` disables reserving ahead.
+        // An explicit `preemptive_mode` disables `request_ahead`.
         reserve_ahead: preemptive.is_none() && request_ahead,
         placement: reader.one_of("placement", &placements).unwrap_or_default(),
     };

@@ -48,8 +48,8 @@ impl Actor {
                 return;
             }
         }
-        // As with GitLab, a request without the queue's version gets the version immediately (docs/spec/runner-api.md, section 2.3). Jobs are
-        // assigned before this timer is handled.
+        // As with GitLab, a request without the queue's version gets the version immediately (docs/spec/runner-api.md,
+        // section 2.3). Jobs are assigned before the timer below is handled.
         let hold = if request.last_update.is_empty() { Duration::ZERO } else { self.options.long_poll };
         let number = self.long_polls.hold(runner, request, reply);
         self.timers.add(now + hold, Timer::LongPoll(number));

@@ -138,6 +138,8 @@ pub(crate) enum Command {
 
 impl Command {
     /// Returns the pipelines and jobs that must be in memory for this command: none if its job token is invalid.
+    ///
+    /// Those of [`Self::RequestJob`] depend on the state, so the caller determines them.
     pub(crate) fn members(&self, keys: &Keys) -> Vec<Member> {
         let if_valid = |job: &JobId, token: &str| keys.assignment_of(*job, token).map(|_| Member::Job(*job));
         match self {

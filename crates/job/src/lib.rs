@@ -1,4 +1,4 @@
-//! Domain types that all crates share.
+//! Domain types that most crates share.
 //!
 //! The crate does no I/O and has no async code. Some messages of `runner-api` and `agent-api` contain its types in their serde format.
 

@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! created -+-> manual ------+
-//!          +-> scheduled ---+-> waiting_for_resource -> pending -> running -+-> success
-//!          +----------------+                                               +-> failed
-//!          +-> skipped                                  canceling <---------+-> canceled
+//!          +-> scheduled ---+-> (waiting_for_resource) -> pending -> running -+-> success
+//!          +----------------+                                                 +-> failed
+//!          +-> skipped                                                        +-> (canceling) -> canceled
 //! ```
+//!
+//! States in parentheses are optional. The diagram shows only the usual transitions. Others are, for example, that a
+//! job is canceled or fails before it runs, and that a skipped job becomes `created` again.
 
 use serde::{Deserialize, Serialize};
 

@@ -12,7 +12,8 @@ pub struct StepPolicy {
     pub file: String,
     /// Rules in the order of the file.
     pub rules: Vec<PolicyRule>,
-    /// Line of `default = "deny"`. `None` means that steps that no rule matches are allowed.
+    /// Number of the policy file's line with `default = "deny"`, which denies the steps that no rule matches. `None`
+    /// means that these steps are allowed.
     pub denied_by_default: Option<u64>,
     /// Limits of the processes of jobs.
     pub limits: StepLimits,

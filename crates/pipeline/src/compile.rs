@@ -60,7 +60,7 @@ fn compile_loaded(mut loaded: Loaded, context: &Context, sources: &dyn Sources) 
         compiled.merged = Some(merged);
         problems.check_patterns_budget(loaded.root.span);
         // Files that could not be read may define the stages and jobs that other jobs refer to.
-        let all_jobs_known = loaded.gaps.is_empty() || loaded.gaps.is_stub;
+        let all_jobs_known = loaded.gaps.is_empty() || loaded.gaps.includes_were_skipped;
         let graph = if all_jobs_known { graph::graph(&config, &mut problems) } else { Graph::default() };
         if problems.error_count() == 0 {
             let outcome = seed::seed(&config, &graph, &loaded, context, sources, &mut problems);

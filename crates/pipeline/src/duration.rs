@@ -181,8 +181,8 @@ fn is_digits(word: &str) -> bool {
     word.starts_with(|char: char| char.is_ascii_digit() || char == '.')
 }
 
-/// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. Of numbers in digits, only
-/// the first one can be combined, with `hundred` or `thousand`: `2 hundred`. Returns `None` for `20 5` and `20 five`.
+/// Combines number words: `twenty` `one`, `two` `hundred`, `a` `hundred`, `one hundred` `five`. A number in digits can
+/// only come first, and only before `hundred` or `thousand`: `2 hundred`. Returns `None` for `20 5` and `20 five`.
 fn combine(previous: f64, previous_is_digits: bool, number: f64, number_is_digits: bool) -> Option<f64> {
     if number_is_digits {
         return None;

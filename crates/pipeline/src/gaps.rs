@@ -8,14 +8,14 @@ pub(crate) struct Gaps {
     /// True if an included file could not be read or was skipped. The file could define any name.
     pub(crate) has_missing_file: bool,
     /// True if includes were skipped because the caller allows it ([`crate::context::Context::stubs_includes`]).
-    pub(crate) is_stub: bool,
+    pub(crate) includes_were_skipped: bool,
     /// Top-level keys that lack a parent of their `extends` or the target of a `!reference`.
     keys: HashSet<Arc<str>>,
 }
 
 impl Gaps {
-    pub(crate) fn new(has_missing_file: bool, is_stub: bool) -> Self {
-        Self { has_missing_file, is_stub, keys: HashSet::new() }
+    pub(crate) fn new(has_missing_file: bool, includes_were_skipped: bool) -> Self {
+        Self { has_missing_file, includes_were_skipped, keys: HashSet::new() }
     }
 
     pub(crate) fn add(&mut self, key: &Arc<str>) {

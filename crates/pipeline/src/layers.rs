@@ -54,9 +54,9 @@ pub fn rule_variables(
     environment: Option<&str>,
 ) -> Vec<Variable> {
     let job = job.map(job_predefined).unwrap_or_default();
-    let (user, predefined) = split_user(&context.predefined);
+    let (about_user, predefined) = split_user(&context.predefined);
     let project = project_variables(&context.project_variables, context.ref_protected, environment);
-    merge([job, predefined, yaml.to_vec(), user, project, context.pipeline_variables.clone()])
+    merge([job, predefined, yaml.to_vec(), about_user, project, context.pipeline_variables.clone()])
 }
 
 /// Splits predefined variables into the variables about the user and the other variables.

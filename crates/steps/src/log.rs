@@ -1,4 +1,4 @@
-//! Port to a job's log, whose implementation masks secrets.
+//! Interface through which steps write to a job's log. Its implementation masks secrets.
 
 /// Origin of a piece of log (docs/spec/runner-api.md, section 3.5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

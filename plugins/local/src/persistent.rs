@@ -5,8 +5,8 @@
 //! <directory>/<instance>/      home directory of the instance
 //! <directory>/<instance>.json  record: written (first as .new) before the instance receives its key, removed after its end
 //! ```
-//! An instance without a key exits with the plugin, so every instance that continues has a record. A directory without
-//! a record belongs to an interrupted start.
+//! An instance that has no key yet ends when the plugin ends, so every instance that outlives the plugin has a record.
+//! A directory without a record belongs to an interrupted start.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -159,7 +159,8 @@ impl InstanceRecord {
             return Ok(None);
         }
         let process = DetachedProcess::open(self.pid)?;
-        // While the process is open, its ID cannot be reused, so the start time is compared after opening it.
+        // The start time is compared after opening: if the ID still belongs to the recorded process then, that process
+        // was opened.
         Ok(process.filter(|_| start_ticks(self.pid) == Some(self.started_ticks)))
     }
 }

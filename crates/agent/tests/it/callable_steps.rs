@@ -15,6 +15,8 @@ use serde_json::{Value, json};
 use crate::harness::*;
 
 const JOB: JobId = JobId(7);
+/// Line of `default = "deny"` in the policy file.
+const DENY_LINE: u64 = 1;
 
 fn list(entries: Value) -> Step {
     step("step_run", When::OnSuccess, Call::Run(entries))
@@ -97,9 +99,9 @@ async fn steps_of_a_list_save_and_restore_only_caches_of_the_job() {
     let caches = vec![cache(&agent, "deps", "vendor/"), cache(&agent, "other", "other/")];
     let save = |when| step("archive_cache", when, Call::builtin(&CacheSave { caches: caches.clone() }));
     // Without a failure, these steps do not run, but declare the caches for the list.
-    let mut never = vec![save(When::OnFailure), save(When::OnFailure)];
+    let mut declared = vec![save(When::OnFailure), save(When::OnFailure)];
     let restore = step("restore_cache", When::OnFailure, Call::builtin(&CacheRestore { caches: caches.clone() }));
-    never.push(restore);
+    declared.push(restore);
     let entries = json!([
         { "name": "make", "script": "mkdir vendor other; echo cached | tee vendor/lib >other/lib" },
         { "name": "save", "func": "builtin://cache/save", "inputs": { "key": "deps" } },
@@ -107,7 +109,7 @@ async fn steps_of_a_list_save_and_restore_only_caches_of_the_job() {
         { "name": "restore", "func": "builtin://cache/restore" },
         { "name": "show", "script": "cat vendor/lib; ls" }
     ]);
-    let (log, result) = run(&mut agent, never.clone(), entries).await;
+    let (log, result) = run(&mut agent, declared.clone(), entries).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
     assert!(log.contains("\ncached\nvendor\n"), "{log}");
     assert_eq!(log.matches("Creating cache deps").count(), 1, "{log}");
@@ -121,7 +123,7 @@ async fn steps_of_a_list_save_and_restore_only_caches_of_the_job() {
     assert_refused(vec![chunked], call("cache/save", json!({})), text).await;
 
     let text = "the job declares no cache `mine`; it has: deps, other; add it with `cache` to the job";
-    assert_refused(never, call("cache/save", json!({ "key": "mine" })), text).await;
+    assert_refused(declared, call("cache/save", json!({ "key": "mine" })), text).await;
     assert_refused(Vec::new(), call("cache/restore", json!({})), "the job declares no cache; add it with `cache`")
         .await;
 }
@@ -227,10 +229,10 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     let cases = [
         (vec![rule("builtin:cache/*", false)], None, call("cache/save", json!({})), "`deny = \"builtin:cache/*\"`"),
         // A service runs commands of the author, so, like a script, it needs a rule.
-        (vec![], Some(1), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
+        (vec![], Some(DENY_LINE), service(), "`builtin:service`: no rule matches, and `default = \"deny\"`"),
         (
             vec![],
-            Some(1),
+            Some(DENY_LINE),
             call("artifacts/upload", json!({ "paths": ["out"] })),
             "`builtin:artifacts/upload`: no rule matches, and `default = \"deny\"`",
         ),
@@ -246,7 +248,7 @@ async fn policy_and_operator_decide_what_a_list_may_call() {
     let mut agent = Agent::start().await;
     let mut plan = agent.plan(vec![list(service())]);
     let allowed = vec![rule("builtin:service", true)];
-    plan.step_policy = Some(StepPolicy { rules: allowed, denied_by_default: Some(1), ..StepPolicy::default() });
+    plan.step_policy = Some(StepPolicy { rules: allowed, denied_by_default: Some(DENY_LINE), ..StepPolicy::default() });
     let (log, result) = agent.complete(&plan).await;
     assert_eq!(result.outcome, Outcome::Success, "{log}");
 
@@ -296,7 +298,7 @@ async fn step_without_network_cannot_upload_files() {
             ..PolicyRule::default()
         };
         let rules = vec![rule("local:./ci", no_network.clone()), rule("**", StepLimits::default())];
-        plan.step_policy = Some(StepPolicy { rules, denied_by_default: Some(1), ..StepPolicy::default() });
+        plan.step_policy = Some(StepPolicy { rules, denied_by_default: Some(DENY_LINE), ..StepPolicy::default() });
         let (log, result) = agent.complete(&plan).await;
         if log.contains("cannot be enforced here") {
             muster_test_prerequisites::missing(log);

@@ -1,5 +1,5 @@
-//! Lists the files of a job's artifacts for steps of the operator, and adds the paths that these steps name to the
-//! job's archives.
+//! Lists the files of a job's artifacts for steps that the runner's operator configured, and adds to the job's archives
+//! the paths that these steps name.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

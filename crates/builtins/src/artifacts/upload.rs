@@ -187,7 +187,9 @@ impl Upload<'_> {
             if let ClientError::Redirected { to, .. } = error {
                 let redirected = endpoint.client.with_base_url(&to);
                 endpoint.client = redirected.map_err(|error| {
-                    Failure::Step(format!("uploading artifacts: failed to follow the redirect of the coordinator: {error}"))
+                    Failure::Step(format!(
+                        "uploading artifacts: failed to follow the redirect of the coordinator: {error}"
+                    ))
                 })?;
             }
             context.report(MessageLevel::Warning, "Retrying...");

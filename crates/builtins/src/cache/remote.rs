@@ -91,7 +91,7 @@ impl Remote {
         result
     }
 
-    /// Prints and returns whether the object of an unchanged archive already exists.
+    /// For a local archive that has not changed: returns whether the store already has it, and reports that in the log.
     ///
     /// # Errors
     /// As for [`Self::modified`].

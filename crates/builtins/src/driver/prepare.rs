@@ -28,8 +28,8 @@ impl Builtin<Context> for DriverPrepare {
     }
 
     async fn run(&self, context: &Arc<Context>, stop: &StopToken) -> Result<(), Failure> {
-        // From here, the job counts as started, so that no other agent retries it: a driver might not support a second
-        // run of its programs for the same job.
+        // This records the start of user code, so that no other agent retries the job: a driver might not support a
+        // second run of its programs for the same job.
         context.wait_until_user_code_may_run(stop).await?;
         let mut attempt = 1;
         loop {
@@ -62,7 +62,7 @@ impl Builtin<Context> for DriverPrepare {
     }
 }
 
-/// Prepares the environment once, or cleans it up after a failure.
+/// Makes one attempt to prepare the environment. If it fails, cleans the environment up.
 async fn attempt_to_prepare(
     inputs: &DriverPrepare,
     context: &Arc<Context>,

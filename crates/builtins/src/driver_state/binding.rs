@@ -10,6 +10,7 @@ use super::config_output::ConfigOutput;
 pub(crate) struct Binding {
     builds: String,
     cache: String,
+    /// Value of [`DRIVER_LAYOUT`], such as `/token/3`. Empty unless the builds directory is shared.
     layout: String,
 }
 
@@ -77,8 +78,8 @@ mod tests {
     #[test]
     fn reported_directories_take_precedence_and_may_be_shared() {
         let project = format!("{DRIVER_BUILDS_DIR}{DRIVER_LAYOUT}/group/project");
-        let none = Binding::new(&configured("/b/"), &ConfigOutput::default()).unwrap();
-        assert_eq!(none.expand(&project), "/b/group/project");
+        let unreported = Binding::new(&configured("/b/"), &ConfigOutput::default()).unwrap();
+        assert_eq!(unreported.expand(&project), "/b/group/project");
         let reported = ConfigOutput::parse(br#"{"builds_dir":"/r","builds_dir_is_shared":true}"#).unwrap();
         let shared = Binding::new(&configured("/b"), &reported).unwrap();
         assert_eq!(shared.expand(&project), "/r/token/3/group/project");

@@ -24,7 +24,7 @@ pub(super) fn check(check: &mut Check<'_>) {
     }
 }
 
-/// Check C113 of the settings with which a container could undo the block. Jobs with such a container are refused.
+/// Reports settings with which a container could undo the block (check C113). Jobs with such a container are refused.
 fn check_containers(check: &mut Check<'_>, runner: &Runner, docker: &Table) {
     let (settings, _) = read(docker, runner.is_public());
     if settings.blocked_addresses.is_empty() {

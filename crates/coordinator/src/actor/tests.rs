@@ -37,7 +37,7 @@ async fn call<T, E: std::fmt::Debug>(
     let (_, mut no_commands) = mpsc::channel(1);
     actor.ingest(Some(command(reply)), &mut no_commands).await;
     actor.commit().await;
-    answer.await.expect("no answer").expect("success")
+    answer.await.expect("no answer").expect("the command failed")
 }
 
 async fn run_pipeline(actor: &mut Actor, token: &str) {

@@ -33,7 +33,7 @@ pub(super) struct Work {
     pub(super) revived: VecDeque<(PipelineId, usize)>,
     /// By pipeline: index of a stage. In this stage and all later stages, the skipped jobs without `needs` were already
     /// revived.
-    pub(super) revived_from: BTreeMap<PipelineId, usize>,
+    pub(super) revived_from_stage: BTreeMap<PipelineId, usize>,
     /// Resource groups that may have become free.
     pub(super) freed: BTreeSet<usize>,
     /// Pipelines whose status may have changed.
@@ -214,7 +214,7 @@ impl Engine {
         let job_count = state.jobs.len();
         self.pipelines.insert(state);
         for job_index in 0..job_count {
-            self.claim_resource(id, job_index);
+            self.update_claim(id, job_index);
         }
     }
 

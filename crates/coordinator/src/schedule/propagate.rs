@@ -19,7 +19,7 @@ impl Engine {
                 self.revive_dependents(pipeline, job_index);
                 continue;
             }
-            self.work.revived_from.clear();
+            self.work.revived_from_stage.clear();
             if let Some((pipeline, job_index)) = self.work.wake.pop_front() {
                 self.decide_job(pipeline, job_index);
             } else if let Some(group) = self.work.freed.pop_first() {
@@ -40,7 +40,8 @@ impl Engine {
 
     /// Changes the status of a job and records the possible consequences.
     ///
-    /// The caller has checked that the transition is valid. A bridge that mirrors its child has the transitions of the child.
+    /// The caller has checked that the transition is valid. The exception is a bridge that mirrors its child: it makes
+    /// every transition that the child makes.
     pub(super) fn move_to(
         &mut self,
         pipeline: PipelineId,
@@ -69,7 +70,7 @@ impl Engine {
         if stopped(from) && !stopped(to) {
             self.work.revived.push_back((pipeline, job_index));
         }
-        self.claim_resource(pipeline, job_index);
+        self.update_claim(pipeline, job_index);
         self.work.touched.insert(pipeline);
     }
 
@@ -100,7 +101,7 @@ impl Engine {
             let member = entry.group_member();
             self.groups.claim(group, member, Claim::Waiting);
             if !self.groups.may_acquire(group, member, |below, holder| self.pipelines.is_below(below, holder)) {
-                // This event may have freed the group. In that case, another waiting job gets it.
+                // If the group is free, another waiting job comes first, which then gets the group.
                 self.work.freed.insert(group);
                 return self.move_to(pipeline, job_index, JobStatus::WaitingForResource, None);
             }
@@ -120,7 +121,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn claim_resource(&mut self, pipeline: PipelineId, job_index: usize) {
+    pub(super) fn update_claim(&mut self, pipeline: PipelineId, job_index: usize) {
         let Some(entry) = self.pipelines.job(pipeline, job_index) else { return };
         let Some(group) = entry.group else { return };
         let claim = match entry.state.status {
@@ -155,10 +156,10 @@ impl Engine {
         let mut revived: Vec<usize> = entry.node.dependents.iter().copied().filter(is_skipped).collect();
         let stages = &state.graph.stage_jobs;
         let after = entry.node.stage + 1;
-        let until = self.work.revived_from.get(&pipeline).copied().unwrap_or(stages.len());
+        let until = self.work.revived_from_stage.get(&pipeline).copied().unwrap_or(stages.len());
         if let Some(later) = stages.get(after..until).filter(|later| !later.is_empty()) {
             revived.extend(later.iter().flatten().copied().filter(is_skipped));
-            self.work.revived_from.insert(pipeline, after);
+            self.work.revived_from_stage.insert(pipeline, after);
         }
         for job_index in revived {
             self.change(pipeline, job_index, |job| job.child = None);

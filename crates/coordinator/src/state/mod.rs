@@ -53,10 +53,14 @@ pub(crate) struct CoordinatorState {
     next_pipeline: i64,
 }
 
+/// Jobs of a pipeline. A job that was retried has several records.
 #[derive(Default)]
 struct Records {
+    /// All records, those of the same job oldest first.
     all: Vec<JobId>,
+    /// Newest record of each job, by job index.
     newest: Vec<JobId>,
+    /// Job indexes, by the name of the job.
     indexes: HashMap<String, usize>,
     /// Indexes of jobs that uploaded an artifact of any kind.
     producers: BTreeSet<usize>,
@@ -97,6 +101,7 @@ impl CoordinatorState {
         state
     }
 
+    /// Returns the newest record of each job.
     pub(crate) fn newest_records(&self, pipeline: PipelineId) -> impl Iterator<Item = &JobRow> {
         let newest = self.records.get(&pipeline).into_iter().flat_map(|records| &records.newest);
         newest.filter_map(|id| self.jobs.get(id))

@@ -46,7 +46,7 @@ pub struct RunnerFacts<'a> {
 #[must_use]
 pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
     let JobAssignment { job, context, .. } = input.assignment;
-    let (user, predefined) = layers::split_user(&context.predefined);
+    let (about_user, predefined) = layers::split_user(&context.predefined);
     let environment = job.environment.as_ref();
     let scope = environment.map(|environment| environment.name.as_str());
     let facts = layers::JobFacts { name: &job.name, group_name: &job.group_name, stage: &job.stage, node: job.node };
@@ -58,7 +58,7 @@ pub fn job_variables(input: &JobVariablesInput<'_>) -> Vec<Variable> {
         predefined::without_runner_owned(predefined),
         predefined::runner(&input.runner),
         job.variables.clone(),
-        user,
+        about_user,
         input.dotenv.iter().map(|(key, value)| from_dotenv(key, value)).collect(),
         layers::project_variables(&context.project_variables, context.ref_protected, scope),
         context.pipeline_variables.clone(),

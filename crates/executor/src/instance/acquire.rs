@@ -100,7 +100,7 @@ impl InstanceExecutor {
         self.shared.reservations_changed.notify_one();
         let ResumeRequest { name, owner } = resume.clone();
         let lease = reservation.resume(name, owner).await.map_err(|failure| resume_error(failure.to_string()))?;
-        let lost = |reason| resume_error(format!("{reason}; run the job that left the environment again"));
+        let lost = |reason| resume_error(format!("{reason}; rerun the job that left the environment"));
         prepare(&lease, self.acquire_timeout()).await.map_err(lost)?;
         let held_slot = self.shared.slots.take(key).ok_or_else(|| self.slot_taken_error(0))?;
         Ok(HeldLease::new(lease, Arc::clone(&self.shared), held_slot))
@@ -140,7 +140,11 @@ impl InstanceExecutor {
             if search.reschedule_notes.len() >= MAX_RESCHEDULES || began.elapsed() >= timeout {
                 return Err(ExecutorError::NotAcquired(reason));
             }
-            tracing::warn!(job = job.id.0, reason, "slot lost before anything was started, trying another one");
+            tracing::warn!(
+                job = job.id.0,
+                reason,
+                "slot lost or unusable before anything was started, trying another one"
+            );
             search.reschedule_notes.push(reason);
             reservation = scaler.admit(task_key(job.id));
         };

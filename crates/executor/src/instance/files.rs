@@ -10,7 +10,7 @@ pub(super) fn known_hosts_path(ledger: &Path) -> PathBuf {
     ledger.with_extension("hosts")
 }
 
-/// Moves the files of a fleet to another ledger in the same directory.
+/// Renames the files of a fleet, so that its ledger is `to`, which is in the same directory.
 ///
 /// # Errors
 /// [`LedgerError`] if a file cannot be renamed.

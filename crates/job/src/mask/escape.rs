@@ -1,4 +1,4 @@
-//! Terminal escape sequences. They are invisible, so a secret that contains them must be masked, too.
+//! Terminal escape sequences. They are invisible, so a secret must be masked even if they are between its bytes.
 
 /// Maximum number of escape bytes between two bytes of a secret, and of parameter bytes in a sequence.
 ///
@@ -15,8 +15,8 @@ pub(super) enum Escape {
     Partial,
 }
 
-/// Looks for an escape sequence at the start of `bytes`: a control sequence (`ESC [ ... m`), or the selection of a character set (`ESC (
-/// B`).
+/// Looks for an escape sequence at the start of `bytes`: a control sequence such as `ESC [ 31 m`, or the selection of a
+/// character set such as `ESC ( B`.
 pub(super) fn escape(bytes: &[u8]) -> Escape {
     match bytes {
         [ESC] | [ESC, b'('] => Escape::Partial,

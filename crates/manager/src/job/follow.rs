@@ -44,7 +44,8 @@ enum ConnectionOutcome {
 }
 
 impl JobActor {
-    /// Reconnects until [`Self::unresponsive_timeout`] has passed, or longer if no instance is reachable.
+    /// Reconnects until [`Self::unresponsive_timeout`] has passed, or longer if other instances have jobs, too, and no
+    /// instance is reachable.
     pub(super) async fn follow(&mut self) -> FollowOutcome {
         let timeout = crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK;
         let watchdog = Instant::now() + timeout;
@@ -173,7 +174,7 @@ impl JobActor {
 
     /// Corrects the offset at which the agent's log begins in the trace.
     ///
-    /// If the coordinator has lost bytes of the trace from before the log, the log begins earlier.
+    /// If the coordinator has lost bytes of the trace that precede the log, the log begins at a smaller offset.
     fn fix_log_offset(&mut self) -> Result<(), JobError> {
         let end = self.uploader.end();
         if end < self.row.state().trace_offset() {
@@ -277,8 +278,8 @@ impl JobActor {
         let mut backoff = NoProgressBackoff::new(self.uploader.acknowledged());
         while !self.uploader.is_empty() {
             self.uploader.pause().await;
+            // `Cancel` is handled like `Continue`, because the job has ended.
             match self.uploader.send().await {
-                // Canceling has no effect on an ended job.
                 UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.is_trace_refused() => break,
                 UploadOutcome::Continue | UploadOutcome::Cancel if self.uploader.must_repeat() => self.release_slot(),
                 UploadOutcome::Continue | UploadOutcome::Cancel => {

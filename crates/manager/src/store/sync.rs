@@ -10,7 +10,7 @@ use super::StoreError;
 use super::index::{StateIndex, encode};
 use super::record::{Record, VERSION};
 
-/// A loss of power loses at most the lines of this time.
+/// A loss of power loses at most the lines that were written within this interval before it.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]

@@ -102,14 +102,14 @@ pub(crate) fn job(
     let map = entry.node.as_map()?;
     let mark = problems.mark();
     let has_gap = context.gaps.has(name);
-    if has_gap && !context.gaps.is_stub {
+    if has_gap && !context.gaps.includes_were_skipped {
         unknown_keys(map, at, problems);
         return None;
     }
     let declared_kind = kind(map);
     let kind = match declared_kind {
         Some(kind) => kind,
-        None if context.gaps.is_stub => Kind::Script,
+        None if context.gaps.includes_were_skipped => Kind::Script,
         // The script may be in a file that could not be loaded.
         None if !context.complete => return None,
         None => {
@@ -137,7 +137,7 @@ pub(crate) fn job(
     job.inherit_variables = inherit.variables;
     job.defaults = inherited;
     job.bytes = bytes;
-    job.is_incomplete = context.gaps.is_stub && (has_gap || declared_kind.is_none());
+    job.is_incomplete = context.gaps.includes_were_skipped && (has_gap || declared_kind.is_none());
     if job.is_incomplete {
         problems.roll_back(mark);
     }

@@ -33,7 +33,7 @@ pub(crate) struct Config {
     /// from missing parts must not be reported.
     pub(crate) broken: HashSet<Arc<str>>,
     /// True if includes were skipped, so that jobs may refer to unknown names.
-    pub(crate) is_stub: bool,
+    pub(crate) includes_were_skipped: bool,
 }
 
 /// Parses the merged tree. Returns what could be parsed, and the tree with defaults and without hidden keys.
@@ -82,17 +82,17 @@ pub(crate) fn config(root: &Node, complete: bool, gaps: &Gaps, problems: &mut Pr
         }
         preview.insert(name.clone(), entry.key_span, node);
     }
-    if visible == 0 && complete && !gaps.is_stub {
+    if visible == 0 && complete && !gaps.includes_were_skipped {
         let help = "add a job: a top-level key with a `script`, whose name does not begin with `.`";
         let message = "jobs config should contain at least one visible job";
         problems.push(Diagnostic::error(root.span, message).help(help));
     }
     let mut stages = stages;
-    if gaps.is_stub {
+    if gaps.includes_were_skipped {
         add_stages(&mut stages, &jobs);
     }
-    let (workflow, is_stub) = (workflow.unwrap_or_default(), gaps.is_stub);
-    let config = Config { stages, lacks_stages, variables, workflow, jobs, broken, is_stub };
+    let (workflow, includes_were_skipped) = (workflow.unwrap_or_default(), gaps.includes_were_skipped);
+    let config = Config { stages, lacks_stages, variables, workflow, jobs, broken, includes_were_skipped };
     (config, Node::new(Value::Map(Arc::new(preview)), root.span))
 }
 

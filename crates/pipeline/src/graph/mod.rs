@@ -83,7 +83,7 @@ pub(crate) fn graph(config: &Config, problems: &mut Problems) -> Graph {
     if linked.is_ok() {
         environments::check(config, problems);
     }
-    if config.is_stub {
+    if config.includes_were_skipped {
         // Unknown names may be defined in files that were skipped.
         problems.roll_back(mark);
     }

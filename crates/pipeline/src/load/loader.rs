@@ -156,9 +156,9 @@ impl<'a> Loader<'a> {
     /// repeated diagnostics.
     fn finish(mut self, merged: Map) -> Loaded {
         let failed = |record: &IncludeRecord| record.outcome == IncludeOutcome::Failed;
-        let is_stub = !self.skipped.is_empty();
-        let has_missing_file = is_stub || self.includes.iter().any(failed);
-        let mut gaps = Gaps::new(has_missing_file, is_stub);
+        let includes_were_skipped = !self.skipped.is_empty();
+        let has_missing_file = includes_were_skipped || self.includes.iter().any(failed);
+        let mut gaps = Gaps::new(has_missing_file, includes_were_skipped);
         self.incomplete_keys.iter().for_each(|key| gaps.add(key));
         let (extended, parents) = extends::resolve(&merged, &mut self.budget, &mut gaps, &mut self.diagnostics);
         let limits = self.limits;

@@ -86,7 +86,7 @@ impl Resolver<'_> {
             if self.is_included(link.to) {
                 let name = name.to_owned();
                 needs.push(Need::Job { name, artifacts: link.artifacts, optional: link.optional });
-            } else if link.optional || self.config.is_stub {
+            } else if link.optional || self.config.includes_were_skipped {
                 let text = format!("the need for `{name}` was dropped: that job is not in the pipeline");
                 decisions.push(self.trace.decision(DecisionKind::Needs, text, Some(link.span)));
             } else {

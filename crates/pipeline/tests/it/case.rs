@@ -163,6 +163,7 @@ pub(crate) fn describe(compiled: &Compiled) -> String {
     text
 }
 
+/// Replaces each separate word `S` with `script: [x]`.
 fn with_script(yaml: &str) -> String {
     let mut out = String::new();
     let mut rest = yaml;

@@ -1,4 +1,6 @@
 //! Cases C223, C225 to C228 and C230 to C233: constructs of public configurations that GitLab accepts or rejects.
+//!
+//! In the texts, the separate word `S` stands for `script: [x]`.
 
 use muster_pipeline::model::Need;
 
@@ -85,7 +87,7 @@ fn c230_a_null_default_is_a_default() {
 }
 
 #[test]
-fn null_default_of_an_input_rule_without_options_requires_a_value() {
+fn null_default_of_an_input_rule_without_options_counts_as_no_default() {
     for kind in ["string", "number"] {
         let inputs = format!("{{x: {{type: {kind}, rules: [{{default: null}}]}}}}");
         assert_eq!(input_errors(&inputs, "{}"), ["`t.yml`: `x` input: required value has not been provided"]);

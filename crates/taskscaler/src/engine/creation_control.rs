@@ -172,7 +172,7 @@ impl CreationControl {
         is_empty || self.calls.available(at) == 0
     }
 
-    pub(super) fn instances_become_ready(&self) -> bool {
+    pub(super) fn has_no_readiness_failures(&self) -> bool {
         self.readiness.failures == 0
     }
 

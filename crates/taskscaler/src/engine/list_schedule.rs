@@ -47,8 +47,8 @@ pub(super) struct ListDemand {
 
 #[derive(Debug)]
 pub(super) struct ListSchedule {
-    /// Time of the call that returned the newest applied list.
-    applied_list_start: Time,
+    /// Time at which the call started whose list was applied last.
+    applied_list_started_at: Time,
     /// Calls with their start times, the oldest first.
     in_flight: VecDeque<(u64, Time)>,
     last_started: Option<Time>,
@@ -61,7 +61,7 @@ pub(super) struct ListSchedule {
 impl ListSchedule {
     pub(super) fn new(at: Time) -> Self {
         Self {
-            applied_list_start: Time::ZERO,
+            applied_list_started_at: Time::ZERO,
             in_flight: VecDeque::new(),
             last_started: None,
             requested_due: Some(at),
@@ -70,8 +70,8 @@ impl ListSchedule {
         }
     }
 
-    pub(super) fn applied_list_start(&self) -> Time {
-        self.applied_list_start
+    pub(super) fn applied_list_started_at(&self) -> Time {
+        self.applied_list_started_at
     }
 
     pub(super) fn request_at(&mut self, at: Time) {
@@ -116,7 +116,7 @@ impl ListSchedule {
     pub(super) fn record_success(&mut self, started: Time, at: Time) {
         self.average_duration = (self.average_duration * 3 + at.since(started)) / 4;
         self.backoff.succeed();
-        self.applied_list_start = started;
+        self.applied_list_started_at = started;
     }
 
     /// `None` if the last list succeeded.

@@ -45,7 +45,7 @@ impl Proxy {
             other_job.await;
         }
         let url = format!("http://{}{}", proxy.registry, parts.uri);
-        // With the proxy's `Host`, the registry returns addresses at the proxy.
+        // `Host` is forwarded unchanged, so that the upload URLs that the registry returns point to the proxy.
         let request = proxy.http.request(parts.method, url).headers(parts.headers);
         let answer = request.body(to_bytes(body, usize::MAX).await.unwrap()).send().await.unwrap();
         let mut response = Response::new(Body::empty());

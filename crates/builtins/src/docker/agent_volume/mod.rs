@@ -130,7 +130,7 @@ impl AgentVolume {
         if timeout(REMOVAL_TIMEOUT, unused::remove(engine, &self.name)).await.is_err() {
             tracing::warn!(
                 volume = self.name,
-                "failed to remove unused volumes of agents in time, the next version of the agent removes them"
+                "failed to remove unused volumes of agents in time, the next agent process removes them"
             );
         }
         Ok(())

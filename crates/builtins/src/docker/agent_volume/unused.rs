@@ -26,7 +26,7 @@ pub(super) async fn remove(engine: &Docker, own: &str) {
         }
         Err(error) => tracing::warn!(
             error,
-            "failed to read the clock of the engine, the next version of the agent removes unused volumes of agents"
+            "failed to read the clock of the engine, so only the next agent process removes unused volumes of agents"
         ),
     }
 }

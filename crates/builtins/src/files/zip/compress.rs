@@ -109,8 +109,8 @@ impl Compressor {
     }
 }
 
-/// Returns a compressor of whole files. Its level is one lower than `level`, because libdeflate then compresses about
-/// as much as zlib does with `level`.
+/// Returns a compressor of whole files. Its level is one lower than `level`, but at least 1: libdeflate then compresses
+/// about as much as zlib does with `level`.
 fn whole(level: u32) -> io::Result<WholeCompressor> {
     let level = i32::try_from(level.saturating_sub(1).max(1)).map_err(io::Error::other)?;
     let level = CompressionLvl::new(level);

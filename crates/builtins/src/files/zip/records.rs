@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 
 const LOCAL_HEADER: u32 = 0x0403_4b50;
-const HEADER: u32 = 0x0201_4b50;
+const DIRECTORY_HEADER: u32 = 0x0201_4b50;
 const END64: u32 = 0x0606_4b50;
 const END64_LOCATOR: u32 = 0x0706_4b50;
 const END: u32 = 0x0605_4b50;
@@ -79,7 +79,7 @@ impl Record {
         }
         self.add_time(&mut extra);
         let (time, date) = dos_time(self.modified);
-        header.u32(HEADER).u16(UNIX << 8 | NEEDS_63).u16(self.needs()).u16(self.flags());
+        header.u32(DIRECTORY_HEADER).u16(UNIX << 8 | NEEDS_63).u16(self.needs()).u16(self.flags());
         header.u16(self.method as u16).u16(time).u16(date).u32(self.crc).u32(packed).u32(unpacked);
         // Comment, disk number and internal attributes are 0.
         header.length(self.name.len()).length(extra.0.len()).u16(0).u16(0).u16(0);

@@ -31,7 +31,8 @@ proptest! {
         expect_all_jobs_end(&build(&specs, cancel), &steps);
     }
 
-    /// Invalid events are rejected and change nothing; accepted events are consistent with earlier ones.
+    /// Invalid events are rejected and change nothing. The harness checks that the actions of accepted events are
+    /// consistent with earlier actions.
     #[test]
     fn invalid_events_change_nothing(specs in specs(1..20), events in vec(any_event(), 0..300)) {
         let mut run = Run::new(build(&specs, AutoCancel::default()));
@@ -74,7 +75,7 @@ proptest! {
         let mut ended = vec![None; model.jobs.len()];
         run.finished.iter().enumerate().for_each(|(order, &job_index)| ended[job_index] = Some(order));
         for job_index in &run.finished {
-            for before in run.references[&ROOT].awaited_jobs(*job_index) {
+            for before in run.reference_models[&ROOT].awaited_jobs(*job_index) {
                 prop_assert!(is_non_blocking(&run.jobs(ROOT)[before]), "job {} must not end while job {before} blocks it", job_index);
                 prop_assert!(ended[before] <= ended[*job_index], "job {} must not end before job {before}", job_index);
             }

@@ -19,7 +19,7 @@ enum StepAction {
 
 pub(super) struct Run {
     pub(super) harness: EngineHarness,
-    pub(super) references: BTreeMap<PipelineId, Reference>,
+    pub(super) reference_models: BTreeMap<PipelineId, Reference>,
     requeued: BTreeMap<JobRef, usize>,
     last: Option<Event>,
     /// Jobs of the root pipeline, in the order of their end.
@@ -29,8 +29,8 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn new(model: Pipeline) -> Self {
         let harness = engine_with(model.clone());
-        let references = BTreeMap::from([(ROOT, Reference::new(model))]);
-        Self { harness, references, requeued: BTreeMap::new(), last: None, finished: Vec::new() }
+        let reference_models = BTreeMap::from([(ROOT, Reference::new(model))]);
+        Self { harness, reference_models, requeued: BTreeMap::new(), last: None, finished: Vec::new() }
     }
 
     pub(super) fn jobs(&self, pipeline: PipelineId) -> &[JobState] {
@@ -38,7 +38,7 @@ impl Run {
     }
 
     pub(super) fn all_jobs(&self) -> BTreeMap<PipelineId, Vec<JobState>> {
-        self.references.keys().map(|&pipeline| (pipeline, self.jobs(pipeline).to_vec())).collect()
+        self.reference_models.keys().map(|&pipeline| (pipeline, self.jobs(pipeline).to_vec())).collect()
     }
 
     /// Returns the job that `selector` chooses among the jobs for which `predicate` is true.
@@ -52,7 +52,7 @@ impl Run {
             };
             self.jobs(pipeline).iter().enumerate().filter(matches).map(job_ref).collect::<Vec<_>>()
         };
-        let found: Vec<JobRef> = self.references.keys().flat_map(jobs_of).collect();
+        let found: Vec<JobRef> = self.reference_models.keys().flat_map(jobs_of).collect();
         found.get(usize::from(selector).checked_rem(found.len())?).copied()
     }
 
@@ -132,11 +132,11 @@ impl Run {
             }
             StepAction::CreateChild(bridge, kind) => {
                 let id = self.harness.add_child_of(bridge, child(kind)).expect("no waiting bridge");
-                self.references.insert(id, Reference::new(child(kind)));
+                self.reference_models.insert(id, Reference::new(child(kind)));
                 self.last = None;
             }
         }
-        for (&pipeline, reference) in &self.references {
+        for (&pipeline, reference) in &self.reference_models {
             let after = self.jobs(pipeline);
             let created = |job: &JobState| JobState { status: JobStatus::Created, ..job.clone() };
             let new = || after.iter().map(created).collect();

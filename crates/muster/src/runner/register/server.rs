@@ -64,20 +64,20 @@ impl Server {
         &self,
         token: &str,
         name: &str,
-        answers: &ServerArgs,
+        args: &ServerArgs,
     ) -> Result<RunnerCredentials, ClientError> {
         let non_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         let request = RegisterRequest {
             token: token.to_owned(),
             info: self.info.clone(),
             description: non_empty(name),
-            maintenance_note: non_empty(&answers.maintenance_note),
-            tag_list: non_empty(&answers.tag_list),
-            run_untagged: answers.run_untagged || answers.tag_list.is_empty(),
-            locked: answers.locked,
-            access_level: non_empty(&answers.access_level),
-            maximum_timeout: Some(answers.maximum_timeout).filter(|seconds| *seconds != 0),
-            paused: answers.paused,
+            maintenance_note: non_empty(&args.maintenance_note),
+            tag_list: non_empty(&args.tag_list),
+            run_untagged: args.run_untagged || args.tag_list.is_empty(),
+            locked: args.locked,
+            access_level: non_empty(&args.access_level),
+            maximum_timeout: Some(args.maximum_timeout).filter(|seconds| *seconds != 0),
+            paused: args.paused,
         };
         let runner = short_token(token);
         let answer = self.client.register(&request).await;

@@ -170,8 +170,8 @@ impl Inventory {
 
     pub(in crate::engine) fn expire_requests(&mut self, now: Now, config: &Config, id: GroupId) {
         let Some(group) = self.groups.get_mut(id) else { return };
-        let listed = group.list_calls.applied_list_start();
-        let Some(expired) = group.requests.expire(now.at, listed, config.create_timeout) else { return };
+        let list_started_at = group.list_calls.applied_list_started_at();
+        let Some(expired) = group.requests.expire(now.at, list_started_at, config.create_timeout) else { return };
         self.mark_requests_dirty(id, expired.changed);
         if expired.overdue > 0 {
             let (count, limit) = (expired.overdue, expired.limit.as_secs());
@@ -204,7 +204,7 @@ impl Inventory {
                 None | Some(ScaleUpBlock::Throttled) => u64::from(self.request_size(now, id, UNBOUNDED, limits)),
                 Some(_) => 0,
             };
-            let Some(group) = self.groups.get(id).filter(|group| group.creation.instances_become_ready()) else {
+            let Some(group) = self.groups.get(id).filter(|group| group.creation.has_no_readiness_failures()) else {
                 continue;
             };
             if let Some(
