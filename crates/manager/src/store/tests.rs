@@ -308,6 +308,7 @@ async fn idle_manager_with_many_lanes_writes_nothing() {
     }
     let before = log_bytes(home.path());
     assert!(before > 64 * 1024, "the file must be long enough for a compaction: {before}");
+    assert!(store.index.lock().compactor().unwrap().is_none(), "the lines of lanes are not obsolete");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!store.index.lock().has_sync_task);
     assert_eq!(log_bytes(home.path()), before);
