@@ -82,8 +82,11 @@ async fn recover_job(
         return Ok(());
     }
     let Some(request) = &contents.request else {
-        // `Run` was never answered, so no manager relies on the job.
-        return entry.remove_on_blocking_thread().await;
+        // `Run` was never answered, so no manager relies on the job, and its next start replaces the entry.
+        if let Err(error) = entry.remove_on_blocking_thread().await {
+            tracing::error!(job = entry.id, %error, "failed to delete a job that was not started");
+        }
+        return Ok(());
     };
     let rebooted = !terminate_processes(&contents, &agent.context.boot_id).await;
     let mut parsed = parse(request).ok();

@@ -1,5 +1,6 @@
 //! gRPC services of the agent: GitLab's step-runner, and Muster's extension.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -61,7 +62,12 @@ impl proto::step_runner_server::StepRunner for Service {
         let chunks = Arc::clone(&job.log).follow(offset);
         let stream = chunks.map(|chunk| match chunk {
             Ok(data) => Ok(proto::FollowLogsResponse { data }),
-            Err(error) => Err(Status::data_loss(format!("failed to read the job's log in the agent's spool: {error}"))),
+            Err(error) => {
+                let message = format!("failed to read the job's log in the agent's spool: {error}");
+                // Another process has shortened the log, so a retry does not help.
+                let is_shortened = error.kind() == io::ErrorKind::UnexpectedEof;
+                Err(if is_shortened { Status::data_loss(message) } else { Status::unavailable(message) })
+            }
         });
         Ok(Response::new(Box::pin(stream)))
     }

@@ -9,7 +9,7 @@
 //! must be longer than the longest job. Marks are durable before a deletion, so the process may be killed at any time.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -20,7 +20,7 @@ use walkdir::{DirEntry, WalkDir};
 
 use crate::ChunkError;
 use crate::reference::Object;
-use crate::store::{Store, TEMPORARY, read, replace};
+use crate::store::{Store, TEMPORARY, read, replace_with};
 
 /// Maximum size of the list of marks in bytes. It is limited because each job with a cache reads the list. Objects that
 /// do not fit are marked later.
@@ -164,20 +164,17 @@ impl Store {
     }
 
     fn set_marks(&self, marks: &Marks) -> Result<(), ChunkError> {
-        replace(&self.marks_path(), &marks.to_bytes())?;
-        self.give_to_owner(&self.marks_path());
-        Ok(())
+        replace_with(&self.marks_path(), &marks.to_bytes(), |file| self.give_to_owner(file))
     }
 
     /// Gives a new file to the owner of the store. An operator may collect as root, but the jobs and the collections of
     /// the owner use the file, too.
-    fn give_to_owner(&self, path: &Path) {
-        let owner = |path: &Path| fs::symlink_metadata(path).map(|found| (found.uid(), found.gid()));
-        if let (Ok(wanted), Ok(present)) = (owner(self.root()), owner(path))
-            && wanted != present
-        {
+    fn give_to_owner(&self, file: &File) {
+        let (Ok(store), Ok(present)) = (fs::symlink_metadata(self.root()), file.metadata()) else { return };
+        // The owner may have replaced the file by a hard link to a file of root.
+        if present.nlink() <= 1 && (store.uid(), store.gid()) != (present.uid(), present.gid()) {
             // Other users than root cannot do this. The owner's saves then fail with an error that names the file.
-            let _ = std::os::unix::fs::lchown(path, Some(wanted.0), Some(wanted.1));
+            let _ = std::os::unix::fs::fchown(file, Some(store.uid()), Some(store.gid()));
         }
     }
 
@@ -205,7 +202,7 @@ impl Store {
         let lock = self.root().join("lock");
         let file = muster_files::open_with(OpenOptions::new().write(true).create(true).truncate(false), &lock);
         let file = file.map_err(|error| ChunkError::Write(lock.clone(), error.into()))?;
-        self.give_to_owner(&lock);
+        self.give_to_owner(&file);
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(ChunkError::Busy(self.root().to_owned())),
@@ -243,7 +240,8 @@ impl Store {
         grace: Duration,
         max_age: Option<Duration>,
     ) -> Result<(Sweep, Collection), ChunkError> {
-        let marks = self.marks()?;
+        // Without the marks, deletions only wait for another grace period.
+        let marks = self.marks().unwrap_or_default();
         let listed = self.list_objects()?;
         let mut references = self.references()?;
         let all = references.len();

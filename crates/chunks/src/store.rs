@@ -8,7 +8,7 @@
 //!                                      /lock                   locked during a collection
 //! ```
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::time::SystemTime;
@@ -247,11 +247,17 @@ pub(crate) fn read(path: &Path, max: u64) -> Result<Option<Vec<u8>>, ChunkError>
 
 /// Writes or replaces a file atomically.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), ChunkError> {
+    replace_with(path, bytes, |_| {})
+}
+
+/// Same as [`replace`], and calls `prepare` with the new file before it gets its name.
+pub(crate) fn replace_with(path: &Path, bytes: &[u8], prepare: impl Fn(&File)) -> Result<(), ChunkError> {
     let directory = path.parent().unwrap_or(Path::new("."));
     let write = || {
         fs::create_dir_all(directory)?;
         let mut file = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(directory)?;
         file.write_all(bytes)?;
+        prepare(file.as_file());
         file.persist(path).map_err(|error| error.error)
     };
     write().map(drop).map_err(|error| ChunkError::Write(path.to_owned(), error))

@@ -57,7 +57,9 @@ fn find_user(passwd: &Path, predicate: impl Fn(&str, u32) -> bool) -> Option<Use
 ///
 /// `directory` must be free of symbolic links. `path` may lead to the directory through symbolic links and `..`.
 pub(crate) fn relative_to(directory: &Path, path: &Path) -> Option<PathBuf> {
-    let is_directory = |path: &&Path| std::fs::canonicalize(path).is_ok_and(|found| found == directory);
+    // The text is compared first, because a parent of the directory may not be searchable.
+    let is_directory =
+        |path: &&Path| *path == directory || std::fs::canonicalize(path).is_ok_and(|found| found == directory);
     let relative = path.strip_prefix(path.ancestors().find(is_directory)?).ok()?;
     relative.components().all(|part| matches!(part, Component::Normal(_))).then(|| relative.to_owned())
 }

@@ -41,12 +41,14 @@ impl Compiled {
 /// Compiles the root file of a configuration. Errors are in [`Compiled::diagnostics`].
 #[must_use]
 pub fn compile(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Compiled {
+    sources.begin_load();
     compile_loaded(load::load(root_text, context, sources), context, sources)
 }
 
 /// Compiles the files of a child pipeline for an event ([`crate::context::PipelineSource::ParentPipeline`]).
 #[must_use]
 pub fn compile_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Compiled {
+    sources.begin_load();
     compile_loaded(load::load_child(entries, context, sources), context, sources)
 }
 

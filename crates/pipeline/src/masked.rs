@@ -18,7 +18,7 @@ impl MaskedValues {
     pub(crate) fn new(context: &Context) -> Self {
         let project = context.project_variables.iter().map(|scoped| &scoped.variable);
         let all = context.predefined.iter().chain(project).chain(&context.pipeline_variables);
-        let values = all.filter(|variable| variable.masked && variable.value.len() >= MIN_SECRET_BYTES);
+        let values = all.filter(|variable| variable.masked && variable.value.trim().len() >= MIN_SECRET_BYTES);
         Self { secrets: Secrets::new(values.map(|variable| variable.value.as_str()), []) }
     }
 

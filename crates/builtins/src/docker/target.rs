@@ -245,12 +245,13 @@ fn mebibytes(bytes: u64) -> String {
 }
 
 async fn wait_for_end(engine: &Docker, id: &str) -> End {
-    // Time of the first failed query since the last answer. The call below does not count as silence, because it waits
-    // while the container runs.
+    // Start of the first failed query since the last answer. The call that waits does not count as silence, because it
+    // takes as long as the container runs.
     let mut silent_since = None;
     loop {
         // This call may return early with Podman, and its answer may be lost, so the state is queried, too.
         let waited = engine.wait_container(id, None::<WaitContainerOptions>).next().await;
+        let asked = Instant::now();
         match inspect_container(engine, id).await {
             Ok(found) => {
                 silent_since = None;
@@ -261,7 +262,7 @@ async fn wait_for_end(engine: &Docker, id: &str) -> End {
             }
             Err(error) if is_not_found(&error) => return End::Removed,
             Err(error) => {
-                if silent_since.get_or_insert_with(Instant::now).elapsed() >= SILENCE_TIMEOUT {
+                if silent_since.get_or_insert(asked).elapsed() >= SILENCE_TIMEOUT {
                     return End::EngineLost(reason(&error));
                 }
                 tracing::warn!(%error, container = id, "failed to query the state of a container, retrying");

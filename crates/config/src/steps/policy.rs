@@ -118,6 +118,13 @@ fn checked_rule(rule: Rule, text: &str) -> Result<PolicyRule, Problem> {
         let help = "begin it with `local:`, `git:`, `oci:` or `builtin:`, or write `script`".to_owned();
         return Err((Some(span), message, help));
     }
+    if let Some(path) = pattern.strip_prefix("local:")
+        && (path == "." || path.ends_with("/step.yml") || path.ends_with("/func.yml"))
+    {
+        let message = format!("the pattern {pattern:?} matches no step");
+        let help = "write the directory of the step, without the name of its file; the top directory is `local:./`";
+        return Err((Some(span), message, help.to_owned()));
+    }
     let limits = match rule.limits {
         None => StepLimits::default(),
         Some(limits) if !is_allowed || pattern.starts_with("builtin:") => {

@@ -124,9 +124,10 @@ impl Remotes {
         }
     }
 
-    pub(super) fn get(&self, url: &str) -> Fetched {
-        let fetched = self.fetched.lock().get(url).cloned();
-        fetched.unwrap_or_else(|| Err(RemoteError::Http("the URL was not fetched".to_owned())))
+    /// Returns the result of the last fetch. `None` if there was none, or if it failed and another configuration began
+    /// to load since then.
+    pub(super) fn get(&self, url: &str) -> Option<Fetched> {
+        self.fetched.lock().get(url).cloned()
     }
 }
 
@@ -201,7 +202,7 @@ mod tests {
 
     async fn fetch(remotes: &Remotes, url: String) -> Fetched {
         remotes.fetch(vec![url.clone()], &IncludeConfig::default()).await;
-        remotes.get(&url)
+        remotes.get(&url).unwrap()
     }
 
     #[tokio::test]

@@ -9,10 +9,13 @@ use parking_lot::Mutex;
 
 use super::config::IncludeConfig;
 use super::pins::{Pin, PinError, name_of, name_of_tree};
-use super::remote::Remotes;
+use super::remote::{RemoteError, Remotes};
 use super::tree::{Tree, is_repository, read_failed, read_file, read_in, resolve, unreadable};
 use super::vendor::{Vendor, VendorOptions};
 use super::versions;
+
+/// Maximum number of fetches of one URL. Another configuration that begins to load at the same time forgets a failure.
+const MAX_FETCHES: u32 = 3;
 
 /// The files of a pipeline on a snapshot.
 pub struct SnapshotSources {
@@ -284,8 +287,13 @@ impl SnapshotSources {
     }
 
     fn fetch_url(&self, url: &str) -> super::remote::Fetched {
-        self.runtime.block_on(self.remotes.fetch(vec![url.to_owned()], &self.config));
-        self.remotes.get(url)
+        for _ in 0..MAX_FETCHES {
+            self.runtime.block_on(self.remotes.fetch(vec![url.to_owned()], &self.config));
+            if let Some(fetched) = self.remotes.get(url) {
+                return fetched;
+            }
+        }
+        Err(RemoteError::Http("the URL was not fetched".to_owned()))
     }
 
     /// Returns the URL that must be fetched for `include:remote`. `None` for other includes, or if the file is on this

@@ -232,6 +232,8 @@ mod tests {
         // The agent stops to answer, but its process, which is that of this test, runs.
         server.shutdown_background();
         std::fs::remove_file(&environment.socket).unwrap();
+        // If the server still answers, the agent must have a user, so that this test does not end its own process.
+        let _in_use = [Arc::clone(&environment), Arc::clone(&environment)];
         assert!(OutdatedAgent { environment, agent }.end_if_unused().await);
     }
 }

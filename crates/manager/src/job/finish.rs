@@ -17,7 +17,7 @@ use muster_runner_api::wire::UpdateRequest;
 use tokio::time::sleep_until;
 
 use super::actor::{JobActor, Next};
-use super::environment::SuspendRequest;
+use super::environment::{JobEnvironment, SuspendRequest};
 use super::interrupt::Interruption;
 use super::progress::AgentProgress;
 use super::uploader::{ReportAttempt, ReportOutcome, UploadOutcome};
@@ -258,6 +258,10 @@ impl JobActor {
                 },
                 reason = environment.lost() => tracing::debug!(reason, "environment lost, nothing left to close"),
             }
+        }
+        // A suspended or unresponsive environment must not become leased again if the row cannot be deleted.
+        if !matches!(self.environment, JobEnvironment::Leased(_)) {
+            self.environment.finish();
         }
         // If the row cannot be deleted, it still names the slot, so the job keeps the slot (R2).
         self.row.delete()?;

@@ -8,6 +8,7 @@ use tokio::task::{JoinError, JoinHandle, spawn_blocking};
 
 use super::StoreError;
 use super::index::{StateIndex, encode};
+use super::log::Compactor;
 use super::record::{Record, VERSION};
 
 /// A loss of power loses at most the lines that were written within this interval before it.
@@ -56,16 +57,24 @@ async fn run(index: Arc<Mutex<StateIndex>>) {
 pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
     let compactor = index.lock().compactor()?;
     match compactor {
-        None => {
-            let file = index.lock().file_handle()?;
-            flatten(spawn_blocking(move || file.sync_data()).await)
-        }
-        Some(compactor) => {
-            let version_line = encode(&Record::Version(VERSION))?;
-            let copied = flatten(spawn_blocking(move || compactor.copy(&version_line)).await)?;
-            index.lock().replace_with(copied)
-        }
+        None => sync(index).await,
+        Some(compactor) => match compact(index, compactor).await {
+            // The lines that were written since the last sync must be durable even if the disk is too full for a copy.
+            Err(error) => sync(index).await.and(Err(error)),
+            Ok(()) => Ok(()),
+        },
     }
+}
+
+async fn sync(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
+    let file = index.lock().file_handle()?;
+    flatten(spawn_blocking(move || file.sync_data()).await)
+}
+
+async fn compact(index: &Mutex<StateIndex>, compactor: Compactor) -> Result<(), StoreError> {
+    let version_line = encode(&Record::Version(VERSION))?;
+    let copied = flatten(spawn_blocking(move || compactor.copy(&version_line)).await)?;
+    index.lock().replace_with(copied)
 }
 
 fn flatten<T>(work: Result<std::io::Result<T>, JoinError>) -> Result<T, StoreError> {

@@ -111,7 +111,7 @@ async fn slot_is_kept_until_release_is_stored() {
     harness.agent.finish(RUN, Outcome::Success);
     harness.coordinator.wait_for_end(JOB).await;
     // The job is reported and closed, but this cannot be stored, so the manager closes it again.
-    harness.agent.wait_for(|spool| spool.closed == [RUN, RUN]).await;
+    harness.agent.wait_for(|spool| spool.closed.len() >= 2).await;
     assert!(!free_slots.has_changed().unwrap(), "no other job may get the slot");
     manager.state_limit.store(limit, Ordering::Relaxed);
     free_slots.changed().await.unwrap();

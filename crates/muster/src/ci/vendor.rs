@@ -18,7 +18,9 @@ pub(super) const MAX_CHILD_DEPTH: usize = 2;
 
 /// Downloads the included files and pins them. With `--offline`, only checks that all of them are available.
 pub(super) async fn vendor(args: VendorArgs) -> Result<ExitStatus, CiError> {
-    let (offline, into) = (args.pipeline.offline, args.into);
+    let offline = args.pipeline.offline;
+    // The path is relative to the current directory, or to `--directory`.
+    let into = args.into.map(|into| args.pipeline.repository.directory.join(into));
     let work = move |sources| if offline { check(sources) } else { fetch(sources, into.as_deref()) };
     with_sources(args.pipeline, work).await
 }

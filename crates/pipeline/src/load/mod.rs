@@ -104,7 +104,6 @@ pub struct Parent {
 /// Loads a configuration from the text of its root file.
 #[must_use]
 pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loaded {
-    sources.begin_load();
     loader::Loader::new(context, sources, Limits::default()).load_root(root_text)
 }
 
@@ -112,6 +111,5 @@ pub fn load(root_text: &[u8], context: &Context, sources: &dyn Sources) -> Loade
 /// are merged in order.
 #[must_use]
 pub fn load_child(entries: &[ChildSource], context: &Context, sources: &dyn Sources) -> Loaded {
-    sources.begin_load();
     loader::Loader::new(context, sources, Limits::default()).load_child(entries)
 }

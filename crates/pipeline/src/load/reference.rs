@@ -182,6 +182,9 @@ impl Resolver<'_> {
             found = Some(next);
         }
         found.filter(|node| !node.is_null()).cloned().or_else(|| {
+            if path.first().is_some_and(|first| self.gaps.has(first)) {
+                return None;
+            }
             self.diagnostics.push(
                 Diagnostic::error(span, format!("`{}` could not be found: its value is null", reference_text(path)))
                     .help("set a value there, or remove the reference"),

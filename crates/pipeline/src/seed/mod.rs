@@ -54,6 +54,10 @@ pub(crate) fn seed(
     let matched = match workflow(config, &globals, &base, &evaluator, problems) {
         Ok(matched) => matched,
         Err(decisions) => {
+            // A rule may not match only because its text was too large to be expanded.
+            if let Some(problem) = base.budget_error(loaded.root.span) {
+                problems.push(problem);
+            }
             let reason = NotCreatedReason::WorkflowRules;
             let excluded = Seeder::all_excluded(&trace, config, graph, &decisions);
             return Outcome::NotCreated(NotCreated { reason, decisions, excluded });

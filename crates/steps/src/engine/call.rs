@@ -188,7 +188,7 @@ impl UserSteps<'_> {
         let base = if base.as_os_str().is_empty() { Path::new("/proc/self/cwd") } else { base };
         let absolute = clean(&base.join(path));
         let is_from_outside = !base.starts_with(self.work_dir) && base != Path::new("/proc/self/cwd");
-        let source = || self.remote.source_dir(base).unwrap_or_else(|| base.to_owned());
+        let source = || self.remote.source_dir(&clean(base)).unwrap_or_else(|| clean(base));
         let path = match absolute.strip_prefix(self.work_dir) {
             Ok(inside) => Path::new(".").join(inside),
             Err(_) if path.starts_with('.') && is_from_outside && absolute.starts_with(source()) => return None,

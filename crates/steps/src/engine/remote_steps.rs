@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::inputs::expression_error;
+use super::reference::clean;
 use super::user_steps::{Frame, StepError, UserSteps};
 use crate::definition::{Call, StepEntry};
 use crate::expression::Scope;
@@ -88,7 +89,7 @@ impl UserSteps<'_> {
         }
         self.report(source, &result);
         fetched.insert(source.clone(), result.dir.clone());
-        self.remote.dirs.lock().push(result.dir.clone());
+        self.remote.dirs.lock().push(clean(&result.dir));
         Ok(result.dir)
     }
 

@@ -129,7 +129,7 @@ async fn killed_plugin_leaves_no_suspended_instance() {
 
 #[tokio::test]
 async fn preempted_suspended_instance_leaves_no_process() {
-    let config = json!({"suspendable": true, "isolation": "none", "preemptions_per_minute": 60_000.0, "preemption_notice_s": 2.0});
+    let config = json!({"suspendable": true, "isolation": "none", "preemptions_per_minute": 60_000.0, "preemption_notice_s": 8.0});
     let (group, target, session) = start_instance(config).await;
     let (_, daemon, _) = output(&*session, DAEMON).await;
     suspend(&group, &id(&target)).await;

@@ -45,8 +45,8 @@ fn parse(flags: &[String]) -> Result<Flags, &str> {
                     'f' => forces += 1,
                     'q' => {}
                     'd' => parsed.directories = true,
-                    'x' => parsed.ignored = true,
-                    'X' => parsed.only_ignored = true,
+                    'x' if !parsed.only_ignored => parsed.ignored = true,
+                    'X' if !parsed.ignored => parsed.only_ignored = true,
                     _ => return Err(flag),
                 }
             }
@@ -167,10 +167,15 @@ struct Cleaning<'a> {
 impl Cleaning<'_> {
     fn decide(&self, path: &Path, is_dir: bool) -> Result<Decision, git2::Error> {
         let (flags, name) = (&self.flags, relative(self.root, path));
-        if name == Path::new(".git") || self.is_tracked(name, is_dir) {
+        // `git` does not look at the `.git` of a directory with tracked files.
+        let is_git = path.file_name() == Some(OsStr::new(".git"));
+        if is_git && name.parent().is_none_or(|parent| parent == Path::new("") || self.has_tracked(parent)) {
             return Ok(Decision::Keep);
         }
-        if is_dir && self.index.find_prefix([name.as_os_str().as_bytes(), b"/"].concat()).is_ok() {
+        if self.is_tracked(name, is_dir) {
+            return Ok(Decision::Keep);
+        }
+        if is_dir && self.has_tracked(name) {
             return Ok(Decision::EnterTracked);
         }
         let is_match = self.matches(name)?;
@@ -194,6 +199,11 @@ impl Cleaning<'_> {
         } else {
             own
         })
+    }
+
+    /// Returns whether the index has a file below this directory.
+    fn has_tracked(&self, directory: &Path) -> bool {
+        self.index.find_prefix([directory.as_os_str().as_bytes(), b"/"].concat()).is_ok()
     }
 
     /// Returns whether the index has a file or submodule of this name.

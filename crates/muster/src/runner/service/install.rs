@@ -208,23 +208,25 @@ struct Owner {
 ///
 /// `owner` becomes the owner of the file, and of its directory if the directory is new. `None` means this process's user.
 fn create_config(path: &Path, owner: Option<Owner>) -> io::Result<bool> {
-    if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
+    let new_directory = path.parent().filter(|directory| !directory.exists());
+    if let Some(directory) = new_directory {
         // Only the directory of the file is private. Its owner must be able to enter the directories above.
         if let Some(parent) = directory.parent() {
             fs::create_dir_all(parent)?;
         }
         DirBuilder::new().mode(0o700).create(directory)?;
-        if let Some(Owner { uid, gid }) = owner {
-            // The user may be able to replace the directory by a link.
-            let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
-            let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
-            fchown(opened, Some(uid), Some(gid))?;
-        }
     }
     match create_file(path, 0o600, NEW_CONFIG, owner) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        created => created.map(|()| true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(false),
+        created => created?,
     }
+    if let (Some(directory), Some(Owner { uid, gid })) = (new_directory, owner) {
+        // The user may be able to replace the directory by a link.
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let opened = fs::OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+        fchown(opened, Some(uid), Some(gid))?;
+    }
+    Ok(true)
 }
 
 /// Creates a file with this content. After an error, such as a full disk, no incomplete file remains.

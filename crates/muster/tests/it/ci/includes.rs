@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
-use super::Project;
+use super::{CommandOutput, Project};
 
 fn read_request_path(stream: &TcpStream) -> String {
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
@@ -183,6 +183,10 @@ fn c242_vendored_files_in_the_repository_are_verified() {
     project.ci(&["list"]).code(2).warns("`directory` must be a relative path inside the repository");
     project.ci(&["vendor", "--into", "/tmp"]).code(2).warns("inside the repository");
     project.ci(&["vendor", "--into", "../elsewhere"]).code(2).warns("inside the repository");
+    let mut command = project.command(&["vendor", "-C", project.path().to_str().unwrap(), "--into", "sub/includes"]);
+    forge.set_reachable(true);
+    CommandOutput::from(command.current_dir("/").output().unwrap()).code(0);
+    assert!(project.path().join("sub/includes").is_dir());
 }
 
 #[test]
