@@ -136,8 +136,10 @@ async fn runner_added_by_reload_deletes_instance_of_finished_job() {
     harness.start_manager();
     let job = harness.coordinator.wait_for_end(JOB).await;
     assert!(job.text().contains("its runner was removed from the configuration"), "{}", job.text());
-    wait_until("the instance is reported", &harness, || harness.log().contains("no manager uses or deletes the instances"))
-        .await;
+    wait_until("the instance is reported", &harness, || {
+        harness.log().contains("no manager uses or deletes the instances")
+    })
+    .await;
     harness.write_config(&previous);
     harness.signal("HUP");
     wait_until("no instance remains", &harness, || harness.machines.names().is_empty()).await;
