@@ -109,6 +109,7 @@ mod tests {
         assert!(problem().contains("failed to read the step policy"), "{}", problem());
         for (policy, line, message) in [
             ("default = \"deny\"\n[[rules]]\nallow = \"gitt:**\"", 3, "matches no step"),
+            ("[[rules]]\ndeny = \"local:./ci/step.yml\"", 2, "matches no step"),
             ("default = \"no\"", 1, "is not a valid default"),
             ("\n[limits]\nnetwork = \"some\"", 3, "is not a valid value of `network`"),
             ("[limits]\ncpu = \"many\"", 2, "is not a valid value of `cpu`"),

@@ -270,6 +270,7 @@ mod tests {
         assert_eq!(parse("-ffdx -i"), Err("-i".to_owned()));
         assert_eq!(parse("--dry-run"), Err("--dry-run".to_owned()));
         assert_eq!(parse("-e"), Err("-e".to_owned()));
+        assert_eq!(parse("-fx -X"), Err("-X".to_owned()));
         assert!(!parse("-fx").unwrap().directories);
         assert!(parse("-f --force").unwrap().repositories);
     }
@@ -323,6 +324,9 @@ mod tests {
             git(root, &["init", "-q", name]);
             write(&format!("{name}/new"));
         }
+        // A directory with tracked files may be a repository, too.
+        git(root, &["init", "-q", "src"]);
+        write("src/deep/.git");
         std::os::unix::fs::symlink("src", root.join("link")).unwrap();
     }
 
