@@ -40,7 +40,9 @@ impl LockFile {
         };
         let invalid = |problem: String| {
             let path = path.display();
-            CiError::Failed(format!("`{path}` is invalid; run `muster ci vendor` to recreate it:\n{problem}"))
+            CiError::Failed(format!(
+                "`{path}` is invalid; delete it, and run `muster ci vendor` to create it again:\n{problem}"
+            ))
         };
         let file: Self = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
         if file.version != VERSION {
