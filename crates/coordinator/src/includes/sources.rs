@@ -293,7 +293,9 @@ impl SnapshotSources {
                 return fetched;
             }
         }
-        Err(RemoteError::Http("the URL was not fetched".to_owned()))
+        Err(RemoteError::Http(
+            "its result was lost while other configurations began to load; run the pipeline again".to_owned(),
+        ))
     }
 
     /// Returns the URL that must be fetched for `include:remote`. `None` for other includes, or if the file is on this

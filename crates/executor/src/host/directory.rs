@@ -182,7 +182,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns a directory and the user `nobody`. In the directory, root owns `secret`, and `nobody` owns `jobs`.
+    /// Returns a directory with two subdirectories, and the user `nobody`. Root owns the subdirectory `secret`, and
+    /// `nobody` owns the subdirectory `jobs`.
     ///
     /// `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {

@@ -199,7 +199,7 @@ impl Config {
             (None, Some(path)) => {
                 let path = expand_home(path);
                 let text = read_text_file(&path).map_err(|source| CiError::Read { path, source })?;
-                // Editors end a file with a line break, which is not a part of a token.
+                // Most editors add a final line break, which does not belong to the value.
                 if entry.file { text } else { without_final_line_break(text) }
             }
             _ => {

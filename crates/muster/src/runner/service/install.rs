@@ -101,13 +101,14 @@ fn try_install(args: &ServiceInstallArgs) -> Result<(), ServiceError> {
 
     let in_root = |path: &Path| path_in_root(args.root.as_deref(), path);
     let config = in_root(&config);
+    let is_own = init_user_entry.as_ref().is_some_and(|entry| entry.uid == rustix::process::geteuid().as_raw());
     // Only root can change owners.
     let owner = init_user_entry.filter(|_| paths::is_root()).map(|entry| Owner { uid: entry.uid, gid: entry.gid });
     let is_new = create_config(&config, owner).map_err(file_error("write", &config))?;
     if is_new {
         tracing::info!(path = %config.display(), "Created the configuration file");
     }
-    if let (true, Some(user), None) = (is_new, init_user, owner) {
+    if let (true, Some(user), None) = (is_new && !is_own, init_user, owner) {
         let path = config.display();
         tracing::warn!(
             "{path} is not readable for the user of the service; run `chown {user}: {path}`, and do the same for its \
