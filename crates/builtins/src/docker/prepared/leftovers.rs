@@ -140,8 +140,7 @@ async fn try_remove(
     let filters: HashMap<_, _> = filters.map(|(name, value)| (name.to_owned(), vec![value])).into();
     let options = ListContainersOptions { all: true, filters: Some(filters), ..ListContainersOptions::default() };
     let found = engine.list_containers(Some(options)).await.map_err(|error| reason(&error))?;
-    let now = time_at_engine(&engine).await?.unix_timestamp();
-    let mut names_to_remove = Vec::new();
+    let (mut own, mut others) = (Vec::new(), Vec::new());
     for container in found {
         let names = container.names.unwrap_or_default();
         let Some(name) = names.iter().map(|name| name.trim_start_matches('/')).find(|name| name.starts_with(PREFIX))
@@ -150,19 +149,23 @@ async fn try_remove(
         };
         let max_idle = container.labels.as_ref().and_then(|labels| labels.get(MAX_IDLE)?.parse::<i64>().ok());
         let expires = container.created.zip(max_idle).map(|(created, max_idle)| created.saturating_add(max_idle));
-        let is_left = if name.starts_with(own_prefix) {
-            !known.contains(name)
+        if name.starts_with(own_prefix) {
+            own.extend((!known.contains(name)).then(|| name.to_owned()));
         } else {
-            expires.is_some_and(|expires| expires.saturating_add(EXPIRY_MARGIN_S) < now)
-        };
-        if is_left {
-            names_to_remove.push(name.to_owned());
+            others.extend(expires.map(|expires| (name.to_owned(), expires)));
         }
     }
-    let removed = join_all(names_to_remove.iter().map(|name| remove_container(&engine, name))).await;
+    let mut removed = join_all(own.iter().map(|name| remove_container(&engine, name))).await;
     for volume in volumes {
         // The engine removes a volume with its container, but another program may have removed only the container.
         let _ = engine.remove_volume(volume, None::<RemoveVolumeOptions>).await;
+    }
+    // An engine needs seconds for its time. An agent that is shutting down may not have them.
+    if !others.is_empty() {
+        let now = time_at_engine(&engine).await?.unix_timestamp();
+        let has_expired = |(_, expires): &(String, i64)| expires.saturating_add(EXPIRY_MARGIN_S) < now;
+        others.retain(has_expired);
+        removed.extend(join_all(others.iter().map(|(name, _)| remove_container(&engine, name))).await);
     }
     let problems: Vec<_> = removed.into_iter().filter_map(Result::err).collect();
     if problems.is_empty() { Ok(()) } else { Err(problems.join(", ")) }
@@ -186,10 +189,14 @@ mod tests {
     /// Returns an engine whose clock shows noon, with these containers: name, creation time in seconds after noon, and
     /// maximum idle time.
     fn engine_with(containers: &'static [(&str, i64, i64)]) -> FakeEngine {
+        engine_with_time(containers, "1970-01-01T12:00:00Z")
+    }
+
+    fn engine_with_time(containers: &'static [(&str, i64, i64)], time: &'static str) -> FakeEngine {
         FakeEngine::start(move |call| {
             let body = match call {
                 "GET /version" => r#"{"Os":"linux"}"#.to_owned(),
-                "GET /info" => r#"{"SystemTime":"1970-01-01T12:00:00Z"}"#.to_owned(),
+                "GET /info" => serde_json::json!({ "SystemTime": time }).to_string(),
                 "GET /containers/json" => {
                     let noon = 12 * 60 * 60;
                     let list = containers.iter().map(|(name, created, max_idle)| {
@@ -229,6 +236,18 @@ mod tests {
             "DELETE /volumes/volume",
         ];
         assert_eq!(removed, expected);
+    }
+
+    #[tokio::test]
+    async fn own_containers_are_removed_even_if_the_time_of_the_engine_is_unknown() {
+        let engine = engine_with_time(
+            &[("muster-prepared-own-left", -10, 600), ("muster-prepared-other-expired", -1000, 600)],
+            "unknown",
+        );
+        let error = remove(&settings(&engine), "muster-prepared-own-", &BTreeSet::new(), &[]).await.unwrap_err();
+        assert!(error.contains("\"unknown\" is not a valid time"), "{error}");
+        let removed: Vec<_> = engine.calls().into_iter().filter(|call| call.starts_with("DELETE")).collect();
+        assert_eq!(removed, ["DELETE /containers/muster-prepared-own-left"]);
     }
 
     #[tokio::test]

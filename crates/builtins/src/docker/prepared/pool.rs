@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rand::Rng;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::super::target::Container;
 use super::super::{engine, stoppable};
@@ -27,6 +27,9 @@ const RETRY_DELAY: Duration = Duration::from_secs(30);
 /// Maximum number of attempts to remove containers. Together they take one to two hours.
 const MAX_ATTEMPTS: u32 = 120;
 const MAX_KINDS: usize = 200;
+/// Maximum number of attempts to remove the containers of an engine when the agent ends.
+const MAX_CLOSE_ATTEMPTS: u32 = 10;
+const CLOSE_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Prepared containers of an agent (`[runners.docker.prepared_containers]`).
 #[derive(Debug, Default)]
@@ -152,13 +155,21 @@ impl PreparedContainers {
             // After a panic of the task, its containers are still removed below.
             let _ = task.await;
         }
-        let prefix = self.record.prefix();
-        let remove = async |engine: DockerEngine| match leftovers::remove(&engine, &prefix, &BTreeSet::new(), &[]).await
-        {
-            Ok(()) => self.record.remove(&engine),
-            Err(error) => tracing::info!(error, "failed to remove prepared containers; the next agent removes them"),
-        };
-        join_all(self.record.engines().into_iter().map(remove)).await;
+        join_all(self.record.engines().into_iter().map(|engine| self.remove_all(engine))).await;
+    }
+
+    /// Removes the containers of an engine when the agent ends. Tries again after an error, which may be temporary.
+    async fn remove_all(&self, engine: DockerEngine) {
+        for attempt in 1..=MAX_CLOSE_ATTEMPTS {
+            if attempt > 1 {
+                sleep(CLOSE_RETRY_DELAY).await;
+            }
+            match leftovers::remove(&engine, &self.record.prefix(), &BTreeSet::new(), &[]).await {
+                Ok(()) => return self.record.remove(&engine),
+                Err(error) => tracing::info!(error, attempt, "failed to remove prepared containers"),
+            }
+        }
+        tracing::info!("the next agent removes the prepared containers that remain");
     }
 
     /// Stops preparing containers for the runner of a job, because its configuration no longer has a policy. The pool
@@ -362,5 +373,31 @@ impl State {
         for waiting in &dropped {
             self.remove_soon(&waiting.engine, now, waiting.container.volumes());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    #[tokio::test]
+    async fn closing_pool_repeats_a_removal_that_the_engine_rejects_once() {
+        let pool = PreparedContainers::default();
+        let left = serde_json::json!([{ "Id": "left", "Names": [format!("/{}left", pool.record.prefix())] }]);
+        let was_busy = AtomicBool::new(false);
+        let fake = FakeEngine::start(move |call| match call {
+            "GET /version" => Some(Answer::json(200, r#"{"Os":"linux"}"#)),
+            "GET /containers/json" => Some(Answer::json(200, &left.to_string())),
+            _ if !was_busy.swap(true, Ordering::Relaxed) => Some(Answer::json(500, r#"{"message":"busy"}"#)),
+            _ => Some(Answer::json(204, "")),
+        });
+        let removal = format!("DELETE /containers/{}left", pool.record.prefix());
+        pool.record.add(&DockerEngine { host: fake.host.clone(), ..DockerEngine::default() }).unwrap();
+        pool.close().await;
+        assert_eq!(fake.calls().iter().filter(|call| **call == removal).count(), 2, "{:?}", fake.calls());
+        assert!(pool.record.engines().is_empty(), "the next agent must have nothing to remove");
     }
 }

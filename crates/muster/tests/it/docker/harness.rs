@@ -193,8 +193,9 @@ impl Host {
     }
 
     pub(crate) async fn until_no_objects(&self, name: &str) {
-        until(async || {
-            Some(self.objects(name)).filter(String::is_empty).ok_or("objects of the job are left".to_owned())
+        until(async || match self.objects(name) {
+            objects if objects.is_empty() => Ok(()),
+            objects => Err(format!("{objects:?} must be removed from {}", self.docker.url())),
         })
         .await;
     }
