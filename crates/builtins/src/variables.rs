@@ -253,7 +253,8 @@ impl Variables {
             (variable.key.clone().into(), path.unwrap_or_else(|| variable.value.clone()).into())
         }));
         // Environment variables cannot contain these characters.
-        env.retain(|(key, value)| !key.is_empty() && !key.contains(['=', '\0']) && !value.contains('\0'));
+        let has_nul = |text: &str| text.as_bytes().contains(&0);
+        env.retain(|(key, value)| !key.is_empty() && !key.contains('=') && !has_nul(key) && !has_nul(value));
         let mut seen = HashSet::with_capacity(env.len());
         let is_last: Vec<bool> = env.iter().rev().map(|(key, _)| seen.insert(key.as_ref())).collect();
         let mut is_last = is_last.into_iter().rev();

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use muster_job::{FailureReason, JobId, JobStatus};
 use muster_pipeline::expand::{Unknown, expand_text};
 use muster_pipeline::model::Work;
@@ -101,7 +103,7 @@ impl Actor {
         row.exit_code = report.exit_code;
         let has_ended = row.status().is_complete();
         row.coverage = report.coverage;
-        row.detail.result_tree = report.result_tree;
+        row.detail.result_tree = report.result_tree.map(Arc::new);
         if row.status() == JobStatus::Failed {
             row.detail.message = invalid_report;
         }

@@ -1,5 +1,7 @@
 //! Snapshots of pipelines and jobs for callers. A snapshot holds no lock and does not change.
 
+use std::sync::Arc;
+
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId};
 use muster_pipeline::model::Job;
 use serde::Serialize;
@@ -106,7 +108,7 @@ pub struct JobView {
     /// Files that the job uploaded.
     pub artifacts: Vec<ArtifactView>,
     /// Result tree that the runner reported.
-    pub result_tree: Option<serde_json::Value>,
+    pub result_tree: Option<Arc<serde_json::Value>>,
     /// Environment of the job.
     pub environment: Option<EnvironmentView>,
     /// Pipeline that the bridge started.

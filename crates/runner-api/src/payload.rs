@@ -113,8 +113,10 @@ impl JobPayload {
     /// # Errors
     /// The reason, such as the position of the error, without values, which may be secret.
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        let mut reader = serde_json::Deserializer::from_slice(body);
-        let reason = match serde_path_to_error::deserialize::<_, Self>(&mut reader) {
+        let reader = || serde_json::Deserializer::from_slice(body);
+        // Only an invalid payload is read with the paths of its members, which takes longer.
+        let decoded = Self::deserialize(&mut reader()).or_else(|_| serde_path_to_error::deserialize(&mut reader()));
+        let reason = match decoded {
             Ok(payload) => return JobCredentials::checked(payload.id, &payload.token).map(|_| payload),
             Err(error) if error.inner().to_string().contains(parts::TOO_MANY) => {
                 format!("the member `{}` has {}", error.path(), parts::TOO_MANY)

@@ -352,7 +352,7 @@ async fn report_sets_coverage_and_environment_url() {
         .await
         .expect("was not accepted");
     let view = harness.job(pipeline, "a").await;
-    assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree)));
+    assert_eq!((view.coverage, view.result_tree), (Some(81.0), Some(tree.into())));
     assert_eq!(view.environment.and_then(|environment| environment.url).as_deref(), Some("https://app.example.org"));
 }
 

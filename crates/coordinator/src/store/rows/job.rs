@@ -1,5 +1,7 @@
 //! Rows of jobs and of their artifacts.
 
+use std::sync::Arc;
+
 use muster_job::{FailureReason, JobId, JobStatus, PipelineId, RunnerId, Variable};
 use serde::{Deserialize, Serialize};
 
@@ -85,7 +87,7 @@ pub(crate) struct JobDetail {
     #[serde(default)]
     pub(crate) message: Option<String>,
     #[serde(default)]
-    pub(crate) result_tree: Option<serde_json::Value>,
+    pub(crate) result_tree: Option<Arc<serde_json::Value>>,
     #[serde(default)]
     pub(crate) dotenv: Vec<(String, String)>,
     /// Reason why an uploaded report is invalid. The job fails with this message.

@@ -1,6 +1,7 @@
 //! Statements for jobs and their artifacts.
 
 use muster_job::{FailureReason, JobId, PipelineId, RunnerId};
+use serde::Serialize;
 use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
@@ -10,37 +11,78 @@ use crate::clock::{from_millis, to_millis};
 use crate::error::StoreError;
 use crate::store::rows::{ArtifactRow, JobRow};
 
-pub(super) fn put(batch: &mut Batch, row: &JobRow) -> Result<(), StoreError> {
+/// Columns of a job, by name.
+#[derive(Serialize)]
+struct Columns<'a> {
+    id: i64,
+    pipeline_id: i64,
+    job_index: i64,
+    name: &'a str,
+    stage: &'a str,
+    kind: &'static str,
+    status: &'static str,
+    attempt: u32,
+    created_at: i64,
+    queued_at: Option<i64>,
+    started_at: Option<i64>,
+    finished_at: Option<i64>,
+    runner_id: Option<i64>,
+    system_id: Option<&'a str>,
+    failure_reason: Option<&'static str>,
+    exit_code: Option<i64>,
+    coverage: Option<f64>,
+    /// The column stores the detail as JSON text, so it is passed as a JSON string that contains JSON.
+    detail: String,
+}
+
+impl<'a> Columns<'a> {
+    fn of(row: &'a JobRow) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: row.id.0,
+            pipeline_id: row.pipeline.0,
+            job_index: i64::try_from(row.job_index).unwrap_or(i64::MAX),
+            name: &row.name,
+            stage: &row.stage,
+            kind: row.kind.as_str(),
+            status: row.status().as_str(),
+            attempt: row.attempt,
+            created_at: to_millis(row.created_at),
+            queued_at: row.queued_at.map(to_millis),
+            started_at: row.started_at.map(to_millis),
+            finished_at: row.finished_at.map(to_millis),
+            runner_id: row.runner.map(|id| id.0),
+            system_id: row.system_id.as_deref(),
+            failure_reason: row.failure_reason.map(FailureReason::as_str),
+            exit_code: row.exit_code,
+            coverage: row.coverage,
+            detail: to_json("a job's detail", &row.detail)?,
+        })
+    }
+}
+
+/// Writes all rows in one statement. Its SQL does not depend on the number of rows, so SQLite compiles it only once.
+pub(super) fn put(batch: &mut Batch, rows: &[&JobRow]) -> Result<(), StoreError> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let rows = rows.iter().map(|row| Columns::of(row)).collect::<Result<Vec<_>, StoreError>>()?;
     batch
         .statement(
             "INSERT INTO jobs
          (id, pipeline_id, job_index, name, stage, kind, status, attempt, created_at, queued_at, started_at,
           finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+         SELECT value ->> 'id', value ->> 'pipeline_id', value ->> 'job_index', value ->> 'name', value ->> 'stage',
+          value ->> 'kind', value ->> 'status', value ->> 'attempt', value ->> 'created_at', value ->> 'queued_at',
+          value ->> 'started_at', value ->> 'finished_at', value ->> 'runner_id', value ->> 'system_id',
+          value ->> 'failure_reason', value ->> 'exit_code', value ->> 'coverage', value ->> 'detail'
+         FROM json_each(?) WHERE true ORDER BY key
          ON CONFLICT (id) DO UPDATE SET
           status = excluded.status, queued_at = excluded.queued_at, started_at = excluded.started_at,
           finished_at = excluded.finished_at, runner_id = excluded.runner_id, system_id = excluded.system_id,
           failure_reason = excluded.failure_reason, exit_code = excluded.exit_code, coverage = excluded.coverage,
           detail = excluded.detail",
         )
-        .bind(row.id.0)
-        .bind(row.pipeline.0)
-        .bind(i64::try_from(row.job_index).unwrap_or(i64::MAX))
-        .bind(&row.name)
-        .bind(&row.stage)
-        .bind(row.kind.as_str())
-        .bind(row.status().as_str())
-        .bind(row.attempt)
-        .bind(to_millis(row.created_at))
-        .bind(row.queued_at.map(to_millis))
-        .bind(row.started_at.map(to_millis))
-        .bind(row.finished_at.map(to_millis))
-        .bind(row.runner.map(|id| id.0))
-        .bind(row.system_id.as_deref())
-        .bind(row.failure_reason.map(FailureReason::as_str))
-        .bind(row.exit_code)
-        .bind(row.coverage)
-        .bind(to_json("a job's detail", &row.detail)?);
+        .bind(to_json("jobs", &rows)?);
     Ok(())
 }
 

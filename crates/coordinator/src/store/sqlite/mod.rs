@@ -152,7 +152,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// Returns one statement for each changed row, and one for all events.
+/// Returns one statement for all jobs, one for all events, and one for each other changed row.
 fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
     let mut batch = Batch::default();
     for id in &changes.removed_runners {
@@ -173,9 +173,7 @@ fn batch(changes: &Changes<'_>) -> Result<Batch, StoreError> {
     for row in &changes.pipelines {
         pipelines::update(&mut batch, row)?;
     }
-    for row in &changes.jobs {
-        jobs::put(&mut batch, row)?;
-    }
+    jobs::put(&mut batch, &changes.jobs)?;
     for row in &changes.artifacts {
         jobs::put_artifact(&mut batch, row)?;
     }

@@ -5,6 +5,7 @@ use muster_coordinator::JobKind;
 use muster_coordinator::views::{JobView, PipelineSummary};
 use muster_job::{FailureReason, JobStatus};
 use muster_pipeline::model::Pipeline;
+use serde::Deserialize as _;
 
 use super::super::args::OutputMode;
 use super::super::error::ExitStatus;
@@ -58,7 +59,7 @@ pub(in super::super) fn job_duration(job: &JobView) -> Option<Duration> {
 
 /// Returns the tree of a job's step results, or `None` if the manager sent none in a known format.
 pub(in super::super) fn tree_of(job: &JobView) -> Option<StepNode> {
-    job.result_tree.clone().and_then(|tree| serde_json::from_value(tree).ok())
+    StepNode::deserialize(job.result_tree.as_deref()?).ok()
 }
 
 /// Returns `None` if the manager sent no tree, or measured no process of the job.
