@@ -179,12 +179,13 @@ pub(super) async fn check_batches(store: &dyn Store) {
 
 pub(super) async fn check_rows(store: &dyn Store) {
     let (mut row, mut job, artifact) = (pipeline(1, None, true), job(1, 1), artifact(1, Some(50)));
+    job.name = "a\0b \"c\" \\ \u{1f600}".to_owned();
     let new = Changes { new_pipelines: vec![&row], jobs: vec![&job], artifacts: vec![&artifact], ..Changes::default() };
     write(store, new).await;
     (row.status, row.finished_at, row.detail.warnings) = (JobStatus::Success, Some(from_millis(9)), true);
     job.detail.state.status = JobStatus::Failed;
     job.failure_reason = Some(muster_job::FailureReason::ScriptFailure);
-    (job.runner, job.system_id, job.exit_code) = (Some(RunnerId(3)), Some("s".to_owned()), Some(7));
+    (job.runner, job.system_id, job.exit_code) = (Some(RunnerId(3)), Some("s\0".to_owned()), Some(7));
     (job.queued_at, job.started_at, job.coverage) = (Some(from_millis(5)), Some(from_millis(6)), Some(12.5));
     job.detail.dotenv = vec![("KEY".to_owned(), "value".to_owned())];
     for _ in 0..2 {
