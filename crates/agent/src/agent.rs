@@ -137,7 +137,7 @@ impl Agent {
     async fn remove_entry(&self, entry: &Entry) -> io::Result<()> {
         let is_unrecovered = self.state.lock().unrecovered.contains_key(&entry.id);
         if is_unrecovered {
-            leftovers::terminate_unrecovered(entry, &self.context.boot_id).await;
+            leftovers::remove_unrecovered(entry, &self.context.boot_id).await;
         }
         entry.remove_on_blocking_thread().await?;
         self.state.lock().unrecovered.remove(&entry.id);

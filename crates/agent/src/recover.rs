@@ -1,6 +1,5 @@
 //! Recovers the jobs of an earlier agent.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -12,14 +11,16 @@ use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
 use muster_steps::builtin::Step;
 use muster_steps::engine::StartTime;
-use muster_steps::failure::Failure;
 use muster_steps::process::ProcessRecord;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::agent::Agent;
 use crate::job::{AgentContext, Finished, Job};
-use crate::leftovers::{KILL_GRACE, terminate_processes};
+use crate::leftovers::{
+    FIRST_REMOVAL_TIMEOUT, KILL_GRACE, has_environments, has_leftovers, remove_leftovers, temp_dir,
+    terminate_processes, try_remove,
+};
 use crate::run_job::{ParsedRequest, fail_job, parse, persist_result};
 use crate::spool::Entry;
 
@@ -27,13 +28,6 @@ use crate::spool::Entry;
 ///
 /// The next start of such a job replaces its leftovers.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time for which a lost job's result waits for the first attempt to remove its environment.
-const FIRST_REMOVAL_TIMEOUT: Duration = Duration::from_secs(20);
-const REMOVAL_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time that a container engine gets to finish a call of a killed agent.
-const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
-/// Maximum number of attempts to remove a lost job's environment, within one hour.
-const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 const LOST_MESSAGE: &str =
     "the agent was killed while the job ran, so its script was killed, too; the log is complete up to this line";
 const REBOOT_MESSAGE: &str =
@@ -106,7 +100,7 @@ async fn recover_job(
         tracing::info!(job = entry.id, "job had not started its first command and can be run again");
         return Ok(());
     }
-    if let Some(parsed) = parsed.take_if(|parsed| parsed.steps.iter().flat_map(Step::targets).next().is_some()) {
+    if let Some(parsed) = parsed.take_if(|parsed| has_environments(parsed)) {
         let job = Arc::new(Job::new(entry.clone(), entry.journal()?, entry.log()?, None));
         let (attempted, first_attempt) = oneshot::channel();
         removals.spawn(remove_leftovers(parsed, entry.id.clone(), Some(attempted)));
@@ -144,21 +138,12 @@ fn fail(agent: &AgentContext, job: &Job, message: &str) {
     persist_result(agent, job, outcome, &Secrets::default(), &Development::default());
 }
 
-fn temp_dir(parsed: &ParsedRequest) -> PathBuf {
-    format!("{}.tmp", parsed.plan.project_dir).into()
-}
-
 fn clear_files(parsed: &ParsedRequest, id: &str) {
     if !parsed.is_step_file()
         && let Err(error) = Variables::clear_files(&temp_dir(parsed))
     {
         tracing::warn!(job = id, %error, "failed to delete temporary files of a lost job");
     }
-}
-
-/// Returns whether a step left something that only the step can remove, such as an environment.
-fn has_leftovers(parsed: &ParsedRequest) -> bool {
-    parsed.steps.iter().flat_map(Step::builtins).any(|step| step.has_leftovers(&temp_dir(parsed)))
 }
 
 /// Removes what the steps of a lost job left, and then writes its result.
@@ -189,71 +174,4 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
 
 fn is_environment_lost(result: &JobResult) -> bool {
     matches!(result.outcome, Outcome::Failed { cause: Some(TerminationCause::EnvironmentLost), .. })
-}
-
-/// Removes the environments of a lost job, with retries. Drops `attempted` after the first attempt.
-async fn remove_leftovers(parsed: ParsedRequest, id: String, mut attempted: Option<oneshot::Sender<()>>) {
-    for _ in 0..MAX_REMOVAL_ATTEMPTS {
-        let removal = try_remove(&parsed, &id).await;
-        drop(attempted.take());
-        match removal {
-            Removal::Complete => {
-                // The container engine may still create the last container that the killed agent requested.
-                tokio::time::sleep(PENDING_CALL_TIME).await;
-                if matches!(try_remove(&parsed, &id).await, Removal::Complete) {
-                    return;
-                }
-            }
-            Removal::Impossible => break,
-            Removal::Failed => {}
-        }
-        tokio::time::sleep(REMOVAL_RETRY_DELAY).await;
-    }
-    tracing::error!(job = id, "gave up removing the leftovers of a lost job's environment; remove them manually");
-}
-
-enum Removal {
-    Complete,
-    Failed,
-    Impossible,
-}
-
-async fn try_remove(parsed: &ParsedRequest, id: &str) -> Removal {
-    let mut removal = Removal::Complete;
-    for target in parsed.steps.iter().flat_map(Step::targets) {
-        if let Err(error) = target.remove_leftovers().await {
-            tracing::warn!(job = id, %error, "failed to remove the leftovers of a lost job's environment");
-            removal = match (error, removal) {
-                (Failure::Configuration(_), Removal::Complete | Removal::Impossible) => Removal::Impossible,
-                _ => Removal::Failed,
-            };
-        }
-    }
-    removal
-}
-
-#[cfg(test)]
-mod tests {
-    use muster_agent_api::builtin::{ContainerSpec, DockerContainer};
-    use muster_agent_api::plan::{Call, JobPlan, Step as PlanStep, job_steps};
-    use muster_agent_api::step_runner::RunRequest;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn invalid_configuration_is_not_tried_again() {
-        let build = ContainerSpec { name: "../victim".to_owned(), ..ContainerSpec::default() };
-        let container = DockerContainer { build, ..DockerContainer::default() };
-        let call = Call::delegate(&container, Vec::new(), Vec::new());
-        let plan = JobPlan {
-            project_dir: "/builds/p".to_owned(),
-            builds_dir: "/builds".to_owned(),
-            steps: vec![PlanStep::new("docker", "", call)],
-            ..JobPlan::default()
-        };
-        let request = RunRequest { steps: job_steps(&plan).unwrap(), ..RunRequest::default() };
-        let start = tokio::time::Instant::now();
-        remove_leftovers(parse(&request).unwrap(), "1-1".to_owned(), None).await;
-        assert_eq!(start.elapsed(), Duration::ZERO);
-    }
 }

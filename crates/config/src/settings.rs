@@ -29,7 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use muster_job::{Secret, Variable};
+use muster_job::{Secret, Variable, without_user_info};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -201,7 +201,7 @@ impl Default for Settings {
 ///
 /// Job counters, request lanes and jobs in `state.log` refer to it.
 ///
-/// The key consists of the URL and the coordinator's runner ID. Without an ID, it contains a hash of the token.
+/// The key consists of the URL without user and password, and the coordinator's runner ID or a hash of the token.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunnerKey(String);
@@ -210,7 +210,7 @@ impl RunnerKey {
     /// Returns the key of an entry. `id` is 0 if the entry has none.
     #[must_use]
     pub fn new(url: &Url, id: i64, token: &Secret) -> Self {
-        let url = url.as_str().trim_end_matches('/');
+        let url = without_user_info(url.as_str().trim_end_matches('/'));
         if id > 0 {
             return Self(format!("{url}#{id}"));
         }

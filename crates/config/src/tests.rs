@@ -1,7 +1,10 @@
 use std::time::Duration;
 
+use muster_job::Secret;
+
 use super::checks::testing::{clean, found};
 use super::*;
+use crate::settings::RunnerKey;
 
 const RUNNER: &str =
     "[[runners]]\nname = \"one\"\nurl = \"https://gitlab.example/\"\ntoken = \"glrt-secret\"\nexecutor = \"shell\"\n";
@@ -281,4 +284,13 @@ fn instance_executor_supports_every_shell_option() {
         }
     }
     assert!(options > 25, "{options}");
+}
+
+#[test]
+fn key_of_a_runner_has_no_user_and_password() {
+    let key = |url: &str, id| RunnerKey::new(&url.parse().unwrap(), id, &Secret::new("t")).to_string();
+    assert_eq!(key("https://user:s3cret@host/", 7), "https://host#7");
+    let without_id = key("https://user:s3cret@host/", 0);
+    assert!(without_id.starts_with("https://host#token-"), "{without_id}");
+    assert_eq!(without_id, key("https://user:new@host", 0), "a new password must not change the key");
 }

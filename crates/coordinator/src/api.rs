@@ -237,7 +237,10 @@ impl Actor {
 
     pub(crate) fn on_sources_timeout(&mut self, bridge: JobId) {
         if self.children.stop_waiting(bridge) {
-            let error = failed("the pipeline is from an earlier process, and its repository was not attached in time");
+            let error = failed(
+                "the repository of the pipeline is not available, because the pipeline had finished or is from an earlier \
+                 process, and the repository was not attached in time; run a new pipeline",
+            );
             self.on_child_compiled(bridge, Err(error));
         }
     }

@@ -151,7 +151,10 @@ impl Coordinator {
         }
     }
 
-    /// Provides the files of a pipeline that an earlier process created, so that its child pipelines can be compiled.
+    /// Provides the files of a pipeline, so that its child pipelines can be compiled: of a pipeline that an earlier process
+    /// created, or of a finished pipeline after the retry of a bridge.
+    ///
+    /// Has no lasting effect on a finished pipeline, whose files may be removed from memory at any time.
     ///
     /// # Errors
     /// [`CoordinatorError::NotFound`].

@@ -90,7 +90,7 @@ pub struct Limits {
     pub pending_without_runner: Duration,
     /// Maximum time that a job waits although a runner matches. Defaults to 24 hours.
     pub pending_with_runner: Duration,
-    /// Maximum time that a bridge waits for the files of a pipeline from an earlier process.
+    /// Maximum time that a bridge waits for the files of a pipeline that had finished or is from an earlier process.
     ///
     /// [`crate::Coordinator::attach_sources`] provides the files. Defaults to 60 seconds.
     pub sources_timeout: Duration,

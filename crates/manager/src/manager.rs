@@ -13,6 +13,7 @@ use std::time::Duration;
 use muster_cache_store::CacheStores;
 use muster_config::settings::{RunnerKey, RunnerSettings, Settings};
 use muster_executor::registry::Registry;
+use muster_job::without_user_info;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
 use tokio::sync::mpsc;
@@ -41,7 +42,10 @@ pub enum ManagerError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The coordinator keeps refusing the runner token, and the settings make that fatal.
-    #[error("the coordinator at {url} refuses the runner token; register the runner again and pass its new token")]
+    #[error(
+        "the coordinator at {} refuses the runner token; register the runner again and pass its new token",
+        without_user_info(.url.as_str())
+    )]
     TokenRefused {
         /// URL of the coordinator.
         url: Url,

@@ -10,7 +10,7 @@ use clap::Subcommand;
 use muster_cache_store::{CacheStore, CollectOptions};
 use muster_chunks::{Collection, Store, stores_below};
 use muster_config::SettingsContext;
-use muster_config::settings::{ChunkGcSettings, RunnerSettings};
+use muster_config::settings::{CacheStoreSettings, ChunkGcSettings, RunnerSettings};
 use muster_job::{error_chain, short_token};
 
 use crate::ci::ui;
@@ -73,26 +73,80 @@ async fn collect(args: &GcArgs) -> Result<bool, crate::config_file::ConfigError>
         dry_run: args.dry_run,
     };
     let mut is_complete = true;
-    let mut roots: BTreeMap<PathBuf, CollectOptions> =
-        args.directories.iter().map(|directory| (directory.clone(), options)).collect();
+    let mut roots: Vec<_> = args.directories.iter().map(|directory| (directory.clone(), options)).collect();
     if roots.is_empty() {
         let settings = muster_config::settings(&args.config.load()?, &SettingsContext::default());
-        for runner in &settings.runners {
-            let Some(options) = options_of(args.due, runner, options) else { continue };
-            let root = runner.cache_dir.clone().unwrap_or_else(|| PathBuf::from("cache"));
-            roots.entry(root).and_modify(|shared| *shared = shared_options(*shared, options)).or_insert(options);
-            is_complete &= collect_objects(runner, options).await;
+        let runners = settings.runners.iter();
+        let runners: Vec<(&RunnerSettings, CollectOptions)> =
+            runners.filter_map(|runner| Some((&**runner, options_of(args.due, runner, options)?))).collect();
+        for (runner, store, prefix, options) in object_stores(&runners) {
+            is_complete &= collect_objects(runner, store, &prefix, options).await;
         }
+        let root = |runner: &RunnerSettings| runner.cache_dir.clone().unwrap_or_else(|| PathBuf::from("cache"));
+        roots.extend(runners.into_iter().map(|(runner, options)| (root(runner), options)));
     }
-    for (root, options) in roots {
-        for store in stores_below(&root) {
-            is_complete &= collect_directory(&store, options, args.due);
-        }
+    for (store, options) in directory_stores(roots) {
+        is_complete &= collect_directory(&store, options, args.due);
     }
     Ok(is_complete)
 }
 
-/// Returns the options for a directory that two runners share. Nothing is deleted that the settings of one of them retain.
+/// Returns the object store of each runner, the prefix of its objects, and the options. Runners that share the objects
+/// have the same options.
+fn object_stores<'a>(
+    runners: &[(&'a RunnerSettings, CollectOptions)],
+) -> Vec<(&'a RunnerSettings, &'a CacheStoreSettings, String, CollectOptions)> {
+    let mut shared = BTreeMap::new();
+    let mut stores = Vec::new();
+    for (runner, options) in runners {
+        if let Some(store) = &runner.cache.store {
+            let (bucket, prefix) = (bucket(store), object_prefix(runner));
+            add_options(&mut shared, (bucket.clone(), prefix.clone()), *options);
+            stores.push((*runner, store, bucket, prefix));
+        }
+    }
+    let with_options = |(runner, store, bucket, prefix): (_, _, _, String)| {
+        let options = shared.get(&(bucket, prefix.clone()))?;
+        Some((runner, store, prefix, *options))
+    };
+    stores.into_iter().filter_map(with_options).collect()
+}
+
+/// Returns the stores below the directories. A store below several directories, or below a directory that several runners
+/// share, has the combined options.
+fn directory_stores(directories: Vec<(PathBuf, CollectOptions)>) -> Vec<(Store, CollectOptions)> {
+    let mut roots = BTreeMap::new();
+    for (root, options) in directories {
+        add_options(&mut roots, root, options);
+    }
+    let (mut stores, mut shared) = (BTreeMap::new(), BTreeMap::new());
+    for (root, options) in roots {
+        for store in stores_below(&root) {
+            let path = store.root().canonicalize().unwrap_or_else(|_| store.root().to_owned());
+            add_options(&mut shared, path.clone(), options);
+            stores.entry(path).or_insert(store);
+        }
+    }
+    // Both maps have the same keys.
+    stores.into_values().zip(shared.into_values()).collect()
+}
+
+/// Returns the kind of an object store, its server, and its bucket.
+fn bucket(store: &CacheStoreSettings) -> (&'static str, Option<String>, String) {
+    match store {
+        CacheStoreSettings::S3(s3) => ("s3", s3.server.clone(), s3.bucket.clone()),
+        CacheStoreSettings::Gcs(gcs) => ("gcs", gcs.domain.clone(), gcs.bucket.clone()),
+        CacheStoreSettings::Azure(azure) => {
+            ("azure", azure.domain.clone(), format!("{}/{}", azure.account, azure.container))
+        }
+    }
+}
+
+fn add_options<K: Ord>(shared: &mut BTreeMap<K, CollectOptions>, key: K, options: CollectOptions) {
+    shared.entry(key).and_modify(|shared| *shared = shared_options(*shared, options)).or_insert(options);
+}
+
+/// Returns the options for a store that two runners share. Nothing is deleted that the settings of one of them retain.
 fn shared_options(first: CollectOptions, second: CollectOptions) -> CollectOptions {
     CollectOptions {
         grace: first.grace.max(second.grace),
@@ -112,15 +166,24 @@ fn options_of(only_due: bool, runner: &RunnerSettings, options: CollectOptions) 
     Some(CollectOptions { grace, max_age, min_interval: Some(interval), ..options })
 }
 
-/// Deletes unused data in the chunk stores of a runner's object store. Returns false if a collection failed.
-async fn collect_objects(runner: &RunnerSettings, options: CollectOptions) -> bool {
-    let Some(store) = &runner.cache.store else { return true };
+/// Returns the prefix of the names of a runner's chunk stores.
+fn object_prefix(runner: &RunnerSettings) -> String {
     let mut prefix: Vec<String> = runner.cache.path.split('/').map(str::to_owned).collect();
     prefix.retain(|segment| !matches!(segment.as_str(), "" | "." | ".."));
     if !runner.cache.shared {
         prefix.extend(["runner".to_owned(), short_token(runner.token.expose())]);
     }
-    match async { CacheStore::open(store).await?.collect(&prefix.join("/"), options).await }.await {
+    prefix.join("/")
+}
+
+/// Deletes unused data in the chunk stores of a runner's object store. Returns false if a collection failed.
+async fn collect_objects(
+    runner: &RunnerSettings,
+    store: &CacheStoreSettings,
+    prefix: &str,
+    options: CollectOptions,
+) -> bool {
+    match async { CacheStore::open(store).await?.collect(prefix, options).await }.await {
         Ok(stores) => {
             stores.iter().for_each(|(name, collection)| print(name, collection, options.dry_run));
             true
@@ -178,18 +241,68 @@ fn print(store: &str, collection: &Collection, is_dry: bool) {
 
 #[cfg(test)]
 mod tests {
+    use muster_config::settings::{S3AccessKey, S3Settings};
+    use muster_job::Secret;
+
     use super::*;
 
-    #[test]
-    fn settings_of_runners_with_the_same_directory_are_combined() {
-        let hours = |count: u64| Duration::from_secs(count * 3600);
-        let options = |grace, max_age: Option<u64>, interval| CollectOptions {
+    fn hours(count: u64) -> Duration {
+        Duration::from_secs(count * 3600)
+    }
+
+    fn options(grace: u64, max_age: Option<u64>, interval: u64) -> CollectOptions {
+        CollectOptions {
             now: SystemTime::UNIX_EPOCH,
             grace: hours(grace),
             max_age: max_age.map(hours),
             min_interval: Some(hours(interval)),
             dry_run: false,
+        }
+    }
+
+    #[test]
+    fn runners_share_options_if_they_share_the_objects_of_a_bucket() {
+        let runner = |path: &str, shared, server: Option<&str>, user: &str| {
+            let mut runner = RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), Secret::new("t"), 0);
+            let key = S3AccessKey { id: Secret::new(user), secret: Secret::new("s"), session: None };
+            let (bucket, server) = ("bucket".to_owned(), server.map(str::to_owned));
+            let settings = S3Settings { bucket, server, access_key: Some(key), ..S3Settings::default() };
+            runner.cache.store = Some(CacheStoreSettings::S3(settings));
+            (runner.cache.path, runner.cache.shared) = (path.to_owned(), shared);
+            runner
         };
+        let runners = [
+            runner("a/b", true, None, "first"),
+            runner("a//b/", true, None, "second"),
+            runner("a", true, None, "first"),
+            runner("a/b", false, None, "first"),
+            runner("a/b", true, Some("minio.example"), "first"),
+        ];
+        let ages = [Some(48), Some(720), Some(48), Some(48), Some(48)].map(|max_age| options(2, max_age, 1));
+        let found = object_stores(&runners.iter().zip(ages).collect::<Vec<_>>());
+        let ages: Vec<_> = found.iter().map(|(_, _, prefix, options)| (prefix.as_str(), options.max_age)).collect();
+        let [old, short] = [720, 48].map(|age| Some(hours(age)));
+        assert_eq!(ages[..3], [("a/b", old), ("a/b", old), ("a", short)]);
+        assert_eq!((ages[3].1, ages[4]), (short, ("a/b", short)));
+    }
+
+    #[test]
+    fn store_below_the_directories_of_two_runners_has_the_options_of_both() {
+        let home = tempfile::tempdir().unwrap();
+        let [outer, inner] = ["outer", "outer/inner"].map(|name| home.path().join(name));
+        for directory in [&outer, &inner] {
+            std::fs::create_dir_all(directory.join(".chunks/protected/objects")).unwrap();
+        }
+        let (short, long) = (options(2, Some(48), 1), options(24, Some(720), 24));
+        let found = directory_stores(vec![(outer.clone(), short), (inner.clone(), long)]);
+        let mut ages: Vec<_> = found.iter().map(|(store, found)| (store.root().to_owned(), found.max_age)).collect();
+        ages.sort();
+        let store = |directory: &std::path::Path| directory.join(".chunks/protected");
+        assert_eq!(ages, [(store(&outer), short.max_age), (store(&inner), long.max_age)]);
+    }
+
+    #[test]
+    fn settings_of_runners_with_the_same_directory_are_combined() {
         let shared = |first, second| {
             let found = shared_options(first, second);
             (found.grace, found.max_age, found.min_interval)

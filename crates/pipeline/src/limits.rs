@@ -41,6 +41,8 @@ pub const MAX_JOBS_BYTES: usize = 256 * 1024 * 1024;
 pub const MAX_EXPANDED_BYTES: usize = 256 * 1024 * 1024;
 /// Maximum number of bytes that variables may insert into `include` and interpolation blocks.
 pub const MAX_INCLUDE_VARIABLES_BYTES: usize = 64 * 1024 * 1024;
+/// Maximum size in bytes of all `include` entries of a compilation, after aliases have been expanded.
+pub const MAX_INCLUDE_ENTRIES_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum compiled size in bytes of all regular expressions of a configuration. Each expression counts as at least 16 KiB.
 pub const MAX_PATTERNS_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum number of inputs whose rules refer to each other in a chain.

@@ -28,6 +28,9 @@ pub use output::Tail;
 pub use sys::ProcessGroup;
 pub use target::Target;
 
+/// Time for a canceled command to end.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+
 /// How a remote command ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
@@ -63,7 +66,7 @@ pub struct RemoteCommand<'a> {
     /// Cancels the command with SIGTERM, and SIGKILL 10 seconds later.
     ///
     /// Over SSH, [`Session::run`] then returns even if the command still runs. Over WinRM, the server terminates the
-    /// command.
+    /// command, and the shell is deleted if the command still runs 10 seconds later.
     pub stop: CancellationToken,
 }
 
@@ -170,6 +173,14 @@ pub enum RunError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+}
+
+impl RunError {
+    /// Returns the error for a command that still runs after [`STOP_GRACE`].
+    fn not_ended_after_cancel() -> Self {
+        let seconds = STOP_GRACE.as_secs();
+        Self::Lost { cause: format!("the command did not end within {seconds} s after it was canceled") }
+    }
 }
 
 /// A connection to a machine.

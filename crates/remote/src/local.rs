@@ -4,7 +4,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::pin::Pin;
 use std::process::Stdio;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::process::Signal;
@@ -12,13 +11,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::{CommandResult, Exit, ProcessGroup, RemoteCommand, RunError, Session, Stream, Tail};
+use crate::{CommandResult, Exit, ProcessGroup, RemoteCommand, RunError, STOP_GRACE, Session, Stream, Tail};
 
 /// Runs commands on this host with `sh -c`, each in its own process group.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LocalSession;
-
-const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A running command, as a stream that reads its stdout and writes its stdin. Dropping this value kills the command.
 struct Program {

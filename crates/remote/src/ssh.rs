@@ -1,8 +1,8 @@
 //! SSH sessions (docs/spec/fleeting.md, section 4.2).
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use russh::client::{self, AuthResult, Handle};
@@ -12,14 +12,14 @@ use russh::keys::{
 use russh::{Channel, ChannelMsg, ChannelWriteHalf, Disconnect, Preferred, Sig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::timeout;
 
 use crate::retry::{AttemptError, retry};
-use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
+use crate::{
+    CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, STOP_GRACE, Session, Stream, Tail, Target,
+};
 
 const MAX_MISSED_KEEPALIVES: usize = 3;
-
-const STOP_GRACE: Duration = Duration::from_secs(10);
 
 /// A channel that is closed when this value is dropped, because an open channel counts against the server's limit.
 struct ChannelGuard {
@@ -230,51 +230,55 @@ impl Session for SshSession {
                 copy(stdin, write.make_writer()).await;
             }
             let _ = write.eof().await;
-            std::future::pending::<()>().await;
+            std::future::pending::<Infallible>().await
         };
-        tokio::pin!(feed);
-        let mut exit = None;
-        let mut tail = Tail::default();
-        let mut deadline = None;
-        loop {
-            let message = tokio::select! {
-                message = read.wait() => message,
-                () = &mut feed => continue,
-                () = stop.cancelled(), if deadline.is_none() => {
-                    deadline = Some(Instant::now() + STOP_GRACE);
-                    let _ = guard.channel.signal(Sig::TERM).await;
-                    continue;
-                }
-                // Some servers ignore signals, and some commands ignore SIGTERM.
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    let _ = guard.channel.signal(Sig::KILL).await;
-                    let seconds = STOP_GRACE.as_secs();
-                    return Err(lost(format!("the command did not end within {seconds} s after it was canceled")));
-                }
+        let end_after_cancel = async {
+            stop.cancelled().await;
+            // Output that is not read may block the connection, and with it the signals.
+            let terminate = async {
+                let _ = guard.channel.signal(Sig::TERM).await;
+                std::future::pending::<()>().await;
             };
-            match message {
-                Some(ChannelMsg::Data { data }) => write_output(&mut stdout, &data, "failed to write stdout").await?,
-                Some(ChannelMsg::ExtendedData { data, ext: 1 }) => match &mut stderr {
-                    None => tail.push(&data),
-                    stderr => write_output(stderr, &data, "failed to write stderr").await?,
-                },
-                Some(ChannelMsg::Failure) => {
-                    return Err(RunError::Refused {
-                        request: "the command".to_owned(),
-                        cause: "the server did not start it".to_owned(),
-                    });
+            let _ = timeout(STOP_GRACE, terminate).await;
+            // Some servers ignore signals, and some commands ignore SIGTERM.
+            let _ = timeout(STOP_GRACE, guard.channel.signal(Sig::KILL)).await;
+            RunError::not_ended_after_cancel()
+        };
+        let mut tail = Tail::default();
+        let receive = async {
+            let mut exit = None;
+            loop {
+                match read.wait().await {
+                    Some(ChannelMsg::Data { data }) => {
+                        write_output(&mut stdout, &data, "failed to write stdout").await?;
+                    }
+                    Some(ChannelMsg::ExtendedData { data, ext: 1 }) => match &mut stderr {
+                        None => tail.push(&data),
+                        stderr => write_output(stderr, &data, "failed to write stderr").await?,
+                    },
+                    Some(ChannelMsg::Failure) => {
+                        return Err(RunError::Refused {
+                            request: "the command".to_owned(),
+                            cause: "the server did not start it".to_owned(),
+                        });
+                    }
+                    Some(ChannelMsg::ExitStatus { exit_status }) => exit = Some(Exit::Code(exit_status)),
+                    Some(ChannelMsg::ExitSignal { signal_name, .. }) => {
+                        exit = Some(Exit::Signal(signal_text(&signal_name)));
+                    }
+                    Some(ChannelMsg::Close) | None => {
+                        guard.is_closed.store(true, Ordering::Relaxed);
+                        return Ok(exit);
+                    }
+                    Some(_) => {}
                 }
-                Some(ChannelMsg::ExitStatus { exit_status }) => exit = Some(Exit::Code(exit_status)),
-                Some(ChannelMsg::ExitSignal { signal_name, .. }) => {
-                    exit = Some(Exit::Signal(signal_text(&signal_name)))
-                }
-                Some(ChannelMsg::Close) | None => {
-                    guard.is_closed.store(true, Ordering::Relaxed);
-                    break;
-                }
-                Some(_) => {}
             }
-        }
+        };
+        let exit = tokio::select! {
+            exit = receive => exit?,
+            never = feed => match never {},
+            error = end_after_cancel => return Err(error),
+        };
         // Without an exit status, the result of the command is unknown (case C6).
         exit.map(|exit| CommandResult { exit, stderr: tail })
             .ok_or_else(|| lost("the channel was closed without an exit status"))

@@ -18,7 +18,7 @@ pub struct Commit {
     pub tags: Vec<String>,
 }
 
-pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
+pub(super) fn read_commit(git: &Git, sha: &str) -> Result<Commit, SnapshotError> {
     let output = git.run(&[
         "log",
         "-1",
@@ -27,7 +27,7 @@ pub(super) fn read_commit(git: &Git) -> Result<Commit, SnapshotError> {
         "--decorate-refs=refs/tags/*",
         "--encoding=UTF-8",
         "--format=%H%x00%P%x00%an <%ae>%x00%cI%x00%D%x00%B",
-        "HEAD",
+        sha,
     ])?;
     let text = String::from_utf8_lossy(&output).into_owned();
     let mut fields = text.splitn(6, '\0');

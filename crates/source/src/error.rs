@@ -52,6 +52,16 @@ pub enum SnapshotError {
         /// The working tree.
         path: PathBuf,
     },
+    /// The commit or branch that is checked out changed in each attempt.
+    #[error(
+        "the commit or branch that is checked out in `{}` changed while its files were read; \
+         wait until other git commands, such as a rebase, have ended, and run again",
+        path.display()
+    )]
+    HeadChanged {
+        /// The working tree.
+        path: PathBuf,
+    },
     /// git refuses to read a repository that another user owns.
     #[error(
         "git does not trust the repository `{}` because another user owns it; if you trust it, run: \

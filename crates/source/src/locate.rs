@@ -19,6 +19,7 @@ const LOCATE: [&str; 11] = [
     "HEAD",
 ];
 
+#[derive(PartialEq, Eq)]
 pub(super) struct FoundRepository {
     pub(super) git_dir: PathBuf,
     /// Git directory that all worktrees of the repository share.

@@ -1,8 +1,9 @@
 //! The commit that jobs check out: `HEAD` if the working tree is clean, or else a commit on top of it with the current
 //! files.
 //!
-//! Nothing is written to the user's repository, so the user may run `git commit` at the same time. git works on a
-//! private copy of the index, which tells it which files have changed and must be hashed.
+//! Nothing is written to the user's repository, so the user may run `git commit` at the same time. If `HEAD` changes
+//! meanwhile, the snapshot is repeated. git works on a private copy of the index, which tells it which files have
+//! changed and must be hashed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +14,11 @@ use std::sync::Arc;
 use crate::SnapshotError;
 use crate::commit::{Commit, commit_tree, read_commit};
 use crate::git::{Git, line, nul_separated};
-use crate::locate::locate;
+use crate::locate::{FoundRepository, locate};
 use crate::store::{copy_index, prepare_store, store_error, write_atomically};
+
+/// Number of attempts to take a snapshot during which `HEAD` does not change.
+const MAX_ATTEMPTS: usize = 4;
 
 /// An entry of the snapshot's tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,8 +95,25 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`]. After an error, only files in `store` remain.
     pub fn take(directory: &Path, store: &Path) -> Result<Self, SnapshotError> {
-        let located = locate(directory)?;
         let store = &std::path::absolute(store).map_err(store_error(store))?;
+        let mut located = locate(directory)?;
+        for _ in 0..MAX_ATTEMPTS {
+            match Self::take_unless_head_changes(directory, located, store)? {
+                Ok(snapshot) => return Ok(snapshot),
+                Err(changed) => located = changed,
+            }
+            tracing::debug!(path = %located.worktree.display(), "`HEAD` changed during the snapshot, retrying");
+        }
+        Err(SnapshotError::HeadChanged { path: located.worktree })
+    }
+
+    /// Takes a snapshot. The inner error is the repository after a change of `HEAD`: the files may be those of another
+    /// commit.
+    fn take_unless_head_changes(
+        directory: &Path,
+        located: FoundRepository,
+        store: &Path,
+    ) -> Result<Result<Self, FoundRepository>, SnapshotError> {
         prepare_store(store, &located)?;
         let work = tempfile::Builder::new().prefix("index-").tempdir_in(store).map_err(store_error(store))?;
         let index = work.path().join("index");
@@ -103,13 +124,17 @@ impl Snapshot {
         let writer = reader.clone().with_variable("GIT_INDEX_FILE", index.as_os_str());
 
         // Each call starts a process. Independent processes run in parallel.
-        let (head, entries, tree) = std::thread::scope(|scope| {
-            let head = scope.spawn(|| read_commit(&reader));
+        let (head, entries, tree, after) = std::thread::scope(|scope| {
+            let head = scope.spawn(|| read_commit(&reader, &located.head));
             add_all(&writer)?;
+            let after = scope.spawn(|| locate(directory));
             let entries = scope.spawn(|| list_index(&writer));
             let tree = writer.run(&["write-tree", "--missing-ok"]).map(|output| line(&output))?;
-            Ok::<_, SnapshotError>((join(head)?, join(entries)?, tree))
+            Ok::<_, SnapshotError>((join(head)?, join(entries)?, tree, join(after)?))
         })?;
+        if after != located {
+            return Ok(Err(after));
+        }
         let dirty = tree != located.tree;
         let sha = if dirty { commit_tree(&reader, &tree, &head)? } else { located.head.clone() };
         let tracked_paths = Arc::new(entries.keys().cloned().collect());
@@ -125,7 +150,7 @@ impl Snapshot {
             entries: Arc::new(entries),
             git: reader,
         };
-        Ok(snapshot)
+        Ok(Ok(snapshot))
     }
 
     /// Writes the refs that jobs fetch: `refs/pipelines/<pipeline>`, and the pipeline's branch or tag.
@@ -274,11 +299,18 @@ impl Snapshot {
 
     /// Returns the git settings whose lower-case names match the regular expression `pattern`. Later values of a name
     /// take precedence.
+    ///
+    /// Omits remotes in the configuration of the user or the system, because they apply to every repository.
     #[must_use]
     pub fn config(&self, pattern: &str) -> Vec<(String, String)> {
-        let Ok(output) = self.git.run(&["config", "--null", "--get-regexp", pattern]) else { return Vec::new() };
-        nul_separated(&output)
-            .map(|entry| String::from_utf8_lossy(entry).into_owned())
+        let arguments = ["config", "--null", "--show-scope", "--get-regexp", pattern];
+        let Ok(output) = self.git.run(&arguments) else { return Vec::new() };
+        let scopes = nul_separated(&output).step_by(2);
+        let entries = nul_separated(&output).skip(1).step_by(2);
+        scopes
+            .zip(entries)
+            .filter(|(scope, entry)| !(matches!(*scope, b"global" | b"system") && entry.starts_with(b"remote.")))
+            .map(|(_, entry)| String::from_utf8_lossy(entry).into_owned())
             .map(|entry| match entry.split_once('\n') {
                 Some((name, value)) => (name.to_owned(), value.to_owned()),
                 None => (entry, "true".to_owned()),

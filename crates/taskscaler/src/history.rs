@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -213,6 +213,35 @@ fn open(path: &Path) -> std::io::Result<(File, u64)> {
     Ok((file, length + prefix.len() as u64))
 }
 
+/// Maximum number of attempts to open both files while no file is replaced. Between two replacements, [`MAX_FILE_BYTES`]
+/// are written.
+const MAX_OPEN_ATTEMPTS: u32 = 3;
+
+/// Opens the existing files of a history, the older one first. A writer may replace files meanwhile.
+fn open_files(
+    ledger: &Path,
+    mut open: impl FnMut(&Path) -> std::io::Result<File>,
+) -> std::io::Result<impl Iterator<Item = File>> {
+    let [older_path, newer_path] = history_files(ledger);
+    let mut open_existing = |path: &Path| match open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    let mut attempt = 1;
+    loop {
+        let newer = open_existing(&newer_path)?;
+        let older = open_existing(&older_path)?;
+        let opened = newer.as_ref().map(File::metadata).transpose()?.map(|opened| (opened.dev(), opened.ino()));
+        let current = std::fs::metadata(&newer_path).ok().map(|current| (current.dev(), current.ino()));
+        // If the newer file was replaced, its entries may be in both open files, and those of its successor in none.
+        if opened == current || attempt == MAX_OPEN_ATTEMPTS {
+            return Ok(older.into_iter().chain(newer));
+        }
+        attempt += 1;
+    }
+}
+
 /// Reads the latest `max` decisions since `unix` that match `is_wanted`, the latest last.
 ///
 /// Unreadable lines are skipped.
@@ -226,12 +255,7 @@ pub fn read(
     is_wanted: impl Fn(&HistoryEntry) -> bool,
 ) -> std::io::Result<Vec<HistoryEntry>> {
     let mut found = VecDeque::new();
-    for path in history_files(ledger) {
-        let file = match File::open(path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        };
+    for file in open_files(ledger, |path| File::open(path))? {
         let mut reader = BufReader::new(file);
         let mut line = Vec::new();
         loop {
@@ -311,6 +335,29 @@ mod tests {
         assert!(remaining.len() < 20 && remaining.last().unwrap() == "99", "{remaining:?}");
         assert_eq!(keys(&ledger, 2), ["98", "99"]);
         assert!(std::fs::read_dir(directory.path()).unwrap().count() == 2);
+    }
+
+    #[test]
+    fn entries_are_read_once_if_the_files_are_replaced_meanwhile() {
+        for replaced_before in 0..3 {
+            let directory = tempfile::tempdir().unwrap();
+            let ledger = directory.path().join("x.ledger");
+            let mut history = History { max_file_bytes: 1, ..History::for_ledger(&ledger) };
+            history.add(&[released(1, "one")]);
+            history.add(&[released(2, "two")]);
+            let mut opened = 0;
+            let files = open_files(&ledger, |path| {
+                if opened == replaced_before {
+                    history.add(&[released(3, "three")]);
+                }
+                opened += 1;
+                File::open(path)
+            });
+            let text: String = files.unwrap().map(|file| std::io::read_to_string(file).unwrap()).collect();
+            let keys: Vec<_> = ["one", "two", "three"].into_iter().filter(|key| text.contains(key)).collect();
+            let expected = if replaced_before == 2 { ["one", "two"] } else { ["two", "three"] };
+            assert_eq!((keys.as_slice(), text.matches("released its").count()), (expected.as_slice(), 2), "{text}");
+        }
     }
 
     #[test]

@@ -7,6 +7,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Suffix that is added to the name of the state file for its lock file.
+pub(crate) const LOCK_SUFFIX: &str = ".lock";
+
 /// Settings of the plugin.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -21,7 +24,8 @@ pub(crate) struct Config {
     pub(crate) machines_file: PathBuf,
     /// Maximum number of instances. 0 means the number of machines at the start.
     pub(crate) max_size: u32,
-    /// File that stores the leases. Empty means `<state directory>/muster/plugin-static/<name>.json`.
+    /// File that stores the leases. Empty means `<state directory>/muster/plugin-static/<name>.json`. The name must not end
+    /// in `.lock`.
     pub(crate) state_file: PathBuf,
     /// How machines are checked: `command` logs in and runs `health_command`, `tcp` connects, `none` disables checks.
     pub(crate) health: HealthCheck,
@@ -104,6 +108,12 @@ impl Config {
                         machines_file"
                     .to_owned(),
             );
+        }
+        if self.state_file.as_os_str().as_encoded_bytes().ends_with(LOCK_SUFFIX.as_bytes()) {
+            return Err(format!(
+                "state_file = {:?} has the name of a lock file; use a name that does not end in `{LOCK_SUFFIX}`",
+                self.state_file
+            ));
         }
         if self.health_interval_s == 0 || self.health_timeout_s == 0 || self.cleanup_timeout_s == 0 {
             return Err("health_interval_s, health_timeout_s and cleanup_timeout_s must be at least 1".to_owned());
@@ -211,6 +221,8 @@ mod tests {
         assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("missing address"));
         let invalid_key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
         assert!(invalid_key.all_machines().unwrap_err().contains("must be a fingerprint"));
+        let lock = config(r#"{"machines":[{"name":"a","address":"1"}],"state_file":"/state/pool.json.lock"}"#);
+        assert!(lock.check().unwrap_err().contains("use a name that does not end in `.lock`"));
         let error = serde_json::from_str::<Config>(r#"{"machines":[{"name":"a","adress":"1"}]}"#).unwrap_err();
         assert!(error.to_string().contains("unknown field `adress`, expected one of `name`, `address`"), "{error}");
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use crate::config::LOCK_SUFFIX;
 use crate::pool::MachineLease;
 
 const VERSION: u32 = 1;
@@ -72,9 +73,9 @@ impl Store {
 }
 
 async fn lock(path: &Path) -> Result<File, StoreError> {
-    // Added to the whole name, so that two state files never share a lock.
+    // The suffix is added to the whole name, so that two state files never share a lock.
     let mut lock = path.as_os_str().to_owned();
-    lock.push(".lock");
+    lock.push(LOCK_SUFFIX);
     let lock = PathBuf::from(lock);
     let mut file = OpenOptions::new()
         .read(true)

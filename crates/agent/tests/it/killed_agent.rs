@@ -2,10 +2,14 @@
 
 use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::time::SystemTime;
 
-use muster_agent_api::builtin::Checkout;
-use muster_agent_api::plan::Call;
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{Method, StatusCode};
+use muster_agent_api::builtin::{Checkout, ContainerSpec, DockerContainer, DockerEngine};
+use muster_agent_api::plan::{Call, When};
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::StatusRequest;
 use muster_job::TerminationCause;
@@ -13,6 +17,8 @@ use muster_job::TerminationCause;
 use muster_agent::Options;
 use muster_steps::process::Containment;
 use muster_test_prerequisites::create_program;
+use parking_lot::Mutex;
+use prost::Message as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::*;
@@ -162,6 +168,40 @@ async fn job_that_cannot_be_recovered_is_not_started_again() {
     assert!(!is_running(pid.trim()), "the process {pid} of the first run must have ended, and there was no second run");
     let (log, _) = agent.complete(&agent.plan(vec![script(&["echo new"])])).await;
     assert!(log.contains("\nnew\n"), "{log}");
+}
+
+#[tokio::test]
+async fn containers_of_a_job_that_cannot_be_recovered_are_removed_when_the_job_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("engine.sock");
+    let calls = Arc::<Mutex<Vec<String>>>::default();
+    let recorded = Arc::clone(&calls);
+    let engine = Router::new().fallback(async move |request: Request| {
+        recorded.lock().push(format!("{} {}", request.method(), request.uri().path()));
+        if request.method() == Method::GET { (StatusCode::OK, "{}") } else { (StatusCode::NO_CONTENT, "") }
+    });
+    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+    tokio::spawn(async move { axum::serve(listener, engine).await.unwrap() });
+    let container = DockerContainer {
+        engine: DockerEngine { host: format!("unix://{}", socket.display()), ..DockerEngine::default() },
+        build: ContainerSpec { name: "job-build".to_owned(), ..ContainerSpec::default() },
+        ..DockerContainer::default()
+    };
+    let entry = options(dir.path()).spool.join("1-1");
+    std::fs::create_dir_all(&entry).unwrap();
+    std::fs::write(entry.join("journal"), "muster job 2 5\n").unwrap();
+
+    let mut agent = Agent::start_in(dir).await;
+    let call = Call::delegate(&container, Vec::new(), Vec::new());
+    let plan = agent.plan(vec![step("docker", When::OnSuccess, call)]);
+    assert!(agent.steps.run(request("1-1", &plan, &[])).await.is_err());
+    // At the end of the job, the journal is readable again.
+    let body = request("1-1", &plan, &[]).encode_to_vec();
+    let head = format!("muster job 1 {}\n", body.len());
+    std::fs::write(entry.join("journal"), [head.as_bytes(), &body, b"\n\"user_code\"\n"].concat()).unwrap();
+    agent.close("1-1").await;
+    let calls = calls.lock().clone();
+    assert!(calls.iter().any(|call| call == "DELETE /containers/job-build"), "{calls:?}");
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@
 #![expect(clippy::expect_used, reason = "a failure in a helper fails its test")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_coordinator::views::PipelineView;
 use muster_coordinator::{Coordinator, CoordinatorError, Options, RunnerSpec};
@@ -12,7 +13,7 @@ use muster_job::{FailureReason, JobId, JobStatus, PipelineId};
 use muster_pipeline::model::{AllowFailure, Need, When};
 use muster_runner_api::service::ServiceError;
 
-use crate::support::{Harness, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
+use crate::support::{Files, Harness, Manager, NoFiles, job, new_pipeline, pipeline, producer, zip_of};
 
 async fn run_pipeline(harness: &Harness, manager: &Manager) -> (PipelineId, muster_runner_api::payload::JobPayload) {
     let id = harness.create(vec![vec![producer("build")]]).await;
@@ -84,6 +85,29 @@ async fn retry_reopens_a_finished_pipeline() {
     let view = harness.view(id).await;
     assert_eq!((view.summary.status, view.jobs.len()), (JobStatus::Success, 3));
     assert!(view.jobs[0].retried);
+}
+
+#[tokio::test]
+async fn bridge_of_a_finished_pipeline_can_be_retried_with_attached_files() {
+    let harness = Harness::open().await;
+    let manager = harness.manager().await;
+    let files = || Arc::new(Files(vec![("a.yml", "leaf: {script: [x]}")]));
+    let yaml = "c: {trigger: {include: a.yml, strategy: depend}}";
+    let id = harness.create_with(yaml, files(), &[]).await;
+    manager.fail(&manager.next_job().await, "script_failure", None).await;
+    let has_status = |status| move |view: &PipelineView| view.job("c").is_some_and(|bridge| bridge.status == status);
+    let bridge = harness.wait_until(id, has_status(JobStatus::Failed)).await.jobs[0].id;
+    let retry = harness.coordinator.retry_job(bridge).await.expect("was not retried");
+    harness.coordinator.attach_sources(id, files()).await.expect("failed to attach");
+    manager.succeed(&manager.next_job().await).await;
+    harness.wait_until(id, has_status(JobStatus::Success)).await;
+    // No files are attached after the second retry.
+    harness.coordinator.retry_job(retry).await.expect("was not retried");
+    harness.clock.advance(Duration::from_secs(60));
+    let view = harness.wait_until(id, has_status(JobStatus::Failed)).await;
+    let bridge = view.job("c").expect("no bridge");
+    assert_eq!(bridge.failure_reason, Some(FailureReason::DownstreamPipelineCreationFailed));
+    assert!(bridge.message.as_ref().is_some_and(|message| message.contains("run a new pipeline")), "{bridge:?}");
 }
 
 #[tokio::test]

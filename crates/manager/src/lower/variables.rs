@@ -156,9 +156,9 @@ impl Variables {
 
     /// Unknown names are empty. Beyond the limit, the result is empty, and [`Self::check`] fails.
     pub(super) fn expand(&self, text: &str) -> String {
-        let remaining = self.remaining.get().unwrap_or_default();
+        let Some(remaining) = self.remaining.get() else { return String::new() };
         let expanded = expand_within(text, remaining, |name| self.get(name).unwrap_or_default());
-        self.remaining.set(expanded.as_ref().and_then(|expanded| self.remaining.get()?.checked_sub(expanded.len())));
+        self.remaining.set(expanded.as_ref().and_then(|expanded| remaining.checked_sub(expanded.len())));
         expanded.unwrap_or_default()
     }
 

@@ -1,12 +1,13 @@
 //! Log lines about the answers to job requests.
 
 use muster_config::settings::RunnerSettings;
+use muster_job::without_user_info;
 use muster_runner_api::client::ClientError;
 
 use crate::admission::Notice;
 
 pub(super) fn log_poll_result(runner: &RunnerSettings, notice: Notice, error: Option<&ClientError>) {
-    let (name, url) = (runner.name.as_str(), runner.url.as_str());
+    let (name, url) = (runner.name.as_str(), without_user_info(runner.url.as_str()));
     let remedy = match error {
         Some(ClientError::Forbidden { code: 404 | 410, .. }) => "its url has no runner API; fix the url",
         _ => "its token is not valid or was revoked; register the runner again, or delete its entry",

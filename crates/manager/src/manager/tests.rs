@@ -79,3 +79,9 @@ async fn instances_get_remaining_shutdown_timeout() {
     tokio::time::advance(Duration::from_secs(100)).await;
     assert_eq!(remaining_s(&manager), 0);
 }
+
+#[test]
+fn refused_token_is_reported_without_password_of_url() {
+    let error = ManagerError::TokenRefused { url: "https://user:s3cret@host/a".parse().unwrap() };
+    assert!(error.to_string().starts_with("the coordinator at https://host/a refuses the runner token"), "{error}");
+}

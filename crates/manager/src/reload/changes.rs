@@ -3,6 +3,7 @@
 use muster_config::schema::{Entry, Key, Reload, schema};
 use muster_config::tree::{Node, Table, Value};
 use muster_config::{self, Config, Runner};
+use muster_job::without_user_info;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
@@ -43,7 +44,7 @@ pub(super) fn between(old: &Config, new: &Config) -> Changes {
 /// [`muster_config::settings::Settings::carry_over`] follow the same rule.
 fn is_same(old: &Runner, new: &Runner) -> bool {
     let same_id = if new.id > 0 { old.id == new.id } else { old.token == new.token || old.name == new.name };
-    old.url == new.url && same_id
+    without_user_info(&old.url) == without_user_info(&new.url) && same_id
 }
 
 fn display_name(runner: &Runner) -> String {

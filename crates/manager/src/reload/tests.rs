@@ -137,3 +137,14 @@ async fn changes_are_described_without_secrets() {
     assert_eq!(restart.message, "listen_address changed; restart needed");
     assert!(!format!("{problems:?}{changes:?}").contains("glrt-secret"));
 }
+
+#[tokio::test(start_paused = true)]
+async fn runner_with_new_password_in_its_url_is_the_same_runner() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    let text = |password: &str| config(1).replace("https://", &format!("https://user:{password}@"));
+    std::fs::write(&path, text("first")).unwrap();
+    let mut watch = watch(&path);
+    std::fs::write(&path, text("second")).unwrap();
+    assert_eq!(applied(&mut watch).await.1, ["runner `a`: url changed"]);
+}

@@ -4,6 +4,8 @@
 //! key. A canceled request may still return a job, which is stored and run like any other job.
 
 mod info;
+#[cfg(test)]
+mod tests;
 mod unstored;
 
 pub use info::info;
@@ -92,12 +94,18 @@ struct InFlightPoll {
 /// State for all requests of one runner.
 struct Lanes {
     runner: Arc<RunnerSettings>,
+    /// False if the runner was removed from the settings while it had requests in flight.
+    is_configured: bool,
     /// `None` until a client can be created.
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
     /// Lanes whose last answer was lost. If it was a job, only the same key returns that job.
     unconfirmed: BTreeSet<u32>,
+    /// Lanes whose last request of this process was answered, so that no job can be waiting for the lane's key.
+    answered: BTreeSet<u32>,
+    /// Whether each answer so far showed that the coordinator ignores idempotency keys. `None` before the first answer.
+    ignores_keys: Option<bool>,
     /// Version of the coordinator's queue. Not stored.
     last_update: Arc<Mutex<String>>,
     /// Whether the coordinator announced that the same idempotency key brings the same job.
@@ -108,6 +116,32 @@ impl Lanes {
     fn next_free(&self) -> u32 {
         let mut candidates = self.unconfirmed.iter().copied().chain(0..u32::MAX);
         candidates.find(|lane| !self.busy.contains(lane)).unwrap_or(u32::MAX)
+    }
+
+    /// Records the end of a request. `honors_key`: whether the coordinator honors idempotency keys.
+    fn request_ended(&mut self, lane: u32, answer: &PollResult, honors_key: bool) {
+        self.busy.remove(&lane);
+        self.answered.remove(&lane);
+        match answer {
+            PollResult::Failed(_) | PollResult::Canceled => {
+                self.unconfirmed.insert(lane);
+            }
+            PollResult::Store(_) => {
+                self.unconfirmed.remove(&lane);
+            }
+            PollResult::Job { .. } | PollResult::Empty { .. } | PollResult::Duplicate => {
+                self.unconfirmed.remove(&lane);
+                self.answered.insert(lane);
+                self.ignores_keys = Some(!honors_key && self.ignores_keys != Some(false));
+            }
+        }
+    }
+
+    /// Returns whether the key of a lane without a request in flight may bring a job whose assignment was lost.
+    ///
+    /// A lane that this process has not used may have a lost answer of an earlier process.
+    fn needs_key(&self, lane: u32) -> bool {
+        self.ignores_keys != Some(true) && !self.answered.contains(&lane)
     }
 }
 
@@ -152,16 +186,20 @@ impl Requests {
         if std::mem::replace(&mut self.age, age) != age {
             self.runners.values_mut().for_each(|lanes| lanes.client = None);
         }
-        self.runners.retain(|key, lanes| !lanes.busy.is_empty() || runners.iter().any(|runner| runner.key == *key));
+        self.runners.values_mut().for_each(|lanes| lanes.is_configured = false);
         for runner in runners {
             let lanes = self.runners.entry(runner.key.clone()).or_insert_with(|| Lanes {
                 runner: Arc::clone(runner),
+                is_configured: true,
                 client: None,
                 busy: BTreeSet::new(),
                 unconfirmed: BTreeSet::new(),
+                answered: BTreeSet::new(),
+                ignores_keys: None,
                 last_update: Arc::default(),
                 is_repeatable: Arc::default(),
             });
+            lanes.is_configured = true;
             if *lanes.runner != **runner {
                 let same_queue = lanes.runner.url == runner.url && lanes.runner.token == runner.token;
                 if !same_queue {
@@ -172,6 +210,23 @@ impl Requests {
                 lanes.runner = Arc::clone(runner);
             }
         }
+        self.forget_removed_runners();
+    }
+
+    /// Forgets removed runners without requests in flight, and deletes their lanes whose keys are not needed any more.
+    fn forget_removed_runners(&mut self) {
+        let store = &self.store;
+        self.runners.retain(|key, lanes| {
+            let is_kept = lanes.is_configured || !lanes.busy.is_empty();
+            if !is_kept && let Err(error) = store.remove_lanes(key, |lane| lanes.needs_key(lane)) {
+                tracing::warn!(
+                    runner = %key,
+                    error = &error as &dyn std::error::Error,
+                    "failed to delete the request lanes of a removed runner, keeping them"
+                );
+            }
+            is_kept
+        });
     }
 
     pub(crate) fn start(&mut self, poll: PollId, runner: &RunnerKey) {
@@ -255,14 +310,13 @@ impl Requests {
             let Some(InFlightPoll { poll, runner, lane, is_repeatable, .. }) = self.in_flight.remove(&id) else {
                 continue;
             };
-            if let Some(lanes) = self.runners.get_mut(&runner.key) {
-                lanes.busy.remove(&lane);
-                match &answer {
-                    PollResult::Failed(_) | PollResult::Canceled => lanes.unconfirmed.insert(lane),
-                    _ => lanes.unconfirmed.remove(&lane),
-                };
-            }
             let is_repeatable = is_repeatable.load(Ordering::Relaxed);
+            if let Some(lanes) = self.runners.get_mut(&runner.key) {
+                lanes.request_ended(lane, &answer, is_repeatable);
+                if !lanes.is_configured {
+                    self.forget_removed_runners();
+                }
+            }
             return CompletedPoll { poll, runner, answer, is_repeatable };
         }
     }

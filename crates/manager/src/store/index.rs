@@ -5,8 +5,10 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use muster_config::settings::{RunnerKey, RunnerSettings};
+use muster_runner_api::retry::{Backoff, Policy};
 
 use super::log::{CompactedLog, Compactor, LineSpan, Log, line_bytes};
 use super::record::{Content, Lane, Record, RecordHeader, VERSION};
@@ -19,6 +21,9 @@ use crate::state::JobState;
 const MIN_COMPACTION_BYTES: [u64; 2] = [8 * 1024 * 1024, 64 * 1024];
 /// The file is compacted when it is this many times longer than its live lines.
 const GARBAGE_RATIO: u64 = 4;
+/// Waits after failed attempts to compact the file. Each attempt copies all live lines.
+pub(super) const COMPACTION_RETRY: Policy =
+    Policy { first: Duration::from_secs(1), cap: Duration::from_secs(60), attempts: None };
 
 #[derive(Debug)]
 pub(super) struct StateIndex {
@@ -30,6 +35,14 @@ pub(super) struct StateIndex {
     /// Whether written lines are not synced yet.
     pub(super) unsynced: bool,
     pub(super) has_sync_task: bool,
+    /// Whether a sync failed. Some lines may then never reach the disk, even if the next sync of the same file succeeds,
+    /// because the system has dropped them from its cache. Only a new file with all lines is reliable.
+    pub(super) must_rewrite: bool,
+    /// Failures since the last success, and the wait until the next attempt to compact the file.
+    pub(super) compaction_backoff: Backoff,
+    /// Replaces the file in the next sync.
+    #[cfg(test)]
+    pub(super) unsyncable: Option<std::fs::File>,
     /// [`MIN_COMPACTION_BYTES`], except in tests.
     pub(super) min_compaction_bytes: [u64; 2],
 }
@@ -47,15 +60,15 @@ impl StateIndex {
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let (mut jobs, mut runners, mut lanes) = (HashMap::new(), HashMap::new(), HashMap::new());
         let mut newer = None;
-        let mut put = |lane: Lane| drop(lanes.insert((lane.runner, lane.lane), lane.key));
         let read = |span: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
             Ok(RecordHeader::Version(version)) => newer = (version > VERSION).then_some(version),
             Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, span)),
-            Ok(RecordHeader::Lane(lane)) => put(lane),
+            Ok(RecordHeader::Lane(lane)) => drop(lanes.insert((lane.runner, lane.lane), lane.key)),
+            Ok(RecordHeader::RemovedLane { runner, lane }) => drop(lanes.remove(&(runner, lane))),
             Ok(RecordHeader::Job { run, runner, received_ms, lane }) => {
                 jobs.insert(run, Row { runner, received_ms, job: span, state: None });
                 if let Some(lane) = lane {
-                    put(lane);
+                    lanes.insert((lane.runner, lane.lane), lane.key);
                 }
             }
             Ok(RecordHeader::State { run }) => match jobs.get_mut(&run) {
@@ -76,6 +89,10 @@ impl StateIndex {
                 lanes,
                 unsynced: false,
                 has_sync_task: false,
+                must_rewrite: false,
+                compaction_backoff: Backoff::new(COMPACTION_RETRY),
+                #[cfg(test)]
+                unsyncable: None,
                 min_compaction_bytes: MIN_COMPACTION_BYTES,
             }),
         }
@@ -140,6 +157,11 @@ impl StateIndex {
         self.lanes.get(&(runner.clone(), lane)).map(String::as_str)
     }
 
+    /// Returns the numbers of the runner's lanes.
+    pub(super) fn lanes_of(&self, runner: &RunnerKey) -> Vec<u32> {
+        self.lanes.keys().filter(|(owner, _)| owner == runner).map(|(_, lane)| *lane).collect()
+    }
+
     /// Checks that the next start will find the written lines.
     pub(super) fn check(&self) -> Result<(), StoreError> {
         self.log.check().map_err(|source| self.failed(source))
@@ -153,6 +175,7 @@ impl StateIndex {
             Record::Version(_) => {}
             Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), span)),
             Record::Lane(lane) => self.put(lane),
+            Record::RemovedLane { runner, lane } => drop(self.lanes.remove(&(runner.clone(), lane))),
             Record::Job { run, runner, received_ms, lane, .. } => {
                 let row = Row { runner: runner.map(str::to_owned), received_ms, job: span, state: None };
                 self.jobs.insert(run.clone(), row);
@@ -179,14 +202,18 @@ impl StateIndex {
     }
 
     /// Returns a handle for a thread that syncs the file.
-    pub(super) fn file_handle(&self) -> Result<std::fs::File, StoreError> {
+    pub(super) fn file_handle(&mut self) -> Result<std::fs::File, StoreError> {
+        #[cfg(test)]
+        if let Some(file) = self.unsyncable.take() {
+            return Ok(file);
+        }
         self.log.file_handle().map_err(|source| self.failed(source))
     }
 
-    /// `None` means that the file is too small, or not enough of it is obsolete.
+    /// `None` means that the file need not be rewritten, and is too small, or not enough of it is obsolete.
     pub(super) fn compactor(&mut self) -> Result<Option<Compactor>, StoreError> {
         let [busy, idle] = self.min_compaction_bytes;
-        if self.log.bytes() < if self.jobs.is_empty() { idle } else { busy } {
+        if !self.must_rewrite && self.log.bytes() < if self.jobs.is_empty() { idle } else { busy } {
             return Ok(None);
         }
         let used: Vec<&str> = self.jobs.values().filter_map(|row| row.runner.as_deref()).collect();
@@ -202,7 +229,7 @@ impl StateIndex {
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let lane_bytes = lanes.iter().map(|text| line_bytes(text));
         let live_bytes: u64 = spans.iter().map(|span| span.bytes()).chain(lane_bytes).sum();
-        if self.log.bytes() < live_bytes * GARBAGE_RATIO {
+        if !self.must_rewrite && self.log.bytes() < live_bytes * GARBAGE_RATIO {
             return Ok(None);
         }
         self.log.compactor(spans, lanes).map(Some).map_err(|source| self.failed(source))
@@ -215,6 +242,10 @@ impl StateIndex {
             *span = span.relocated(&offsets);
         }
         Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.log.path()
     }
 
     fn failed(&self, source: io::Error) -> StoreError {

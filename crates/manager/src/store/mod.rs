@@ -208,6 +208,22 @@ impl Store {
         }
     }
 
+    /// Deletes the lanes of a runner that is no longer configured, except those that `is_kept` selects.
+    ///
+    /// If the runner is configured again, a deleted lane gets a new key. A lane with a request that may have been
+    /// answered with a job must therefore be kept, because only its key brings that job again.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the deletion cannot be written.
+    pub fn remove_lanes(&self, runner: &RunnerKey, is_kept: impl Fn(u32) -> bool) -> Result<(), StoreError> {
+        self.runners.lock().remove(runner);
+        let removed: Vec<u32> = self.index.lock().lanes_of(runner).into_iter().filter(|lane| !is_kept(*lane)).collect();
+        if removed.is_empty() {
+            return Ok(());
+        }
+        self.add(|index| removed.into_iter().try_for_each(|lane| index.add(&Record::RemovedLane { runner, lane })))
+    }
+
     /// Stores a job of `runner` together with a new key of its lane (R1). After a crash, both are stored or neither.
     ///
     /// Returns `None` if the job was stored before, so that this answer is a duplicate.

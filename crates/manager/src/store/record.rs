@@ -19,6 +19,8 @@ pub(super) enum Record<'a> {
     Runner { digest: &'a str, settings: &'a RunnerSettings },
     /// A lane, with the idempotency key of its next request.
     Lane(&'a Lane),
+    /// The runner of the lane is no longer configured, and the lane's key is not needed any more.
+    RemovedLane { runner: &'a RunnerKey, lane: u32 },
     /// Job and key share a line, so that both are stored or neither is.
     Job {
         run: &'a JobRunId,
@@ -48,6 +50,7 @@ pub(super) enum RecordHeader {
     Version(u32),
     Runner { digest: String },
     Lane(Lane),
+    RemovedLane { runner: RunnerKey, lane: u32 },
     Job { run: JobRunId, runner: Option<String>, received_ms: i64, lane: Option<Lane> },
     State { run: JobRunId },
     Removed { run: JobRunId },

@@ -1,13 +1,16 @@
 //! Syncs `state.log` within a second after a write, and compacts it.
 
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::task::{JoinError, JoinHandle, spawn_blocking};
+use tokio::time::Instant;
 
 use super::StoreError;
-use super::index::{StateIndex, encode};
+use super::index::{COMPACTION_RETRY, StateIndex, encode};
 use super::log::Compactor;
 use super::record::{Record, VERSION};
 
@@ -35,20 +38,44 @@ impl Drop for SyncTask {
     }
 }
 
-/// Syncs until nothing was written for one interval.
+/// Syncs until nothing was written for one interval, and no failure must be repaired.
 async fn run(index: Arc<Mutex<StateIndex>>) {
+    // Time of the next attempt after a failure.
+    let mut retry_at: Option<Instant> = None;
     loop {
         tokio::time::sleep(SYNC_INTERVAL).await;
+        let is_due = retry_at.is_none_or(|at| at <= Instant::now());
         {
             let mut index = index.lock();
-            if !std::mem::take(&mut index.unsynced) {
+            let unsynced = std::mem::take(&mut index.unsynced);
+            if !unsynced && retry_at.is_none() {
                 index.has_sync_task = false;
                 return;
             }
+            if !unsynced && !is_due {
+                continue;
+            }
         }
-        if let Err(error) = sync_or_compact(&index).await {
-            index.lock().unsynced = true;
-            tracing::warn!(error = &error as &dyn std::error::Error, "failed to sync or compact state.log, retrying");
+        // While a failed compaction waits, new lines are still synced.
+        let result = if is_due { sync_or_compact(&index).await } else { sync(&index).await };
+        match result {
+            Ok(()) if is_due => {
+                retry_at = None;
+                index.lock().compaction_backoff.reset();
+            }
+            Ok(()) => {}
+            Err(error) => {
+                if is_due {
+                    let wait = index.lock().compaction_backoff.next_wait(None).unwrap_or(COMPACTION_RETRY.cap);
+                    retry_at = Some(Instant::now() + wait);
+                }
+                let wait = retry_at.map(|at| at.saturating_duration_since(Instant::now())).unwrap_or_default();
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    wait_ms = muster_job::milliseconds(wait),
+                    "failed to sync or compact state.log, retrying"
+                );
+            }
         }
     }
 }
@@ -68,13 +95,23 @@ pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), Sto
 
 async fn sync(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
     let file = index.lock().file_handle()?;
-    flatten(spawn_blocking(move || file.sync_data()).await)
+    flatten(spawn_blocking(move || file.sync_data()).await).inspect_err(|_| index.lock().must_rewrite = true)
 }
 
 async fn compact(index: &Mutex<StateIndex>, compactor: Compactor) -> Result<(), StoreError> {
     let version_line = encode(&Record::Version(VERSION))?;
     let copied = flatten(spawn_blocking(move || compactor.copy(&version_line)).await)?;
-    index.lock().replace_with(copied)
+    let directory = {
+        let mut index = index.lock();
+        index.replace_with(copied)?;
+        // A loss of power could still bring back the old file.
+        index.must_rewrite = true;
+        index.path().parent().map(Path::to_owned)
+    };
+    let sync_directory = move || directory.map_or(Ok(()), |directory| File::open(directory)?.sync_all());
+    flatten(spawn_blocking(sync_directory).await)?;
+    index.lock().must_rewrite = false;
+    Ok(())
 }
 
 fn flatten<T>(work: Result<std::io::Result<T>, JoinError>) -> Result<T, StoreError> {

@@ -1,5 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::time::Duration;
 
 use muster_executor::{LeaseRecord, Slot, SlotKey};
@@ -289,7 +290,7 @@ async fn failed_compaction_is_retried_and_writes_nothing_to_state_log() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(log_bytes(home.path()), before);
     std::fs::remove_dir(&obstacle).unwrap();
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
     assert!(!store.index.lock().has_sync_task);
     let after = log_bytes(home.path());
     assert!(after < 1024, "the compaction must be retried: {before}, {after}");
@@ -312,4 +313,62 @@ async fn idle_manager_with_many_lanes_writes_nothing() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!store.index.lock().has_sync_task);
     assert_eq!(log_bytes(home.path()), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failing_compaction_is_retried_with_growing_waits_and_new_lines_are_synced() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    write_ended_jobs(&store);
+    let obstacle = home.path().join("state.part");
+    std::fs::create_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    let failures = store.index.lock().compaction_backoff.failures();
+    assert!((8..40).contains(&failures), "{failures} attempts in 10 minutes");
+    store.lane_key(&runner("http://two").key, 0).unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!store.index.lock().unsynced);
+    std::fs::remove_dir(&obstacle).unwrap();
+    tokio::time::sleep(Duration::from_secs(90)).await;
+    assert!(!store.index.lock().has_sync_task);
+    assert!(log_bytes(home.path()) < 1024, "the compaction must be retried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lines_are_copied_to_new_file_after_failed_sync() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    store.insert_job(&runner("http://one"), 0, payload(7)).unwrap();
+    // A pipe cannot be synced. Later syncs of the file succeed, as on Linux after a failed one.
+    let (reader, _writer) = std::io::pipe().unwrap();
+    store.index.lock().unsyncable = Some(File::from(OwnedFd::from(reader)));
+    let inode = || std::fs::metadata(home.path().join("state.log")).unwrap().ino();
+    let before = inode();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(store.index.lock().unsyncable.is_none());
+    assert_ne!(inode(), before, "the lines must be in a new file");
+    let after = inode();
+    store.insert_job(&runner("http://one"), 0, payload(8)).unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!store.index.lock().has_sync_task);
+    assert_eq!(inode(), after, "the new file must be synced like any other");
+    drop(store);
+    assert_eq!(Store::open(home.path()).await.unwrap().jobs().len(), 2);
+}
+
+#[tokio::test]
+async fn removed_lanes_are_not_restored() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    let (one, two) = (runner("http://one").key.clone(), runner("http://two").key.clone());
+    let keys = |store: &Store| [(&one, 0), (&one, 1), (&two, 0)].map(|(key, lane)| store.lane_key(key, lane).unwrap());
+    let before = keys(&store);
+    store.remove_lanes(&one, |lane| lane == 1).unwrap();
+    assert_eq!(store.index.lock().lanes_of(&one), [1]);
+    drop(store);
+    let store = Store::open(home.path()).await.unwrap();
+    assert_eq!(store.index.lock().lanes_of(&one), [1]);
+    let after = keys(&store);
+    assert_eq!(after[1..], before[1..]);
+    assert_ne!(after[0], before[0]);
 }

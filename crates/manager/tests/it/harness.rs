@@ -1,6 +1,5 @@
 //! The fixture of a test: a coordinator, an agent, a state directory, and managers.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -10,8 +9,8 @@ use muster_agent_api::client::AgentConnection;
 use muster_config::settings::{RunnerSettings, Settings};
 use muster_executor::registry::Registry;
 use muster_executor::{
-    Capacity, Directories, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease, LeaseRecord,
-    SlotKey, Slots,
+    Capacity, Directories, Elastic, EnvironmentRequest, ExecutionEnvironment, Executor, ExecutorError, Lease,
+    LeaseRecord, SlotKey, Slots, Suspend,
 };
 use muster_job::{JobId, Secret};
 use muster_manager::store::{Store, StoreError};
@@ -41,6 +40,17 @@ pub(crate) struct Harness {
     /// Slots assigned so far.
     assigned: watch::Sender<Vec<u32>>,
     pub(crate) capacity: watch::Sender<Capacity>,
+    pub(crate) suspension: watch::Sender<Suspension>,
+}
+
+/// Calls that concern the suspension of the environment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Suspension {
+    pub(crate) suspends: u32,
+    /// Number of restored leases since the suspension.
+    pub(crate) restores: u32,
+    /// Whether a call that suspends the environment can end.
+    pub(crate) can_end: bool,
 }
 
 /// [`Self::kill`] stops it at any `await`, as the death of its process would.
@@ -119,7 +129,8 @@ impl Harness {
         let home = tempfile::tempdir().unwrap();
         let agent = FakeAgent::start(&home.path().join("agent.sock"));
         let capacity = watch::Sender::new(Capacity::of(SLOTS));
-        Self { coordinator, agent, served, home, assigned: watch::Sender::default(), capacity }
+        let (assigned, suspension) = (watch::Sender::default(), watch::Sender::default());
+        Self { coordinator, agent, served, home, assigned, capacity, suspension }
     }
 
     /// Enqueues a job whose payload also has the fields of `extra`.
@@ -178,9 +189,9 @@ impl Harness {
     pub(crate) async fn manager_with_run_limits(&self, settings: Settings, run_limits: RunLimits) -> RunningManager {
         let store = self.store().await;
         let state_limit = store.limit();
-        let executor = FakeExecutor::new(self.home.path(), self.capacity.clone(), self.assigned.clone());
+        let executor = Arc::new(FakeExecutor::new(self));
         let free_slots = executor.slots.free();
-        let executors = Registry::new().register_shared("shell", Arc::new(executor));
+        let executors = Registry::new().register_shared("shell", executor).alias("instance", "shell");
         let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
         let manager = Manager::new(settings, store, executors, Arc::clone(&telemetry));
         let (control, commands) = Control::new();
@@ -228,18 +239,28 @@ struct FakeExecutor {
     capacity: watch::Sender<Capacity>,
     environment: Arc<FakeEnvironment>,
     assigned: watch::Sender<Vec<u32>>,
+    suspension: watch::Sender<Suspension>,
 }
 
 struct FakeEnvironment {
     directories: Directories,
     socket: std::path::PathBuf,
+    suspension: watch::Sender<Suspension>,
 }
 
 impl FakeExecutor {
-    fn new(home: &Path, capacity: watch::Sender<Capacity>, assigned: watch::Sender<Vec<u32>>) -> Self {
+    fn new(harness: &Harness) -> Self {
+        let home = harness.home.path();
+        let (capacity, assigned) = (harness.capacity.clone(), harness.assigned.clone());
+        let suspension = harness.suspension.clone();
         let directories = Directories { builds: home.join("builds"), cache: home.join("cache"), shared: true };
-        let environment = Arc::new(FakeEnvironment { directories, socket: home.join("agent.sock") });
-        Self { slots: Slots::new(SLOTS), capacity, environment, assigned }
+        let socket = home.join("agent.sock");
+        let environment = Arc::new(FakeEnvironment { directories, socket, suspension: suspension.clone() });
+        Self { slots: Slots::new(SLOTS), capacity, environment, assigned, suspension }
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.suspension.borrow().suspends > 0
     }
 
     fn lease(&self, held_slot: muster_executor::HeldSlot) -> Lease {
@@ -261,11 +282,33 @@ impl Executor for FakeExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
+        if self.is_suspended() {
+            self.suspension.send_modify(|suspension| suspension.restores += 1);
+            let (environment, message) = (record.environment.clone(), "it is suspended".to_owned());
+            return Err(ExecutorError::Lost { environment, message });
+        }
         Ok(self.lease(self.slots.reacquire(&record.slot).expect("the slot of a restored job must be free")))
     }
 
     fn environment_without_lease(&self, _: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
         Some(self.environment.clone())
+    }
+
+    fn elastic(&self) -> Option<&dyn Elastic> {
+        self.is_suspended().then_some(self)
+    }
+}
+
+#[async_trait]
+impl Elastic for FakeExecutor {
+    fn request_answered(&self, _: bool) {}
+
+    fn announce_lease(&self, _: &LeaseRecord) {}
+
+    fn leases_announced(&self) {}
+
+    async fn has_suspended_environment(&self, _: &str) -> bool {
+        self.is_suspended()
     }
 }
 
@@ -280,5 +323,22 @@ impl ExecutionEnvironment for FakeEnvironment {
 
     async fn directories(&self) -> Result<Directories, ExecutorError> {
         Ok(self.directories.clone())
+    }
+
+    fn suspendable(&self) -> Option<&dyn Suspend> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Suspend for FakeEnvironment {
+    async fn can_suspend(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    async fn suspend(&self, _: &str) -> Result<(), String> {
+        self.suspension.send_modify(|suspension| suspension.suspends += 1);
+        self.suspension.subscribe().wait_for(|suspension| suspension.can_end).await.unwrap();
+        Ok(())
     }
 }

@@ -16,5 +16,6 @@ mod restart;
 mod rotation;
 mod run_limits;
 mod slots;
+mod suspension;
 mod unprocessable_jobs;
 mod unreported;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use muster_taskscaler::fleet::{Explanation, ExplanationSet, Subject};
+use muster_taskscaler::fleet::{Explanation, ExplanationSet, MAX_DECISIONS, Subject};
 use muster_taskscaler::formula::Inputs;
 use muster_taskscaler::history::HistoryEntry;
 use time::OffsetDateTime;
@@ -107,7 +107,8 @@ fn fleet(explanation: &Explanation) -> String {
         text.push_str("\ndecisions\n");
     }
     if explanation.truncated {
-        text.push_str("  (older decisions omitted; set --limit, or see the *.history files next to the ledger)\n");
+        let higher_limit = if explanation.decisions.len() < MAX_DECISIONS { "set --limit, or " } else { "" };
+        let _ = writeln!(text, "  (older decisions omitted; {higher_limit}see the *.history files next to the ledger)");
     }
     for entry in &explanation.decisions {
         let _ = writeln!(text, "  {}  {}", when(entry.unix), ui::plain(&entry.text));
@@ -162,9 +163,22 @@ mod tests {
             truncate(&mut explanation, limit);
             fleet(&explanation)
         };
-        assert!(explained(1).contains("older decisions omitted") && !explained(1).contains("decision 1"));
+        assert!(explained(1).contains("older decisions omitted; set --limit") && !explained(1).contains("decision 1"));
         for limit in [0, 2] {
             assert!(!explained(limit).contains("omitted") && explained(limit).contains("decision 1"));
         }
+    }
+
+    #[test]
+    fn limit_is_not_proposed_if_it_cannot_show_more_decisions() {
+        let decision = serde_json::json!({"unix": 1, "kind": "delete", "text": "decision"});
+        let mut explanation: Explanation = serde_json::from_value(serde_json::json!({
+            "runner": "r", "found": true, "summary": [], "decisions": vec![decision; MAX_DECISIONS], "truncated": true
+        }))
+        .unwrap();
+        truncate(&mut explanation, 0);
+        assert!(fleet(&explanation).contains("older decisions omitted; see the *.history files"));
+        truncate(&mut explanation, 40);
+        assert!(fleet(&explanation).contains("older decisions omitted; set --limit, or see the *.history files"));
     }
 }

@@ -114,7 +114,7 @@ fn fleet(report: &Report, source: ReportSource) -> String {
         line("", &format!("cannot scale up: {blocked}"));
     }
     waiting(status, &mut line);
-    text.push_str(&instances(status, report));
+    text.push_str(&instances(status, report, source));
     text
 }
 
@@ -143,13 +143,18 @@ fn usage_text(usage: &InstanceUsage) -> String {
     format!("{:.1} s CPU, {}{limit} MiB, {processes}", usage.cpu_seconds, usage.memory_bytes / MIB)
 }
 
-fn instances(status: &ScalerStatus, report: &Report) -> String {
+fn instances(status: &ScalerStatus, report: &Report, source: ReportSource) -> String {
     if status.instances.is_empty() {
         return String::new();
     }
     let names = ["INSTANCE", "STATE", "FOR", "AGE", "JOBS", "USAGE", "SLOTS"];
-    // The column is hidden if it is empty, because most plugins do not report resource usage.
-    let is_shown = |name: &&str| *name != "USAGE" || !report.resources.is_empty();
+    let is_shown = |name: &&str| match *name {
+        // Most plugins do not report resource usage.
+        "USAGE" => !report.resources.is_empty(),
+        // The ledger does not contain the time of the last change.
+        "FOR" => source == ReportSource::Manager,
+        _ => true,
+    };
     let mut table = ui::Table::new(&names.into_iter().filter(is_shown).collect::<Vec<_>>());
     for instance in &status.instances {
         let InstanceStatus { group, id, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
@@ -166,4 +171,23 @@ fn instances(status: &ScalerStatus, report: &Report) -> String {
 
 fn time(ms: u64) -> String {
     ui::duration(Duration::from_millis(ms))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_in_a_state_is_shown_only_if_a_manager_reports_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let row = "{\"taskscaler_ledger\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"job_count\":1,\"first_seen_at\":1,\"intent\":{\"cordon\":{\"by\":\"root\"}}}}]]\n";
+        std::fs::write(directory.path().join("x.ledger"), row).unwrap();
+        let fleets = muster_taskscaler::fleet::read_fleets(directory.path(), 1000).unwrap();
+        let has_column = |source, name: &str| {
+            let text = fleet(&fleets[0].report, source);
+            text.lines().find(|line| line.contains("INSTANCE")).unwrap_or_else(|| panic!("{text}")).contains(name)
+        };
+        assert!(has_column(ReportSource::Manager, "FOR") && !has_column(ReportSource::Disk, "FOR"));
+        assert!(has_column(ReportSource::Disk, "AGE"));
+    }
 }

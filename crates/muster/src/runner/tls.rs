@@ -36,7 +36,9 @@ impl TlsArgs {
         if tls.is_empty() {
             return crate::config_file::client_of(runner);
         }
-        let url = Url::parse(&runner.url).map_err(|error| ClientError::Setup(format!("`{}`: {error}", runner.url)))?;
+        let url = Url::parse(&runner.url).map_err(|error| {
+            ClientError::Setup(format!("`{}`: {error}", muster_job::without_user_info(&runner.url)))
+        })?;
         Client::with_tls(&url, &tls)
     }
 }

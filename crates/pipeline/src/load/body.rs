@@ -28,7 +28,7 @@ impl Loader<'_> {
         let mut header = Header::default();
         let mut included = IncludedInputs::Complete;
         if let Some(map) = &file.header {
-            header = header::header(map, &mut self.patterns, &mut problems);
+            header = header::header(map, &self.include_budget, &mut self.patterns, &mut problems);
             included = self.add_included_inputs(&mut header, &file.origin, &mut problems);
         }
         let lacks_inputs = included == IncludedInputs::Skipped;

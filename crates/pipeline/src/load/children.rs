@@ -2,6 +2,7 @@
 
 use crate::config::parsing::json;
 use crate::context::ChildSource;
+use crate::limits::MAX_CHILD_INCLUDES;
 use crate::node::{Node, Value};
 
 /// Returns the `trigger:include` entries of each bridge, except files from artifacts. Omits bridges without such entries,
@@ -35,5 +36,7 @@ fn entries(include: &Node) -> Vec<ChildSource> {
         Value::String(_) => true,
         _ => false,
     };
-    nodes.iter().filter(is_static).map(|node| ChildSource::Entry(json(node))).collect()
+    // Loading reports one more entry than allowed as an error, so no further copies are needed.
+    let nodes = nodes.iter().filter(is_static).take(MAX_CHILD_INCLUDES + 1);
+    nodes.map(|node| ChildSource::Entry(json(node))).collect()
 }

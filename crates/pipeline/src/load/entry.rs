@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use crate::config::size_budget;
 use crate::diagnostic::Diagnostic;
+use crate::expand::ByteBudget;
+use crate::limits::MAX_INCLUDE_ENTRIES_BYTES;
 use crate::node::{Map, Node, Span, Value};
 use crate::suggest::did_you_mean;
 
@@ -33,13 +36,25 @@ pub(super) struct Text {
     pub(super) span: Span,
 }
 
-pub(super) fn entries(include: &Node, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
+/// Returns the valid entries of `include`. Stops at the entry that exceeds `budget` ([`budget_error`]).
+///
+/// Entries own copies of their texts, while aliases share them.
+pub(super) fn entries(include: &Node, budget: &ByteBudget, diagnostics: &mut Vec<Diagnostic>) -> Vec<Entry> {
     let nodes = match &include.value {
         Value::Null => &[],
         Value::List(items) => items.as_slice(),
         _ => std::slice::from_ref(include),
     };
-    nodes.iter().filter_map(|node| entry(node).map_err(|problem| diagnostics.push(*problem)).ok()).collect()
+    let nodes = nodes.iter().take_while(|node| budget.spend(size_budget::bytes(node)));
+    nodes.filter_map(|node| entry(node).map_err(|problem| diagnostics.push(*problem)).ok()).collect()
+}
+
+/// Returns an error at `span` if entries were left out because all entries together are too long.
+pub(super) fn budget_error(budget: &ByteBudget, span: Span) -> Option<Diagnostic> {
+    let mib = MAX_INCLUDE_ENTRIES_BYTES / 1024 / 1024;
+    let message = format!("the entries of `include` in all files have more than {mib} MiB");
+    let help = "use fewer entries, or shorter paths and inputs";
+    budget.is_exceeded().then(|| Diagnostic::error(span, message).help(help))
 }
 
 pub(super) fn entry(node: &Node) -> Result<Entry, Box<Diagnostic>> {

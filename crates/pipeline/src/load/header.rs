@@ -8,6 +8,7 @@ use regex::Regex;
 use super::entry::{self, Entry};
 use super::interpolate::push_json;
 use crate::diagnostic::Diagnostic;
+use crate::expand::ByteBudget;
 use crate::expression::{self, Expression};
 use crate::limits::{MAX_INPUT_OPTIONS, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, Span, Value};
@@ -102,7 +103,12 @@ impl Kind {
     }
 }
 
-pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<Diagnostic>) -> Header {
+pub(super) fn header(
+    root: &Map,
+    include_budget: &ByteBudget,
+    patterns: &mut Patterns,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Header {
     for (key, entry) in root.iter().filter(|(key, _)| &***key != "spec") {
         diagnostics.push(
             Diagnostic::error(entry.key_span, format!("header config contains unknown keys: `{key}`"))
@@ -120,7 +126,7 @@ pub(super) fn header(root: &Map, patterns: &mut Patterns, diagnostics: &mut Vec<
         header.component = component(fields, diagnostics);
     }
     if let Some(include) = map.get("include") {
-        header.includes = entry::entries(include, diagnostics);
+        header.includes = entry::entries(include, include_budget, diagnostics);
     }
     header
 }

@@ -13,8 +13,9 @@ use super::{IncludeOutcome, IncludeRecord, Loaded, extends, reference, rules, ta
 use crate::conditions::scope::Base;
 use crate::context::{ChildSource, Context, IncludeTarget, IncludedFile, InputValue, Origin, SourceError, Sources};
 use crate::diagnostic::{Diagnostic, Severity};
+use crate::expand::ByteBudget;
 use crate::gaps::Gaps;
-use crate::limits::{Limits, MAX_CHILD_INCLUDES, MAX_INTERPOLATED_TEXT_BYTES};
+use crate::limits::{Limits, MAX_CHILD_INCLUDES, MAX_INCLUDE_ENTRIES_BYTES, MAX_INTERPOLATED_TEXT_BYTES};
 use crate::node::{Map, Node, SourceId, Span, Value};
 use crate::patterns::Patterns;
 use crate::source_map::SourceMap;
@@ -50,6 +51,8 @@ pub(super) struct Loader<'a> {
     pub(super) budget: Budget,
     pub(super) remaining_interpolation_bytes: usize,
     pub(super) patterns: Patterns,
+    /// Bytes that further `include` entries may have.
+    pub(super) include_budget: ByteBudget,
 }
 
 impl<'a> Loader<'a> {
@@ -74,6 +77,7 @@ impl<'a> Loader<'a> {
             budget: Budget::new(limits.merged_nodes),
             remaining_interpolation_bytes: MAX_INTERPOLATION_BYTES,
             patterns: Patterns::default(),
+            include_budget: ByteBudget::new(MAX_INCLUDE_ENTRIES_BYTES),
         }
     }
 
@@ -179,6 +183,7 @@ impl<'a> Loader<'a> {
         self.diagnostics.extend(self.patterns.budget_error(start));
         self.diagnostics.extend(self.base.budget_error(start));
         self.diagnostics.extend(self.variables.budget_error(start));
+        self.diagnostics.extend(entry::budget_error(&self.include_budget, start));
         for diagnostic in &mut self.diagnostics {
             self.base.masked().hide_in(diagnostic);
         }
@@ -223,7 +228,7 @@ impl<'a> Loader<'a> {
         let mut selected = Vec::new();
         let remaining = self.remaining_includes();
         let mut target_count = 0;
-        for entry in entry::entries(include, &mut self.diagnostics) {
+        for entry in entry::entries(include, &self.include_budget, &mut self.diagnostics) {
             if target_count > remaining {
                 break;
             }

@@ -162,3 +162,23 @@ fn wildcards_that_match_too_many_files_are_rejected() {
     let found = errors(&project.load(files).diagnostics);
     assert!(found.iter().any(|error| error.contains("maximum of 150 nested includes are allowed")), "{}", found.len());
 }
+
+/// Aliases share their text, but each entry copies it.
+#[test]
+fn include_entries_with_a_long_shared_text_are_bounded() {
+    let define = format!(".x: &x {}.yml\n", "x".repeat(1024 * 1024));
+    let list = |entry: &str| vec![entry; 100].join(", ");
+    for text in [
+        format!("{define}include: [{}]", list("*x")),
+        format!("{define}include: [{}]", list("{local: *x, rules: [{if: $NONE}]}")),
+        format!(
+            "spec:\n  inputs: {{x: {{default: {}}}}}\n  include: [{}]\n---\n",
+            &define[4..define.len() - 1],
+            list("*x")
+        ),
+    ] {
+        let found = errors(&project().load(text).diagnostics);
+        let part = "the entries of `include` in all files have more than 64 MiB";
+        assert!(found.iter().any(|error| error == part), "the error must be reported: {}", found.len());
+    }
+}

@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 use self::certificate::{CertificateMismatch, CertificateVerifier};
 use self::soap::{Fault, Request};
 use crate::retry::{AttemptError, retry};
-use crate::{CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, Session, Stream, Tail, Target};
+use crate::{
+    CommandResult, DialError, Exit, KnownHosts, RemoteCommand, RunError, STOP_GRACE, Session, Stream, Tail, Target,
+};
 
 /// Maximum number of input bytes in a message, before base64. Servers accept messages of 150 KiB by default.
 const MAX_INPUT_BYTES: usize = 64 * 1024;
@@ -26,6 +28,7 @@ const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 /// The server delays its response by up to the operation timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(soap::OPERATION_TIMEOUT_S + 15);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+const TERMINATE_RETRY_DELAY: Duration = Duration::from_millis(500);
 const PIPE_BYTES: usize = 64 * 1024;
 
 /// A WinRM session.
@@ -230,9 +233,16 @@ impl Session for WinrmSession {
             std::future::pending::<Infallible>().await
         };
         let terminate = async {
-            stop.cancelled().await;
-            let _ = self.send(Request::Terminate { shell: &shell.id, command: &command }).await;
+            while self.send(Request::Terminate { shell: &shell.id, command: &command }).await.is_err() {
+                tokio::time::sleep(TERMINATE_RETRY_DELAY).await;
+            }
             std::future::pending::<Infallible>().await
+        };
+        let end_after_cancel = async {
+            stop.cancelled().await;
+            let _ = tokio::time::timeout(STOP_GRACE, terminate).await;
+            // Deleting the shell ends the command.
+            RunError::not_ended_after_cancel()
         };
         let mut tail = Tail::default();
         let receive = async {
@@ -264,7 +274,7 @@ impl Session for WinrmSession {
         let exit = tokio::select! {
             exit = receive => exit?,
             never = feed => match never {},
-            never = terminate => match never {},
+            error = end_after_cancel => return Err(error),
         };
         // Exit statuses on Windows have 32 bits. Some tools write them as negative numbers.
         let exit = u32::try_from(exit).or_else(|_| i32::try_from(exit).map(i32::cast_unsigned)).unwrap_or(u32::MAX);

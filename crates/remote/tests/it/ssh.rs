@@ -238,6 +238,27 @@ async fn unresponsive_command_is_killed_after_cancel() {
 }
 
 #[tokio::test]
+async fn command_can_be_canceled_while_its_output_is_not_read() {
+    let (_server, target) = password_server().await;
+    let session = log_in(&target).await.unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let (mut reader, mut writer) = tokio::io::duplex(1);
+    let run =
+        session.run(RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("wait") });
+    let watch = async {
+        // The other bytes of the output do not fit into the buffer.
+        tokio::io::AsyncReadExt::read_u8(&mut reader).await.unwrap();
+        tokio::time::pause();
+        stop.cancel();
+    };
+    let both = async { tokio::join!(run, watch) };
+    let (outcome, ()) =
+        tokio::time::timeout(Duration::from_secs(60), both).await.expect("the command was not canceled");
+    let error = outcome.unwrap_err();
+    assert!(matches!(&error, RunError::Lost { cause } if cause.contains("did not end within")), "{error}");
+}
+
+#[tokio::test]
 async fn host_keys_are_pinned_or_trusted_on_first_use() {
     let (server, target) = password_server().await;
     let (other, _) = password_server().await;

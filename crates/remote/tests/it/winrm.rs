@@ -27,6 +27,8 @@ pub(crate) struct Machine {
     shells: HashMap<String, Option<Command>>,
     /// Number of "timed out" responses before the first output.
     timeouts: u32,
+    /// Number of requests to terminate a command that fail.
+    failed_signals: u32,
 }
 
 struct Command {
@@ -82,6 +84,10 @@ async fn wsman(State(machine): State<SharedMachine>, headers: HeaderMap, body: S
             command.input.extend(STANDARD.decode(node.text().unwrap_or_default()).unwrap());
             command.input_ended |= node.attribute("End") == Some("true");
             "<e/>".to_owned()
+        }
+        "Signal" if machine.failed_signals > 0 => {
+            machine.failed_signals -= 1;
+            return fault("1722", "The server is busy.");
         }
         "Signal" => {
             let Some(Some(command)) = machine.shells.get_mut(&shell) else { return fault("2150858843", "no shell") };
@@ -211,6 +217,36 @@ async fn command_can_be_canceled_and_lost_command_has_no_status() {
     let refused = session.run(RemoteCommand::new("forbidden")).await.unwrap_err();
     assert!(matches!(&refused, RunError::Refused { cause, .. } if cause == "Access is denied."), "{refused}");
     wait_for_shell_deletion(&machine).await;
+}
+
+#[tokio::test]
+async fn failed_cancel_is_repeated_and_the_shell_of_a_command_that_does_not_end_is_deleted() {
+    // Output that does not fit into the second buffer blocks the command, so the paused clock advances.
+    for (failed_signals, buffer_bytes) in [(1, 1 << 20), (u32::MAX, 1)] {
+        let (machine, target) = machine().await;
+        let session = session(&target).await;
+        machine.lock().unwrap().failed_signals = failed_signals;
+        let stop = CancellationToken::new();
+        let (mut reader, mut writer) = tokio::io::duplex(buffer_bytes);
+        let run = RemoteCommand { stdout: Some(&mut writer), stop: stop.clone(), ..RemoteCommand::new("wait") };
+        let watch = async {
+            reader.read_u8().await.unwrap();
+            if failed_signals == u32::MAX {
+                // The paused clock skips the wait for the timeout.
+                tokio::time::pause();
+            }
+            stop.cancel();
+        };
+        let (outcome, ()) = tokio::join!(session.run(run), watch);
+        match outcome {
+            Ok(result) => assert_eq!((result.exit, failed_signals), (Exit::Code(1), 1)),
+            Err(error) => {
+                let is_expected = error.to_string().contains("did not end within 10 s after it was canceled");
+                assert!(is_expected && failed_signals == u32::MAX, "{error}");
+            }
+        }
+        wait_for_shell_deletion(&machine).await;
+    }
 }
 
 #[tokio::test]

@@ -170,6 +170,44 @@ fn links_modes_and_unusual_names_are_preserved() {
     assert_eq!(fs::metadata(job.path().join("run.sh")).unwrap().permissions().mode() & 0o111, 0o111);
 }
 
+/// Makes each snapshot execute `script` when it reads `a.txt`, which differs from the index.
+fn run_during_snapshots(repository: &Repository, script: &str) {
+    repository.write(".gitattributes", "a.txt filter=script\n");
+    repository.write("a.txt", "one");
+    repository.commit("First");
+    let path = repository.home.path().join("script");
+    fs::write(&path, format!("cat\nunset $(env | sed -n 's/^\\(GIT_[A-Z_]*\\)=.*/\\1/p')\n{script}\n")).unwrap();
+    repository.git(&["config", "filter.script.clean", &format!("sh '{}'", path.display())]);
+    repository.write("a.txt", "changed");
+}
+
+#[test]
+fn snapshot_is_repeated_if_another_commit_is_checked_out_meanwhile() {
+    for (change, branch) in [("symbolic-ref HEAD refs/heads/other", "other"), ("update-ref HEAD $amended", "main")] {
+        let repository = Repository::new();
+        let script = format!(
+            "[ -e ../done ] && exit\ntouch ../done\ngit branch other\n\
+             amended=$(git commit-tree -m Amended 'HEAD^{{tree}}')\ngit {change}"
+        );
+        run_during_snapshots(&repository, &script);
+        let snapshot = repository.take();
+        let head = repository.git(&["rev-parse", "HEAD"]);
+        assert_eq!((snapshot.head.sha.as_str(), snapshot.branch.as_deref()), (head.as_str(), Some(branch)));
+        assert_eq!(repository.git(&["log", "-1", "--format=%B", "HEAD"]).trim(), snapshot.head.message);
+        let job = repository.checkout(&snapshot);
+        assert_eq!(git_in(job.path(), &["rev-parse", "HEAD^"]), head);
+        assert_eq!(fs::read_to_string(job.path().join("a.txt")).unwrap(), "changed");
+    }
+}
+
+#[test]
+fn snapshot_fails_if_another_commit_is_checked_out_during_each_attempt() {
+    let repository = Repository::new();
+    run_during_snapshots(&repository, "git update-ref HEAD $(git commit-tree -m $(date +%s%N) 'HEAD^{tree}')");
+    let error = Snapshot::take(&repository.path(), &repository.store()).unwrap_err();
+    assert!(matches!(error, SnapshotError::HeadChanged { .. }), "{error}");
+}
+
 #[test]
 fn change_of_a_file_that_is_as_old_as_the_index_is_detected() {
     let repository = Repository::new();
@@ -269,6 +307,21 @@ fn refs_are_resolved_by_short_names_but_not_as_options() {
     }
     assert_eq!(snapshot.changed_since("v1").unwrap().paths, ["a.txt"]);
     assert_eq!(snapshot.changed_since("nothing"), None);
+}
+
+#[test]
+fn remotes_of_the_users_configuration_are_not_remotes_of_the_repository() {
+    let repository = Repository::new();
+    repository.commit("First");
+    repository.git(&["remote", "add", "own", "https://git.example/g/own.git"]);
+    let user = repository.home.path().join("gitconfig");
+    git_in(&repository.path(), &["config", "--file", user.to_str().unwrap(), "remote.x.url", "https://git.example/x"]);
+    git_in(&repository.path(), &["config", "--file", user.to_str().unwrap(), "core.pager", "less"]);
+    let mut snapshot = repository.take();
+    snapshot.git = snapshot.git.with_variable("GIT_CONFIG_GLOBAL", user);
+    let entry = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let expected = [entry("core.pager", "less"), entry("remote.own.url", "https://git.example/g/own.git")];
+    assert_eq!(snapshot.config(r"^(remote\..*\.url|core\.pager)$"), expected);
 }
 
 #[test]

@@ -365,7 +365,7 @@ impl UserSteps<'_> {
             return Err(StepError::Exit(fake.exit_code));
         }
         exported.extend(fake.exports.clone());
-        self.exports.lock().extend(exported.clone());
+        self.export(exported);
         Ok(fake.outputs.clone())
     }
 

@@ -140,7 +140,7 @@ impl UserSteps<'_> {
         let outputs = lines::outputs(&output, &file.spec.outputs, quotes_file).map_err(invalid)?;
         let export = self.read_value_file("export file", files.export.path()).await?;
         exported.extend(lines::exports(&export, quotes_file).map_err(invalid)?);
-        self.exports.lock().extend(exported.clone());
+        self.export(exported);
         Ok(outputs)
     }
 

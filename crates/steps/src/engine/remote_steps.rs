@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_files::Limit;
 use parking_lot::Mutex;
@@ -25,10 +26,14 @@ pub(super) struct RemoteSteps {
     /// Lock file as it was before the first step ran. The inner `None` means that the file does not exist or does not
     /// apply.
     lock: tokio::sync::OnceCell<Option<StepLock>>,
-    fetched: tokio::sync::Mutex<HashMap<Source, PathBuf>>,
+    /// Sources that a step has fetched or is fetching. Different sources are fetched at the same time.
+    fetched: Mutex<HashMap<Source, Arc<FetchedDir>>>,
     /// Directories of the fetched sources.
     dirs: Mutex<Vec<PathBuf>>,
 }
+
+/// Directory of a source, locked during the fetch. `None` means that the source is not fetched yet.
+type FetchedDir = tokio::sync::Mutex<Option<PathBuf>>;
 
 impl RemoteSteps {
     /// Returns the directory of the fetched source that contains `path`.
@@ -70,8 +75,14 @@ impl UserSteps<'_> {
         if let Some(password) = source.password() {
             self.log.add_sensitive(&Value::String(password.to_owned()));
         }
-        let mut fetched = self.remote.fetched.lock().await;
-        if let Some(dir) = fetched.get(source) {
+        let fetched = Arc::clone(self.remote.fetched.lock().entry(source.clone()).or_default());
+        let mut fetched = tokio::select! {
+            biased;
+            fetched = fetched.lock() => fetched,
+            // Another step may still fetch the source when the timeout of this step expires.
+            cause = self.stop.stopped() => return Err(StepError::Stopped(cause)),
+        };
+        if let Some(dir) = &*fetched {
             return Ok(dir.clone());
         }
         let lookup = |name: &str| self.variable(name);
@@ -88,7 +99,7 @@ impl UserSteps<'_> {
             )));
         }
         self.report(source, &result);
-        fetched.insert(source.clone(), result.dir.clone());
+        *fetched = Some(result.dir.clone());
         self.remote.dirs.lock().push(clean(&result.dir));
         Ok(result.dir)
     }

@@ -202,7 +202,6 @@ impl<'s> Sequence<'s> {
         let steps = self.steps;
         steps.log.flush();
         let turns = Turns::new(steps.log.inner(), steps.temp_dir.to_owned(), runs.len());
-        let before = steps.exports.lock().clone();
         let has_failed = AtomicBool::new(false);
         let mut waiting: Vec<ParallelFuture<'_>> = Vec::new();
         for (index, run) in runs.iter().enumerate() {
@@ -211,13 +210,9 @@ impl<'s> Sequence<'s> {
         let mut all: Vec<_> = stream::iter(waiting).buffer_unordered(limit).collect().await;
         all.sort_by_key(|(index, ..)| *index);
         // If several steps export a variable, the last step in the list takes effect, not the step that ended last.
-        let mut exports = steps.exports.lock();
         for (_, _, own) in &all {
-            let own = own.lock();
-            let new = own.iter().filter(|(name, value)| before.get(*name) != Some(*value));
-            exports.extend(new.map(|(name, value)| (name.clone(), value.clone())));
+            steps.export(&own.lock());
         }
-        drop(exports);
         all.into_iter().map(|(_, ended, _)| ended).collect()
     }
 
@@ -242,7 +237,7 @@ impl<'s> Sequence<'s> {
             has_failed.fetch_or(ended.result.is_err(), Ordering::Relaxed);
             own.log.end_lines();
             turns.end(index).await;
-            (index, ended, own.exports)
+            (index, ended, own.own_exports)
         })
     }
 

@@ -181,6 +181,8 @@ pub(super) struct UserSteps<'a> {
     /// Private directory of the job for output and export files.
     pub(super) temp_dir: &'a Path,
     pub(super) exports: Arc<Mutex<IndexMap<String, String>>>,
+    /// Exports of the running parallel step only. Outside of parallel steps, of all steps.
+    pub(super) own_exports: Arc<Mutex<IndexMap<String, String>>>,
     /// Whether a client of step-runner sent the step file. The log then names each step that starts a process, and
     /// failures name the path of the failed step.
     is_step_file: bool,
@@ -268,6 +270,7 @@ impl<'a> UserSteps<'a> {
             image: job.image(),
             temp_dir: job.temp_dir(),
             exports: Arc::default(),
+            own_exports: Arc::default(),
             is_step_file: matches!(step.call, Call::StepFile(_)),
             on_results: job.on_results(),
             recorded_calls: RecordedCalls::None,
@@ -342,7 +345,15 @@ impl<'a> UserSteps<'a> {
     /// Its `network` is `None`, because the kernel cannot count the traffic of such steps separately.
     pub(super) fn for_parallel_step(&self, log: Arc<dyn Log>) -> Self {
         let log = Arc::new(self.log.with_same_values(log));
-        Self { log, exports: Arc::new(Mutex::new(self.exports.lock().clone())), network: None, ..self.clone() }
+        let exports = Arc::new(Mutex::new(self.exports.lock().clone()));
+        Self { log, exports, own_exports: Arc::default(), network: None, ..self.clone() }
+    }
+
+    /// Sets variables for later steps.
+    pub(super) fn export(&self, variables: &IndexMap<String, String>) {
+        for exports in [&self.exports, &self.own_exports] {
+            exports.lock().extend(variables.clone());
+        }
     }
 
     /// Returns the inputs that a replaced built-in step offers at this depth.

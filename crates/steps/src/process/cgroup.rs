@@ -152,6 +152,14 @@ impl Cgroup {
 
 const PROCS_FILE: &str = "cgroup.procs";
 
+/// Removes a cgroup and its children, unless they contain processes.
+pub(super) fn remove_if_empty(path: &Path) {
+    let cgroup = Cgroup(path.to_owned());
+    if cgroup.members().is_empty() {
+        cgroup.remove();
+    }
+}
+
 fn remove_dead_agents(parent: &Path) {
     for path in children(parent).into_iter().filter(|path| is_of_agent(path)) {
         if let Ok(directory) = File::open(&path)

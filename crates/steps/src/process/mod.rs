@@ -268,15 +268,21 @@ impl Processes {
     /// The system does not permit a share. The job can run without one.
     pub fn apply_share(&mut self, share: &SlotShare) -> Result<(), SlotError> {
         let name: String = self.tag.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-        let slot = SlotCgroup::create(share, &name)?;
-        if let Some(previous) = &self.cgroup
-            && let Some(unified) = slot.unified().filter(|unified| unified.is_usable())
-        {
-            // Processes that start in the slot's cgroup need not be moved there.
-            let cgroup = Some(unified.path().to_owned());
-            (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
-            previous.remove();
-            self.cgroup = Some(unified.clone());
+        self.use_slot(SlotCgroup::create(share, &name)?)
+    }
+
+    fn use_slot(&mut self, mut slot: SlotCgroup) -> Result<(), SlotError> {
+        match (&self.cgroup, slot.unified()) {
+            (Some(previous), Some(unified)) if unified.is_usable() => {
+                // Processes that start in the slot's cgroup need not be moved there.
+                let cgroup = Some(unified.path().to_owned());
+                (self.recorder)(&ProcessRecord::Job { tag: self.tag.clone(), cgroup }).map_err(SlotError::Record)?;
+                previous.remove();
+                self.cgroup = Some(unified.clone());
+            }
+            // Processes stay in the job's own cgroup, so a slot's cgroup of the same version would only count 0.
+            (Some(_), Some(_)) => slot.remove_unified()?,
+            _ => {}
         }
         self.slot = Some(slot);
         Ok(())

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::cgroup::Cgroup;
+use super::cgroup::{Cgroup, remove_if_empty};
 use super::procfs;
 
 /// CPU shares per slot in version 1, the kernel's default.
@@ -47,6 +47,12 @@ pub enum SlotError {
         #[source]
         source: io::Error,
     },
+    /// No hierarchy remains, because the version 2 cgroup cannot contain the processes of the job.
+    #[error(
+        "failed to start a process in the cgroup {}; run the agent as root, or delegate a cgroup to it that contains its own cgroup and the cgroup of the slot",
+        .0.display()
+    )]
+    NotUsable(PathBuf),
     /// The cgroup cannot be recorded.
     #[error("failed to record the cgroup: {0}")]
     Record(#[source] io::Error),
@@ -150,6 +156,19 @@ impl SlotCgroup {
             return Err(first_error.unwrap_or(SlotError::NoCgroups));
         }
         Ok(Self { hierarchies })
+    }
+
+    /// Removes the version 2 cgroup, because processes cannot start there.
+    ///
+    /// # Errors
+    /// No other hierarchy remains.
+    pub(super) fn remove_unified(&mut self) -> Result<(), SlotError> {
+        let unusable: Vec<_> = self.hierarchies.extract_if(.., |hierarchy| hierarchy.is_v2).collect();
+        unusable.iter().for_each(|hierarchy| hierarchy.job.remove());
+        match unusable.first() {
+            Some(first) if self.hierarchies.is_empty() => Err(SlotError::NotUsable(first.job.path().to_owned())),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn unified(&self) -> Option<&Cgroup> {
@@ -287,15 +306,14 @@ impl Mount {
 
 /// Removes old cgroups that a killed agent left behind.
 ///
-/// New cgroups are kept, because one without processes may belong to another agent with the same slot. The kernel keeps
-/// cgroups with processes.
+/// New cgroups are kept, because one without processes may belong to another agent with the same slot.
 fn remove_dead_jobs(slot: &Path) {
     for entry in fs::read_dir(slot).into_iter().flatten().flatten() {
         let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
         if entry.file_name().to_str().is_some_and(|name| name.starts_with(JOB_PREFIX))
             && age().is_some_and(|age| age > STALE_JOB_AGE)
         {
-            let _ = fs::remove_dir(entry.path());
+            remove_if_empty(&entry.path());
         }
     }
 }
@@ -338,6 +356,10 @@ fn stall_time(path: &Path) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::SystemTime;
+
+    use super::super::{Containment, ProcessManager};
     use super::*;
 
     #[test]
@@ -410,6 +432,50 @@ mod tests {
             "",
             "a process that was started in the cgroup must not be moved into it again"
         );
+    }
+
+    #[test]
+    fn old_cgroups_of_jobs_are_removed_with_their_children_unless_they_contain_processes() {
+        let slot = tempfile::tempdir().unwrap();
+        let create = |job: &str, age: Duration| {
+            let path = slot.path().join(job);
+            fs::create_dir_all(path.join("0-0")).unwrap();
+            if job == "job-used" {
+                fs::write(path.join("cgroup.procs"), "1").unwrap();
+            }
+            fs::File::open(path).and_then(|dir| dir.set_modified(SystemTime::now() - age)).unwrap();
+        };
+        let old = STALE_JOB_AGE + Duration::from_secs(60);
+        for (job, age) in [("job-dead", old), ("job-used", old), ("job-new", Duration::ZERO), ("other", old)] {
+            create(job, age);
+        }
+        remove_dead_jobs(slot.path());
+        let left = |job: &str| slot.path().join(job).join("0-0").exists();
+        assert!(!slot.path().join("job-dead").exists(), "a cgroup without processes must be removed");
+        assert!(left("job-used") && left("job-new") && left("other"));
+    }
+
+    #[tokio::test]
+    async fn unusable_cgroup_of_a_slot_is_an_error_unless_version_1_gives_the_share() {
+        let dir = tempfile::tempdir().unwrap();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        hierarchy(&one, "ci/slot-1/job-7", &[("ci/slot-1/job-7/cpuacct.usage", "1500000000\n")]);
+        // No process can start in this directory, because it is not a cgroup.
+        hierarchy(&two, "ci/slot-1/job-7", &[("ci/slot-1/job-7/cpu.stat", "usage_usec 0\n")]);
+        hierarchy(&two, "agent", &[]);
+        let share = SlotShare { cgroup: "ci/slot-1".to_owned(), slots: 1, memory_bytes: 0 };
+        let apply = |mounts: &[Mount]| {
+            let manager = ProcessManager::new(Containment::ProcessTree, None);
+            let mut processes = manager.new_job("share", "1", Arc::new(|_| Ok(()))).unwrap();
+            processes.cgroup = Cgroup::existing(&two.join("agent"));
+            processes.use_slot(SlotCgroup::create_in(mounts, &share, "7").unwrap())?;
+            Ok::<_, SlotError>(processes.usage_counters().cpu)
+        };
+        let version_2 = || Mount { path: two.clone(), is_v2: true };
+        let error = apply(&[version_2()]).unwrap_err().to_string();
+        assert!(error.contains("two/ci/slot-1/job-7; run the agent as root, or delegate"), "{error}");
+        let cpu = apply(&[Mount { path: one.clone(), is_v2: false }, version_2()]).unwrap();
+        assert_eq!(cpu, Some(Duration::from_millis(1500)));
     }
 
     #[test]

@@ -4,7 +4,8 @@ use super::{Explanation, Report, ReportSource};
 use crate::engine::{GroupStatus, InstanceStatus, ScalerStatus};
 use crate::history::{DAY_S, HistoryEntry};
 
-const MAX_DECISIONS: usize = 1000;
+/// Maximum number of decisions in an [`Explanation`].
+pub const MAX_DECISIONS: usize = 1000;
 const SCALING_KINDS: [&str; 8] = [
     "policy",
     "scale_up",
@@ -47,7 +48,7 @@ pub fn explain(
     let since = unix - DAY_S;
     let mut explanation = match subject {
         Subject::Fleet => explain_fleet(report, source, read_history(since, MAX_DECISIONS + 1, &|_| true)?),
-        Subject::Job(job) => explain_job(job, report, unix, read_history)?,
+        Subject::Job(job) => explain_job(job, report, source, unix, read_history)?,
         Subject::Instance(id) => {
             let decisions = read_history(since, MAX_DECISIONS + 1, &|entry| entry.instance.as_ref() == Some(id))?;
             explain_instance(id, report, source, decisions)
@@ -88,7 +89,13 @@ fn is_key_of_job(key: &str, job: &str) -> bool {
     key == job || rest.is_some_and(|rest| rest.starts_with('-'))
 }
 
-fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReader<'_>) -> std::io::Result<Explanation> {
+fn explain_job(
+    job: &str,
+    report: &Report,
+    source: ReportSource,
+    unix: i64,
+    read_history: HistoryReader<'_>,
+) -> std::io::Result<Explanation> {
     let since = unix - DAY_S;
     let is_own = |entry: &HistoryEntry| entry.keys.iter().any(|key| is_key_of_job(key, job));
     let mut decisions = read_history(since, MAX_DECISIONS + 1, &is_own)?;
@@ -108,7 +115,11 @@ fn explain_job(job: &str, report: &Report, unix: i64, read_history: HistoryReade
     } else if let Some((instance, slot)) = assigned {
         summary.push(format!("job {job} has slot {} of instance {}", slot.slot, instance.id));
     } else if let Some(last) = decisions.last() {
-        summary.push(format!("job {job} has ended on this runner: {}", last.text));
+        // The ledger does not contain waiting jobs, so a job without a slot may wait again.
+        summary.push(match (source, status) {
+            (ReportSource::Manager, Some(_)) => format!("job {job} has ended on this runner: {}", last.text),
+            _ => format!("the last decision about job {job} on this runner: {}", last.text),
+        });
     } else {
         summary.push(format!(
             "job {job} is unknown to runner {}: it was not requested yet, runs elsewhere, or ended more than a day ago",
@@ -156,7 +167,7 @@ fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: 
     let unmanaged = unmanaged.into_iter().find(|group| group.unmanaged.iter().any(|unmanaged| unmanaged == id));
     let mut summary = Vec::new();
     if let Some(instance) = found {
-        summary.extend(instance_summary(instance));
+        summary.extend(instance_summary(instance, source));
         summary.extend(
             status.filter(|_| source == ReportSource::Manager).and_then(|status| idle_reason(instance, status)),
         );
@@ -165,7 +176,10 @@ fn explain_instance(id: &str, report: &Report, source: ReportSource, decisions: 
     } else if decisions.is_empty() {
         summary.push(format!("instance {id} was unknown to runner {} during the last day", report.runner));
     } else {
-        summary.push(format!("instance {id} no longer exists"));
+        summary.push(match status {
+            Some(_) => format!("instance {id} no longer exists"),
+            None => format!("whether instance {id} still exists is unknown"),
+        });
         let removal_kinds = ["operator", "delete", "lost", "deleted"];
         summary.extend(
             decisions.iter().filter(|entry| removal_kinds.contains(&&*entry.kind)).map(|entry| entry.text.clone()),
@@ -192,15 +206,19 @@ fn idle_reason(instance: &InstanceStatus, status: &ScalerStatus) -> Option<Strin
     })
 }
 
-fn instance_summary(instance: &InstanceStatus) -> Vec<String> {
+fn instance_summary(instance: &InstanceStatus, source: ReportSource) -> Vec<String> {
     let InstanceStatus { id, group, state, reason, state_age_ms, age_ms, job_count, slots, .. } = instance;
+    // The ledger does not contain the time of the last change.
+    let state = match source {
+        ReportSource::Manager => format!("has been {state} for {}", seconds(*state_age_ms)),
+        ReportSource::Disk => format!("is {state}"),
+    };
     let mut summary = vec![format!(
-        "instance {id} of group {group} has been {state} for {}; it was first seen {} ago and has had {job_count} job{}",
-        seconds(*state_age_ms),
+        "instance {id} of group {group} {state}; it was first seen {} ago and has had {job_count} job{}",
         seconds(*age_ms),
         if *job_count == 1 { "" } else { "s" }
     )];
-    summary.extend(reason.as_ref().map(|reason| match state.as_str() {
+    summary.extend(reason.as_ref().map(|reason| match instance.state.as_str() {
         "cordoned" => format!("it gets no jobs and is kept until you uncordon or delete it: cordoned by {reason}"),
         "suspending" | "suspended" | "resuming" => format!("it gets no other jobs: {reason}"),
         "draining" => format!("it is deleted after its last job: {reason}"),
@@ -385,6 +403,27 @@ mod tests {
             }
             assert!(summary.contains("known only to a running manager"), "{summary}");
         }
+    }
+
+    #[test]
+    fn report_from_disk_does_not_claim_how_long_a_state_lasts_or_that_a_job_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let row = "{\"taskscaler_ledger\":1}\n[[{\"instance\":{\"group\":\"a\",\"id\":\"i1\"}},{\"instance\":{\"slots\":[],\"job_count\":1,\"first_seen_at\":1,\"intent\":{\"cordon\":{\"by\":\"root\"}}}}]]\n";
+        std::fs::write(directory.path().join("x.ledger"), row).unwrap();
+        let fleets = crate::fleet::read_fleets(directory.path(), 1000).unwrap();
+        let read_history =
+            |_, _: usize, _: &dyn Fn(&HistoryEntry) -> bool| Ok(vec![entry(990, "lost", &["job-12-x"], "i1 is lost")]);
+        let summary = |subject: Subject, report: &Report| {
+            explain(&subject, report, ReportSource::Disk, 1000, &read_history).unwrap().summary
+        };
+        let report = &fleets[0].report;
+        let instance = summary(Subject::Instance("i1".to_owned()), report);
+        assert_eq!(instance[1], "instance i1 of group a is cordoned; it was first seen 999.0 s ago and has had 1 job");
+        let job = summary(Subject::Job("12".to_owned()), report);
+        assert_eq!(job[1], "the last decision about job 12 on this runner: i1 is lost");
+        let unreadable = Report { status: None, ..report.clone() };
+        let instance = summary(Subject::Instance("i1".to_owned()), &unreadable);
+        assert_eq!(instance[1], "whether instance i1 still exists is unknown");
     }
 
     #[test]

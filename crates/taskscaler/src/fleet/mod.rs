@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::ScalerStatus;
 use crate::history::HistoryEntry;
 
-pub use explain::{HistoryReader, Subject, explain};
+pub use explain::{HistoryReader, MAX_DECISIONS, Subject, explain};
 pub use from_disk::{FleetFromDisk, read_fleets};
 
 /// Version of the JSON format of [`Reports`] and [`ExplanationSet`]. Within a version, fields are only added.

@@ -81,7 +81,8 @@ async fn start(args: &RunSingleArgs, open_files: Option<u64>) -> Result<ExitCode
     let settings = settings(args)?;
     let Some(runner) = settings.runners.first() else { return Err(SingleError::Unusable) };
     let token = muster_job::short_token(runner.token.expose());
-    tracing::info!(max_builds = args.max_builds, "Starting runner for {} with token {token} ...", runner.url);
+    let url = muster_job::without_user_info(runner.url.as_str());
+    tracing::info!(max_builds = args.max_builds, "Starting runner for {url} with token {token} ...");
     let (state_dir, store) = open_store(args, &format!("{} {}", runner.url, runner.token.expose())).await?;
     let positive = |number: i64| NonZeroI64::new(number.max(0)).map(|number| number.get().unsigned_abs());
     let run_limits = RunLimits {

@@ -29,6 +29,10 @@ struct ListResult {
 }
 
 async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
+    run_with_source(files, list, None).await
+}
+
+async fn run_with_source(files: &[(&str, &str)], list: Value, step_source: Option<Arc<dyn StepSource>>) -> ListResult {
     let dir = TempDir::new().unwrap();
     let temp = TempDir::new().unwrap();
     for (path, text) in files {
@@ -58,6 +62,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         image: "",
         temp_dir: temp.path(),
         exports: Arc::default(),
+        own_exports: Arc::default(),
         offered: Arc::default(),
         is_step_file: false,
         on_results: None,
@@ -65,7 +70,7 @@ async fn run(files: &[(&str, &str)], list: Value) -> ListResult {
         record_bytes_left: Arc::new(MAX_RECORD_BYTES.into()),
         development: None,
         debugger: None,
-        step_source: None,
+        step_source,
         bundled: None,
         remote: Arc::default(),
         retry_backoff: (Duration::ZERO, Duration::ZERO),

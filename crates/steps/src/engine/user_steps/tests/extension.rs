@@ -1,6 +1,11 @@
 //! Steps with Muster's own keys.
 
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
 use super::*;
+use crate::failure::PortError;
+use crate::remote::{FetchRequest, FetchedSource};
 
 fn entry(name: &str, script: &str, keys: Value) -> Value {
     json!({"name": name, "script": script, "muster": keys})
@@ -155,6 +160,22 @@ async fn exports_of_parallel_steps_are_merged_in_the_order_of_the_list() {
 }
 
 #[tokio::test]
+async fn export_of_a_parallel_step_counts_even_if_it_repeats_the_value_before_the_group() {
+    let export = "{}\n---\nexec: {command: [sh, -c, 'printf \"%s\\n\" \"$0\" >\"$1\"', \
+                  '{\"name\": \"X\", \"value\": \"${{env.VALUE}}\"}', '${{export_file}}']}\n";
+    let step = |name: &str, value: &str, keys: Value| json!({"name": name, "step": "./export", "env": {"VALUE": value}, "muster": keys});
+    let list = json!([
+        step("before", "old", json!({"if": true})),
+        step("first", "new", json!({"parallel": true})),
+        step("second", "old", json!({"parallel": true})),
+        {"name": "last", "script": "echo $X"},
+    ]);
+    let outcome = run(&[("export", export)], list).await;
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    assert!(outcome.log.ends_with("\nold\n"), "the last step in the list must take effect: {}", outcome.log);
+}
+
+#[tokio::test]
 async fn parallel_steps_that_wait_for_a_slot_are_skipped_after_a_failure() {
     let keys = json!({"parallel": 1, "matrix": {"code": [0, 5, 0]}});
     let outcome = run(&[], json!([entry("m", "exit ${{ matrix.code }}", keys)])).await;
@@ -196,6 +217,44 @@ async fn timeout_of_a_parallel_step_does_not_end_the_others() {
     assert_eq!(outcome.nodes[1].cause, Some(TerminationCause::TimedOut));
     use StepStatus::{Failure, Success};
     assert_eq!(states(&outcome)[1..], [("slow", Failure), ("long", Success), ("last", Success)]);
+}
+
+/// Source whose version `slow` arrives after its version `fast`.
+struct SlowSource {
+    dir: TempDir,
+    fast_arrived: Notify,
+}
+
+#[async_trait]
+impl StepSource for SlowSource {
+    async fn fetch(&self, request: FetchRequest<'_>, _: &StopToken) -> Result<FetchedSource, PortError> {
+        match request.source.version() {
+            "slow" => self.fast_arrived.notified().await,
+            _ => self.fast_arrived.notify_one(),
+        }
+        Ok(FetchedSource { dir: self.dir.path().to_owned(), digest: "0".to_owned(), notices: Vec::new() })
+    }
+}
+
+#[tokio::test]
+async fn fetch_of_a_parallel_step_delays_neither_the_timeout_nor_the_fetch_of_another_step() {
+    let dir = TempDir::new().unwrap();
+    fs::create_dir(dir.path().join("steps")).unwrap();
+    fs::write(dir.path().join("steps/step.yml"), "{}\n---\nexec: {command: [echo, ran]}\n").unwrap();
+    let source = Arc::new(SlowSource { dir, fast_arrived: Notify::new() });
+    let step = |name: &str, version: &str, keys: Value| json!({"name": name, "step": format!("example.org/a@{version}"), "muster": keys});
+    // `fast` starts after the timeout of `second`, and ends the fetch for `first`.
+    let list = json!([
+        step("first", "slow", json!({"parallel": 2})),
+        step("second", "slow", json!({"parallel": 2, "timeout": "200ms", "allow_failure": true})),
+        step("fast", "fast", json!({"parallel": 2})),
+    ]);
+    let running = run_with_source(&[], list, Some(source));
+    let outcome = tokio::time::timeout(Duration::from_secs(60), running).await.expect("the steps must end in time");
+    assert_eq!(outcome.result, Ok(()), "{}", outcome.log);
+    use StepStatus::{Failure, Success};
+    assert_eq!(states(&outcome), [("first", Success), ("second", Failure), ("fast", Success)]);
+    assert_eq!(outcome.nodes[1].cause, Some(TerminationCause::TimedOut));
 }
 
 #[tokio::test]
