@@ -140,6 +140,9 @@ mod tests {
 
     use super::*;
 
+    /// Lock for tests with large pieces: only one of them could have the additional thread.
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
     /// Log whose second write blocks until another task of the runtime has run.
     struct BlockingLog {
         writes: Mutex<u32>,
@@ -168,6 +171,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn large_and_small_pieces_arrive_once_and_in_order() {
+        let _alone = ALONE.lock().await;
         let max_turn_bytes = usize::try_from(MAX_LARGE_PIECES).unwrap() * READ_BUFFER_BYTES;
         let lengths = [1, max_turn_bytes + 1, 10, LARGE_PIECE_BYTES, 2 * LARGE_PIECE_BYTES, 3];
         let bytes: Vec<u8> = (0..=250).cycle().take(lengths.iter().sum()).collect();
@@ -192,6 +196,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn other_tasks_run_while_a_large_piece_is_written() {
+        let _alone = ALONE.lock().await;
         let (report, other_task_ran) = mpsc::channel();
         let log = Arc::new(BlockingLog {
             writes: Mutex::new(0),
@@ -199,9 +204,10 @@ mod tests {
             other_task_ran: Mutex::new(other_task_ran),
         });
         let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        let writer = tokio::task::spawn_blocking(move || {
-            std::fs::File::from(write_end).write_all(&vec![b'x'; 3 * READ_BUFFER_BYTES])
-        });
+        let mut file = std::fs::File::from(write_end);
+        // The first read must find a large piece.
+        file.write_all(&vec![b'x'; LARGE_PIECE_BYTES]).unwrap();
+        let writer = tokio::task::spawn_blocking(move || file.write_all(&vec![b'x'; 3 * READ_BUFFER_BYTES]));
         let other_log = Arc::clone(&log);
         let other_task = tokio::spawn(async move {
             other_log.second_write.notified().await;
