@@ -152,7 +152,6 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
     ));
     // Dropping these tasks ends them.
     let _removals = recover(&agent).await.map_err(failed("read the spool", &options.spool))?;
-    agent.prune(options.retention).await;
 
     let listener = bind(&options.socket)?;
     let socket = SocketFile::at(&options.socket).map_err(failed("read the metadata of the socket", &options.socket))?;

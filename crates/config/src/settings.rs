@@ -148,7 +148,7 @@ impl Settings {
         let mut candidates = replaced.into_iter().filter(|runner| !runner.name.is_empty()).collect::<Vec<_>>();
         for runner in &mut self.runners {
             if runner.id == 0 && !has(&old.runners, &runner.key) {
-                let known = candidates.iter().position(|old| old.name == runner.name && old.url == runner.url);
+                let known = candidates.iter().position(|old| old.name == runner.name && has_same_server(old, runner));
                 if let Some(known) = known {
                     let key = candidates.swap_remove(known).key.clone();
                     Arc::make_mut(runner).key = key;
@@ -168,8 +168,9 @@ impl Settings {
         if runner.id > 0 || runner.name.is_empty() || has(&runner.key) {
             return &runner.key;
         }
-        let successor =
-            self.runners.iter().find(|known| known.id == 0 && known.name == runner.name && known.url == runner.url);
+        let is_successor =
+            |known: &RunnerSettings| known.id == 0 && known.name == runner.name && has_same_server(known, runner);
+        let successor = self.runners.iter().find(|known| is_successor(known));
         successor.map_or(&runner.key, |known| &known.key)
     }
 
@@ -189,6 +190,11 @@ impl Settings {
         }
         self
     }
+}
+
+/// Returns whether the URLs of two entries differ at most in user and password, like [`RunnerKey`].
+fn has_same_server(one: &RunnerSettings, other: &RunnerSettings) -> bool {
+    without_user_info(one.url.as_str()) == without_user_info(other.url.as_str())
 }
 
 impl Default for Settings {

@@ -18,13 +18,17 @@ use crate::style;
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Ratio of the pause to the duration of a measurement. Measuring takes at most 5 % of a CPU.
 const INTERVAL_RATIO: u32 = 20;
+/// Permitted growth of directories that exceed the limit when a step starts. When a file system writes a file back, it
+/// may allocate further blocks for the list of the file's extents.
+const GROWTH_TOLERANCE_BYTES: u64 = 1024 * 1024;
 
 #[derive(Debug, Clone)]
 pub(crate) struct DiskLimit {
     /// Maximum space in bytes of all directories together.
     pub(crate) bytes: u64,
     pub(crate) directories: Vec<PathBuf>,
-    /// Whether the directories may exceed the limit when the step starts. If they do, they must not grow.
+    /// Whether the directories may exceed the limit when the step starts. If they do, they must not grow by more than
+    /// [`GROWTH_TOLERANCE_BYTES`].
     pub(crate) may_start_above: bool,
 }
 
@@ -59,7 +63,11 @@ impl DiskLimit {
             tokio::select! {
                 biased;
                 _ = stop.stopped() => {}
-                usage = self.measure(u64::MAX) => allowed = allowed.max(usage.bytes),
+                usage = self.measure(u64::MAX) => {
+                    if usage.bytes > self.bytes {
+                        allowed = usage.bytes.saturating_add(GROWTH_TOLERANCE_BYTES);
+                    }
+                }
             }
         }
         let mut error = None;

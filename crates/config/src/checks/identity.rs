@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use muster_job::without_user_info;
+
 use super::super::problem::{Problem, shown_name};
 use super::super::runners::{Runner, base_url, is_reference};
 use super::Check;
@@ -100,13 +102,14 @@ fn check_url(check: &mut Check<'_>, runner: &Runner) {
 }
 
 fn check_shared_tokens(check: &mut Check<'_>) {
-    let mut seen: BTreeMap<(&str, &str), &Runner> = BTreeMap::new();
+    let mut seen: BTreeMap<(&str, String), &Runner> = BTreeMap::new();
     for runner in check.runners {
         let token = runner.token.expose();
         if token.trim().is_empty() {
             continue;
         }
-        match seen.get(&(token, runner.url.trim_end_matches('/'))) {
+        let key = (token, without_user_info(runner.url.trim_end_matches('/')));
+        match seen.get(&key) {
             Some(first) => {
                 let name = |runner: &Runner| {
                     if runner.name.is_empty() { format!("{}", runner.index + 1) } else { shown_name(&runner.name) }
@@ -124,7 +127,7 @@ fn check_shared_tokens(check: &mut Check<'_>) {
                     "register a separate runner for the second entry, or remove the entry",
                 );
             }
-            None => drop(seen.insert((token, runner.url.trim_end_matches('/')), runner)),
+            None => drop(seen.insert(key, runner)),
         }
     }
 }

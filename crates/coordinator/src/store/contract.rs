@@ -131,7 +131,7 @@ fn pipeline(id: i64, parent: Option<(i64, i64)>, open: bool) -> PipelineRow {
     }
 }
 
-fn job(id: i64, pipeline: i64) -> JobRow {
+pub(super) fn job(id: i64, pipeline: i64) -> JobRow {
     let state = JobState {
         retry: 0,
         status: JobStatus::Created,

@@ -227,8 +227,8 @@ impl Sharing for InstanceEnvironment {
                 runner = self.held.shared.options.name,
                 instance = %slot.instance(),
                 reason = used.share_error,
-                "use_slot_cgroups has no effect, because jobs cannot create cgroups: resources are neither limited nor measured per job; \
-                 allow the user on the instance to create cgroups"
+                "use_slot_cgroups has no effect, because jobs cannot use the cgroups of their slots: resources are not limited per job; \
+                 see the reason"
             );
         });
     }

@@ -30,8 +30,9 @@ pub(super) struct StateIndex {
     log: Log,
     jobs: HashMap<JobRunId, Row>,
     runners: HashMap<String, LineSpan>,
-    /// Key of the next request of each lane.
-    lanes: HashMap<(RunnerKey, u32), String>,
+    /// Key of the next request of each lane. `None` means that the lane was deleted: the line of a stored job may still
+    /// contain it.
+    lanes: HashMap<(RunnerKey, u32), Option<String>>,
     /// Whether written lines are not synced yet.
     pub(super) unsynced: bool,
     pub(super) has_sync_task: bool,
@@ -63,12 +64,12 @@ impl StateIndex {
         let read = |span: LineSpan, text: &str| match serde_json::from_str::<RecordHeader>(text) {
             Ok(RecordHeader::Version(version)) => newer = (version > VERSION).then_some(version),
             Ok(RecordHeader::Runner { digest }) => drop(runners.insert(digest, span)),
-            Ok(RecordHeader::Lane(lane)) => drop(lanes.insert((lane.runner, lane.lane), lane.key)),
-            Ok(RecordHeader::RemovedLane { runner, lane }) => drop(lanes.remove(&(runner, lane))),
+            Ok(RecordHeader::Lane(lane)) => drop(lanes.insert((lane.runner, lane.lane), Some(lane.key))),
+            Ok(RecordHeader::RemovedLane { runner, lane }) => drop(lanes.insert((runner, lane), None)),
             Ok(RecordHeader::Job { run, runner, received_ms, lane }) => {
                 jobs.insert(run, Row { runner, received_ms, job: span, state: None });
                 if let Some(lane) = lane {
-                    lanes.insert((lane.runner, lane.lane), lane.key);
+                    lanes.insert((lane.runner, lane.lane), Some(lane.key));
                 }
             }
             Ok(RecordHeader::State { run }) => match jobs.get_mut(&run) {
@@ -154,12 +155,13 @@ impl StateIndex {
     }
 
     pub(super) fn lane_key(&self, runner: &RunnerKey, lane: u32) -> Option<&str> {
-        self.lanes.get(&(runner.clone(), lane)).map(String::as_str)
+        self.lanes.get(&(runner.clone(), lane))?.as_deref()
     }
 
     /// Returns the numbers of the runner's lanes.
     pub(super) fn lanes_of(&self, runner: &RunnerKey) -> Vec<u32> {
-        self.lanes.keys().filter(|(owner, _)| owner == runner).map(|(_, lane)| *lane).collect()
+        let existing = self.lanes.iter().filter(|((owner, _), key)| owner == runner && key.is_some());
+        existing.map(|((_, lane), _)| *lane).collect()
     }
 
     /// Checks that the next start will find the written lines.
@@ -175,7 +177,7 @@ impl StateIndex {
             Record::Version(_) => {}
             Record::Runner { digest, .. } => drop(self.runners.insert(digest.to_owned(), span)),
             Record::Lane(lane) => self.put(lane),
-            Record::RemovedLane { runner, lane } => drop(self.lanes.remove(&(runner.clone(), lane))),
+            Record::RemovedLane { runner, lane } => drop(self.lanes.insert((runner.clone(), lane), None)),
             Record::Job { run, runner, received_ms, lane, .. } => {
                 let row = Row { runner: runner.map(str::to_owned), received_ms, job: span, state: None };
                 self.jobs.insert(run.clone(), row);
@@ -194,7 +196,7 @@ impl StateIndex {
     }
 
     fn put(&mut self, lane: &Lane) {
-        self.lanes.insert((lane.runner.clone(), lane.lane), lane.key.clone());
+        self.lanes.insert((lane.runner.clone(), lane.lane), Some(lane.key.clone()));
     }
 
     pub(super) fn limit(&self) -> Arc<AtomicU64> {
@@ -223,8 +225,11 @@ impl StateIndex {
         let spans: Vec<LineSpan> = self.runners.values().copied().chain(rows).collect();
         // The copy gets new lines with the current keys of all lanes: a key may be in the line of a removed job, and the
         // copy does not have this line. These keys follow the lines of the remaining jobs, which may have older keys.
-        let lanes = self.lanes.iter().map(|((runner, lane), key)| {
-            encode(&Record::Lane(&Lane { runner: runner.clone(), lane: *lane, key: key.clone() }))
+        let has_jobs = !self.jobs.is_empty();
+        self.lanes.retain(|_, key| key.is_some() || has_jobs);
+        let lanes = self.lanes.iter().map(|((runner, lane), key)| match key {
+            Some(key) => encode(&Record::Lane(&Lane { runner: runner.clone(), lane: *lane, key: key.clone() })),
+            None => encode(&Record::RemovedLane { runner, lane: *lane }),
         });
         let lanes = lanes.collect::<Result<Vec<_>, _>>()?;
         let lane_bytes = lanes.iter().map(|text| line_bytes(text));

@@ -1,6 +1,7 @@
 //! Syncs `state.log` within a second after a write, and compacts it.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,19 +83,24 @@ async fn run(index: Arc<Mutex<StateIndex>>) {
 
 /// Syncs the file, or replaces it with a compacted and synced copy.
 pub(super) async fn sync_or_compact(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
-    let compactor = index.lock().compactor()?;
-    match compactor {
-        None => sync(index).await,
-        Some(compactor) => match compact(index, compactor).await {
-            // The lines that were written since the last sync must be durable even if the disk is too full for a copy.
-            Err(error) => sync(index).await.and(Err(error)),
-            Ok(()) => Ok(()),
-        },
+    let compactor = index.lock().compactor();
+    let compacted = match compactor {
+        Ok(None) => return sync(index).await,
+        Ok(Some(compactor)) => compact(index, compactor).await,
+        Err(error) => Err(error),
+    };
+    match compacted {
+        // The lines that were written since the last sync must be durable even if the disk is too full for a copy.
+        Err(error) => sync(index).await.and(Err(error)),
+        Ok(()) => Ok(()),
     }
 }
 
 async fn sync(index: &Mutex<StateIndex>) -> Result<(), StoreError> {
-    let file = index.lock().file_handle()?;
+    let file = {
+        let mut index = index.lock();
+        index.file_handle().inspect_err(|_| index.unsynced = true)?
+    };
     flatten(spawn_blocking(move || file.sync_data()).await).inspect_err(|_| index.lock().must_rewrite = true)
 }
 
@@ -108,10 +114,17 @@ async fn compact(index: &Mutex<StateIndex>, compactor: Compactor) -> Result<(), 
         index.must_rewrite = true;
         index.path().parent().map(Path::to_owned)
     };
-    let sync_directory = move || directory.map_or(Ok(()), |directory| File::open(directory)?.sync_all());
-    flatten(spawn_blocking(sync_directory).await)?;
+    flatten(spawn_blocking(move || directory.map_or(Ok(()), |directory| sync_directory(&directory))).await)?;
     index.lock().must_rewrite = false;
     Ok(())
+}
+
+/// Succeeds if the file system cannot sync directories.
+fn sync_directory(path: &Path) -> std::io::Result<()> {
+    match File::open(path)?.sync_all() {
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        synced => synced,
+    }
 }
 
 fn flatten<T>(work: Result<std::io::Result<T>, JoinError>) -> Result<T, StoreError> {

@@ -357,6 +357,23 @@ async fn lines_are_copied_to_new_file_after_failed_sync() {
 }
 
 #[tokio::test]
+async fn removed_lane_of_a_stored_job_is_not_restored_after_a_compaction() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    let runner = runner("http://one");
+    store.insert_job(&runner, 0, payload(7)).unwrap();
+    let key = store.lane_key(&runner.key, 0).unwrap();
+    store.remove_lanes(&runner.key, |_| false).unwrap();
+    store.index.lock().must_rewrite = true;
+    super::sync::sync_or_compact(&store.index).await.unwrap();
+    drop(store);
+    let store = Store::open(home.path()).await.unwrap();
+    assert_eq!(store.jobs().len(), 1);
+    assert!(store.index.lock().lanes_of(&runner.key).is_empty());
+    assert_ne!(store.lane_key(&runner.key, 0).unwrap(), key);
+}
+
+#[tokio::test]
 async fn removed_lanes_are_not_restored() {
     let home = tempfile::tempdir().unwrap();
     let store = Store::open(home.path()).await.unwrap();

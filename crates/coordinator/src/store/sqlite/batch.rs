@@ -14,7 +14,7 @@ const MAX_CACHED: usize = 8;
 pub(super) struct Batch {
     sql: String,
     values: SqliteArguments,
-    statements: usize,
+    pub(super) statements: usize,
     /// Error for a value that cannot be bound. The batch is not run then.
     bind_error: Option<sqlx::Error>,
 }

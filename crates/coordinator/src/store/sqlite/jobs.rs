@@ -11,6 +11,10 @@ use crate::clock::{from_millis, to_millis};
 use crate::error::StoreError;
 use crate::store::rows::{ArtifactRow, JobRow};
 
+/// Size of the details of a statement from which further rows get another one. SQLite permits values of 1 GB. The detail
+/// of a job can have tens of MiB.
+const MAX_DETAIL_BYTES: usize = 32 * 1024 * 1024;
+
 /// Columns of a job, by name.
 #[derive(Serialize)]
 struct Columns<'a> {
@@ -60,22 +64,35 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Writes all rows in one statement. Its SQL does not depend on the number of rows, so SQLite compiles it only once.
+/// Writes all rows, usually in one statement. Its SQL does not depend on the number of rows, so SQLite compiles it only
+/// once.
 pub(super) fn put(batch: &mut Batch, rows: &[&JobRow]) -> Result<(), StoreError> {
-    if rows.is_empty() {
-        return Ok(());
+    let (mut columns, mut detail_bytes) = (Vec::new(), 0);
+    for row in rows {
+        let row = Columns::of(row)?;
+        detail_bytes += row.detail.len();
+        columns.push(row);
+        if detail_bytes > MAX_DETAIL_BYTES {
+            put_columns(batch, &columns)?;
+            (columns, detail_bytes) = (Vec::new(), 0);
+        }
     }
-    let rows = rows.iter().map(|row| Columns::of(row)).collect::<Result<Vec<_>, StoreError>>()?;
+    if columns.is_empty() { Ok(()) } else { put_columns(batch, &columns) }
+}
+
+fn put_columns(batch: &mut Batch, rows: &[Columns<'_>]) -> Result<(), StoreError> {
     batch
         .statement(
-            "INSERT INTO jobs
+            // SQLite would render the JSON of a row again for each column if it were not materialized.
+            "WITH rows (key, value) AS MATERIALIZED (SELECT key, value FROM json_each(?))
+         INSERT INTO jobs
          (id, pipeline_id, job_index, name, stage, kind, status, attempt, created_at, queued_at, started_at,
           finished_at, runner_id, system_id, failure_reason, exit_code, coverage, detail)
          SELECT value ->> 'id', value ->> 'pipeline_id', value ->> 'job_index', value ->> 'name', value ->> 'stage',
           value ->> 'kind', value ->> 'status', value ->> 'attempt', value ->> 'created_at', value ->> 'queued_at',
           value ->> 'started_at', value ->> 'finished_at', value ->> 'runner_id', value ->> 'system_id',
           value ->> 'failure_reason', value ->> 'exit_code', value ->> 'coverage', value ->> 'detail'
-         FROM json_each(?) WHERE true ORDER BY key
+         FROM rows WHERE true ORDER BY key
          ON CONFLICT (id) DO UPDATE SET
           status = excluded.status, queued_at = excluded.queued_at, started_at = excluded.started_at,
           finished_at = excluded.finished_at, runner_id = excluded.runner_id, system_id = excluded.system_id,
@@ -191,4 +208,22 @@ fn artifact(row: &SqliteRow) -> Result<ArtifactRow, StoreError> {
         expires_at: row.try_get::<Option<i64>, _>("expires_at")?.map(from_millis),
         deleted: row.try_get("deleted")?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::contract::job;
+
+    #[test]
+    fn rows_with_large_details_are_distributed_over_several_statements() {
+        let (small, mut large) = (job(1, 1), job(2, 1));
+        large.detail.message = Some("x".repeat(MAX_DETAIL_BYTES));
+        let statements = |rows: &[&JobRow]| {
+            let mut batch = Batch::default();
+            put(&mut batch, rows).unwrap();
+            batch.statements
+        };
+        assert_eq!([&[][..], &[&small, &small], &[&small, &large], &[&large, &small]].map(statements), [0, 1, 1, 2]);
+    }
 }
