@@ -17,6 +17,7 @@ mod docker;
 mod git_mirror;
 mod host_name;
 mod on_instances;
+mod runner_key;
 mod scripts;
 mod ssh;
 mod steps;
@@ -24,14 +25,12 @@ mod unpack;
 mod url_text;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use muster_job::{Secret, Variable, without_user_info};
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use url::Url;
 
 pub use artifact::ArtifactTimeouts;
@@ -50,13 +49,12 @@ pub use docker::{
 pub use git_mirror::GitMirrorSettings;
 pub use host_name::host_name;
 pub use on_instances::OnInstances;
+pub use runner_key::RunnerKey;
 pub use scripts::RunnerScripts;
 pub use ssh::SshSettings;
 pub use steps::{HostServiceSettings, OperatorAction, OperatorStep, StepReplacement, StepsSettings};
 pub use unpack::UnpackSettings;
 
-/// Number of hexadecimal digits of a token's hash in a key.
-const TOKEN_DIGITS: usize = 12;
 /// Maximum duration of a setting: ten years. Longer durations are reduced to it, because clocks cannot represent every time.
 pub const MAX_WAIT: Duration = Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
@@ -200,40 +198,6 @@ fn has_same_server(one: &RunnerSettings, other: &RunnerSettings) -> bool {
 impl Default for Settings {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-/// Identity of a `[[runners]]` entry. It survives a restart, a change of the order and, if the entry has an `id`, a new token.
-///
-/// Job counters, request lanes and jobs in `state.log` refer to it.
-///
-/// The key consists of the URL without user and password, and the coordinator's runner ID or a hash of the token.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct RunnerKey(String);
-
-impl RunnerKey {
-    /// Returns the key of an entry. `id` is 0 if the entry has none.
-    #[must_use]
-    pub fn new(url: &Url, id: i64, token: &Secret) -> Self {
-        let url = without_user_info(url.as_str().trim_end_matches('/'));
-        if id > 0 {
-            return Self(format!("{url}#{id}"));
-        }
-        let digest = format!("{:x}", Sha256::digest(token.expose()));
-        Self(format!("{url}#token-{}", digest.get(..TOKEN_DIGITS).unwrap_or(&digest)))
-    }
-
-    /// Returns the key as it is stored.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for RunnerKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
