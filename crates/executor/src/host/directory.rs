@@ -182,8 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a directory with two subdirectories, and the user `nobody`. Root owns the subdirectory `secret`, and
-    /// `nobody` owns the subdirectory `jobs`.
+    /// Returns a directory and the user `nobody`. In the directory, `secret` belongs to root, and `jobs` to `nobody`.
     ///
     /// `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {

@@ -160,7 +160,7 @@ async fn try_remove(
         // The engine removes a volume with its container, but another program may have removed only the container.
         let _ = engine.remove_volume(volume, None::<RemoveVolumeOptions>).await;
     }
-    // An engine needs seconds for its time. An agent that is shutting down may not have them.
+    // A busy engine takes seconds to report its time. The agent may be shutting down, and end before that.
     if !others.is_empty() {
         let now = time_at_engine(&engine).await?.unix_timestamp();
         let has_expired = |(_, expires): &(String, i64)| expires.saturating_add(EXPIRY_MARGIN_S) < now;

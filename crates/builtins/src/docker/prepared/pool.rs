@@ -169,7 +169,7 @@ impl PreparedContainers {
                 Err(error) => tracing::info!(error, attempt, "failed to remove prepared containers"),
             }
         }
-        tracing::info!("the next agent removes the prepared containers that remain");
+        tracing::info!("failed to remove all prepared containers; the next agent will remove the others");
     }
 
     /// Stops preparing containers for the runner of a job, because its configuration no longer has a policy. The pool

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_config::settings::{AutoscalerSettings, RunnerKey, RunnerSettings};
-use muster_job::error_chain;
+use muster_job::{error_chain, without_user_info};
 use muster_taskscaler::driver::{FileLedger, LedgerError};
 use muster_taskscaler::fleet::{self, FleetFromDisk};
 use muster_taskscaler::ledger::Row;
@@ -137,7 +137,7 @@ impl LedgerDir<'_> {
             if !known.contains(&previous.key)
                 && previous.id == 0
                 && previous.name == runner.name
-                && previous.url == runner.coordinator_url()
+                && without_user_info(&previous.url) == without_user_info(runner.coordinator_url())
             {
                 tracing::info!(runner = runner.name, "token of the runner changed; its instances are kept");
                 // The owner is written first, so that the ledger never lacks the prefix of the machines' names.
