@@ -322,6 +322,9 @@ impl Manager {
         for (poll, at) in self.requests.cancelable_from() {
             self.admission.set_cancelable_from(poll, at);
         }
+        for (runner, needed) in self.requests.needed_requests() {
+            self.admission.set_needed_requests(runner, needed);
+        }
         let decisions = self.admission.decide(Instant::now());
         for poll in decisions.cancel {
             self.requests.cancel(poll);

@@ -125,6 +125,8 @@ pub(super) struct RunnerEntry {
     ///
     /// A job doubles it, an empty answer reduces it by one, and an overloaded coordinator halves it.
     adaptive_requests: usize,
+    /// Minimum of the adaptive limit.
+    pub(super) needed_requests: usize,
     not_before: Option<Instant>,
     /// Whether the pause after the last empty answer was skipped.
     polled_without_wait: bool,
@@ -146,6 +148,7 @@ impl RunnerEntry {
             is_repeatable: false,
             last_turn: 0,
             adaptive_requests: 1,
+            needed_requests: 0,
             not_before: None,
             polled_without_wait: false,
             was_duplicate: false,
@@ -181,7 +184,11 @@ impl RunnerEntry {
         if self.failures() > 0 {
             return 1;
         }
-        if self.limits.adaptive { self.adaptive_requests.clamp(1, self.max_requests()) } else { self.max_requests() }
+        if self.limits.adaptive {
+            self.adaptive_requests.max(self.needed_requests).clamp(1, self.max_requests())
+        } else {
+            self.max_requests()
+        }
     }
 
     pub(super) fn stats(&self, requests: usize, jobs: usize, now: Instant) -> RunnerStats {

@@ -131,6 +131,15 @@ impl Admission {
         }
     }
 
+    /// Sets how many requests must be in flight to ask again for all jobs whose assignment may have been lost.
+    ///
+    /// The adaptive limit does not prevent them, because such a job waits until then. All other limits do.
+    pub(crate) fn set_needed_requests(&mut self, runner: &RunnerKey, requests: usize) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
+            entry.needed_requests = requests;
+        }
+    }
+
     pub(crate) fn set_capacity(&mut self, runner: &RunnerKey, capacity: usize) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
             entry.capacity = capacity;

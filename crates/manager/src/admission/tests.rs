@@ -71,6 +71,24 @@ fn every_runner_has_one_request_before_any_has_two() {
 }
 
 #[test]
+fn adaptive_limit_allows_needed_requests() {
+    let now = Instant::now();
+    let mut engine = engine(9, vec![Limits { request_concurrency: 3, ..runner("a") }]);
+    engine.set_needed_requests(&key("a"), 2);
+    let decisions = engine.decide(now);
+    assert_eq!(decisions.start.len(), 2);
+    engine.set_needed_requests(&key("a"), 0);
+    assert_eq!(engine.decide(now).start, []);
+    engine.set_needed_requests(&key("a"), 5);
+    assert_eq!(engine.decide(now).start.len(), 1, "request_concurrency still applies");
+    let failed = Outcome::Failed { overloaded: false, rate_limited: false, retry_after: None };
+    for (poll, _) in decisions.start {
+        engine.answered(poll, failed, now);
+    }
+    assert_eq!(engine.decide(now + Duration::from_secs(60)).start, [], "one request is enough to notice a recovery");
+}
+
+#[test]
 fn runners_take_turns_if_capacity_is_one() {
     let mut now = Instant::now();
     let mut engine = engine(1, vec![runner("a"), runner("b"), runner("c")]);

@@ -100,10 +100,9 @@ struct Lanes {
     client: Option<Client>,
     /// Lanes with a request in flight.
     busy: BTreeSet<u32>,
-    /// Lanes whose last answer was lost. If it was a job, only the same key returns that job.
+    /// Lanes whose last answer was or may have been lost, including all lanes of an earlier process. If it was a job,
+    /// only the same key returns that job.
     unconfirmed: BTreeSet<u32>,
-    /// Lanes whose last request of this process was answered, so that no job can be waiting for the lane's key.
-    answered: BTreeSet<u32>,
     /// Whether each answer so far showed that the coordinator ignores idempotency keys. `None` before the first answer.
     ignores_keys: Option<bool>,
     /// Version of the coordinator's queue. Not stored.
@@ -121,27 +120,29 @@ impl Lanes {
     /// Records the end of a request. `honors_key`: whether the coordinator honors idempotency keys.
     fn request_ended(&mut self, lane: u32, answer: &PollResult, honors_key: bool) {
         self.busy.remove(&lane);
-        self.answered.remove(&lane);
         match answer {
-            PollResult::Failed(_) | PollResult::Canceled => {
+            PollResult::Failed(_) | PollResult::Canceled | PollResult::Store(_) => {
                 self.unconfirmed.insert(lane);
-            }
-            PollResult::Store(_) => {
-                self.unconfirmed.remove(&lane);
             }
             PollResult::Job { .. } | PollResult::Empty { .. } | PollResult::Duplicate => {
                 self.unconfirmed.remove(&lane);
-                self.answered.insert(lane);
                 self.ignores_keys = Some(!honors_key && self.ignores_keys != Some(false));
             }
         }
     }
 
-    /// Returns whether the key of a lane without a request in flight may bring a job whose assignment was lost.
-    ///
-    /// A lane that this process has not used may have a lost answer of an earlier process.
+    /// Returns whether the lane's key may bring a job whose assignment was lost.
     fn needs_key(&self, lane: u32) -> bool {
-        self.ignores_keys != Some(true) && !self.answered.contains(&lane)
+        self.ignores_keys != Some(true) && self.unconfirmed.contains(&lane)
+    }
+
+    /// Returns how many requests must be in flight so that each unconfirmed lane has one.
+    fn needed_requests(&self) -> usize {
+        match self.unconfirmed.difference(&self.busy).count() {
+            0 => 0,
+            _ if self.ignores_keys == Some(true) => 0,
+            unrequested => self.busy.len() + unrequested,
+        }
     }
 }
 
@@ -182,7 +183,7 @@ impl Requests {
         Settings { runners, connection_max_age: age, min_hold, answer_timeout, .. }: &Settings,
     ) {
         (self.min_hold, self.answer_timeout) = (*min_hold, *answer_timeout);
-        let age = *age;
+        let (age, store) = (*age, &self.store);
         if std::mem::replace(&mut self.age, age) != age {
             self.runners.values_mut().for_each(|lanes| lanes.client = None);
         }
@@ -193,8 +194,7 @@ impl Requests {
                 is_configured: true,
                 client: None,
                 busy: BTreeSet::new(),
-                unconfirmed: BTreeSet::new(),
-                answered: BTreeSet::new(),
+                unconfirmed: store.lanes_of(&runner.key),
                 ignores_keys: None,
                 last_update: Arc::default(),
                 is_repeatable: Arc::default(),
@@ -276,6 +276,12 @@ impl Requests {
         self.in_flight
             .values()
             .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.cancelable_after)))
+    }
+
+    /// Returns, for each runner, how many requests must be in flight to ask again for all jobs whose assignment may have
+    /// been lost.
+    pub(crate) fn needed_requests(&self) -> impl Iterator<Item = (&RunnerKey, usize)> {
+        self.runners.iter().map(|(key, lanes)| (key, lanes.needed_requests()))
     }
 
     /// Cancels a request. [`Self::next`] still returns its result.

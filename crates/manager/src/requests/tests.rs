@@ -10,14 +10,14 @@ fn settings(runners: &[Arc<RunnerSettings>]) -> Settings {
     Settings { runners: runners.to_vec(), ..Settings::new() }
 }
 
-/// Returns the requests of one runner with lanes 0 to 2. Lanes 0 and 1 have a request in flight.
+/// Returns the requests of one runner with lanes 0 to 2 of an earlier process. Lanes 0 and 1 have a request in flight.
 async fn two_in_flight(home: &Path) -> (Requests, Arc<RunnerSettings>, [String; 3]) {
     let store = Arc::new(Store::open(home).await.unwrap());
     let telemetry = Telemetry::new(&Build::default(), &Arc::default(), SpanSettings::default());
     let mut requests = Requests::new(store, Observer::new(telemetry));
     let runner = Arc::new(RunnerSettings::new("http://127.0.0.1:1".parse().unwrap(), Secret::new("glrt-token"), 1));
-    requests.configure(&settings(&[Arc::clone(&runner)]));
     let keys = keys(&requests, &runner);
+    requests.configure(&settings(&[Arc::clone(&runner)]));
     requests.runners.get_mut(&runner.key).unwrap().busy = [0, 1].into();
     (requests, runner, keys)
 }
@@ -66,4 +66,30 @@ async fn lanes_of_configured_runner_are_kept() {
     }
     requests.configure(&settings(&[Arc::clone(&runner)]));
     assert_eq!(keys(&requests, &runner), before);
+}
+
+#[tokio::test]
+async fn each_lane_whose_answer_may_be_lost_needs_a_request() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut requests, runner, _) = two_in_flight(home.path()).await;
+    let needed = |requests: &Requests| requests.needed_requests().map(|(_, needed)| needed).collect::<Vec<_>>();
+    assert_eq!(needed(&requests), [3], "lane 2 has no request in flight");
+    requests.runners.get_mut(&runner.key).unwrap().busy.insert(2);
+    assert_eq!(needed(&requests), [0]);
+    let job_not_found = PollResult::Empty { changed: false };
+    end(&mut requests, &runner, 0, &job_not_found, true);
+    assert_eq!(needed(&requests), [0], "an answer without a job needs no further request");
+    end(&mut requests, &runner, 1, &PollResult::Canceled, true);
+    assert_eq!(needed(&requests), [2]);
+    assert_eq!(requests.runners[&runner.key].next_free(), 1);
+    end(&mut requests, &runner, 2, &job_not_found, true);
+    assert_eq!(needed(&requests), [1]);
+}
+
+#[tokio::test]
+async fn no_lane_needs_a_request_if_the_coordinator_ignores_their_keys() {
+    let home = tempfile::tempdir().unwrap();
+    let (mut requests, runner, _) = two_in_flight(home.path()).await;
+    end(&mut requests, &runner, 0, &PollResult::Empty { changed: false }, false);
+    assert!(requests.needed_requests().all(|(_, needed)| needed == 0));
 }

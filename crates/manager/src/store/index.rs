@@ -1,6 +1,6 @@
 //! The index of `state.log`: the latest line about each job, runner and lane (one long-poll slot of a runner).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -158,8 +158,8 @@ impl StateIndex {
         self.lanes.get(&(runner.clone(), lane))?.as_deref()
     }
 
-    /// Returns the numbers of the runner's lanes.
-    pub(super) fn lanes_of(&self, runner: &RunnerKey) -> Vec<u32> {
+    /// Returns the numbers of the runner's lanes that have a key.
+    pub(super) fn lanes_of(&self, runner: &RunnerKey) -> BTreeSet<u32> {
         let existing = self.lanes.iter().filter(|((owner, _), key)| owner == runner && key.is_some());
         existing.map(|((_, lane), _)| *lane).collect()
     }

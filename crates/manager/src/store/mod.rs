@@ -2,7 +2,7 @@
 //!
 //! A loss of power may remove the lines of the last second. The coordinator and the agent's spool then show what has become of these jobs.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
@@ -208,6 +208,12 @@ impl Store {
         }
     }
 
+    /// Returns the lanes of `runner` that have a key.
+    #[must_use]
+    pub fn lanes_of(&self, runner: &RunnerKey) -> BTreeSet<u32> {
+        self.index.lock().lanes_of(runner)
+    }
+
     /// Deletes the lanes of a runner that is no longer configured, except those that `is_kept` selects.
     ///
     /// If the runner is configured again, a deleted lane gets a new key. A lane with a request that may have been
@@ -217,7 +223,7 @@ impl Store {
     /// [`StoreError`] if the deletion cannot be written.
     pub fn remove_lanes(&self, runner: &RunnerKey, is_kept: impl Fn(u32) -> bool) -> Result<(), StoreError> {
         self.runners.lock().remove(runner);
-        let removed: Vec<u32> = self.index.lock().lanes_of(runner).into_iter().filter(|lane| !is_kept(*lane)).collect();
+        let removed: Vec<u32> = self.lanes_of(runner).into_iter().filter(|lane| !is_kept(*lane)).collect();
         if removed.is_empty() {
             return Ok(());
         }

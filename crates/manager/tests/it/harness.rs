@@ -118,6 +118,11 @@ impl Harness {
         Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(10))).await
     }
 
+    /// Starts a coordinator that holds job requests longer than tests wait.
+    pub(crate) async fn with_long_hold() -> Self {
+        Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(600))).await
+    }
+
     /// Starts a coordinator that, like GitLab, loses a job whose answer is not read.
     pub(crate) async fn like_gitlab() -> Self {
         Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(50)).as_gitlab(Duration::ZERO)).await
@@ -205,7 +210,7 @@ impl Harness {
     }
 
     /// Opens the state. Waits while the last task of an aborted manager still uses it.
-    async fn store(&self) -> Store {
+    pub(crate) async fn store(&self) -> Store {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             match Store::open(self.home.path()).await {

@@ -2,7 +2,9 @@
 
 use muster_agent_api::result::Outcome;
 use muster_job::JobStatus;
+use muster_runner_api::service::RunnerService;
 use muster_runner_api::test_support::{Call, Fault};
+use muster_runner_api::wire::JobRequest;
 use serde_json::json;
 
 use crate::harness::{Harness, JOB, RUN};
@@ -26,6 +28,29 @@ async fn killed_before_answer_gets_same_job_again() {
     harness.coordinator.wait_for(JOB, |job| job.assignments == 1).await;
     manager.kill().await;
     let _manager = harness.manager().await;
+    harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
+    harness.agent.write(RUN, "log\n");
+    harness.agent.finish(RUN, Outcome::Success);
+    check_success(&harness, "log\n").await;
+}
+
+#[tokio::test]
+async fn job_assigned_to_any_request_of_killed_manager_is_run_at_once() {
+    let harness = Harness::with_long_hold().await;
+    let settings = harness.settings(|runner| runner.request_concurrency = 2);
+    let runner = &settings.runners[0];
+    let store = harness.store().await;
+    let keys = [0, 1].map(|lane| store.lane_key(&runner.key, lane).unwrap());
+    drop(store);
+    harness.push(&json!({}));
+    let request = JobRequest {
+        token: runner.token.expose().to_owned(),
+        idempotency_key: Some(keys[1].clone()),
+        ..JobRequest::default()
+    };
+    // The manager is killed before it reads this answer.
+    assert!(harness.coordinator.request_job(request).await.unwrap().job.is_some());
+    let _manager = harness.manager_with_settings(settings).await;
     harness.agent.wait_for(|spool| !spool.started.is_empty()).await;
     harness.agent.write(RUN, "log\n");
     harness.agent.finish(RUN, Outcome::Success);
