@@ -155,7 +155,8 @@ impl Proxy {
     }
 }
 
-/// Leaves Nagle's algorithm on: it delays an answer over gRPC by about 40 ms, in which a fault can lose an assigned job.
+/// Accepts connections. Nagle's algorithm stays on: it delays an answer over gRPC by about 40 ms, and a fault during this
+/// time loses an assigned job.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     while let Ok((stream, _)) = listener.accept().await {
         let shared = Arc::clone(&shared);

@@ -121,15 +121,15 @@ pub(super) struct RunnerEntry {
     pub(super) is_repeatable: bool,
     /// Number of the latest request. The runner with the lowest number is next.
     pub(super) last_turn: u64,
-    /// Maximum number of requests in flight if the last request succeeded.
+    /// Maximum number of requests in flight if the last request succeeded, unless `needed_requests` is higher.
     ///
     /// A job doubles it, an empty answer reduces it by one, and an overloaded coordinator halves it.
     adaptive_requests: usize,
-    /// Minimum of the adaptive limit.
+    /// Number of requests in flight that repeat all lost answers: the minimum of the adaptive limit.
     pub(super) needed_requests: usize,
     not_before: Option<Instant>,
-    /// Whether the pause after the last empty answer was skipped.
-    polled_without_wait: bool,
+    /// Time of the last empty answer, if the pause after it was skipped.
+    pause_skipped_at: Option<Instant>,
     was_duplicate: bool,
     backoff: Backoff,
     probes: Backoff,
@@ -150,7 +150,7 @@ impl RunnerEntry {
             adaptive_requests: 1,
             needed_requests: 0,
             not_before: None,
-            polled_without_wait: false,
+            pause_skipped_at: None,
             was_duplicate: false,
             backoff: Backoff::seeded(BACKOFF, seed),
             probes: Backoff::seeded(PROBE_BACKOFF, seed),
@@ -234,7 +234,7 @@ impl RunnerEntry {
         match outcome {
             Outcome::Job => {
                 self.adaptive_requests = self.adaptive_requests.saturating_mul(2).min(self.max_requests());
-                self.polled_without_wait = false;
+                self.pause_skipped_at = None;
                 if self.limits.strict {
                     self.pause(now, check_interval);
                 }
@@ -243,10 +243,15 @@ impl RunnerEntry {
                 self.adaptive_requests = self.adaptive_requests.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 // Never skips two pauses in a row, because a busy coordinator that does not hold requests changes the
-                // version with every answer.
-                self.polled_without_wait = !held && changed && !self.polled_without_wait;
-                if !held && !self.polled_without_wait {
-                    self.pause(now, check_interval);
+                // version with every answer. A request that was in flight at the first of these answers does not count.
+                match self.pause_skipped_at {
+                    _ if held => self.pause_skipped_at = None,
+                    Some(skipped) if started < skipped => {}
+                    None if changed => self.pause_skipped_at = Some(now),
+                    _ => {
+                        self.pause_skipped_at = None;
+                        self.pause(now, check_interval);
+                    }
                 }
             }
             // The coordinator may send one duplicate because an earlier answer was lost. Pauses after a second one in a

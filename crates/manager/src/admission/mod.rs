@@ -131,9 +131,9 @@ impl Admission {
         }
     }
 
-    /// Sets how many requests must be in flight to ask again for all jobs whose assignment may have been lost.
+    /// Sets how many requests must be in flight to repeat all requests whose answers may have been lost.
     ///
-    /// The adaptive limit does not prevent them, because such a job waits until then. All other limits do.
+    /// This overrides only the adaptive limit: a job in a lost answer waits until its request is repeated.
     pub(crate) fn set_needed_requests(&mut self, runner: &RunnerKey, requests: usize) {
         if let Some(entry) = self.entries.iter_mut().find(|entry| entry.limits.key == *runner) {
             entry.needed_requests = requests;

@@ -204,6 +204,21 @@ fn coordinator_without_long_poll_is_polled_at_check_interval() {
 }
 
 #[test]
+fn requests_answered_together_skip_one_pause() {
+    let now = Instant::now();
+    let mut engine = engine(9, vec![Limits { request_concurrency: 2, adaptive: false, ..runner("a") }]);
+    let polls = engine.decide(now).start;
+    let answered = now + Duration::from_millis(1);
+    for (poll, _) in polls {
+        engine.answered(poll, Outcome::Empty { changed: true }, answered);
+    }
+    let polls = engine.decide(answered).start;
+    assert_eq!(polls.len(), 2);
+    engine.answered(polls[0].0, Outcome::Empty { changed: true }, answered);
+    assert_eq!(engine.decide(answered).start, [], "the next answer must not skip a pause");
+}
+
+#[test]
 fn held_request_is_repeated_at_once() {
     let now = Instant::now();
     let mut engine = engine(1, vec![runner("a")]);

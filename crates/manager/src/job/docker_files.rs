@@ -47,7 +47,7 @@ pub(super) async fn docker_files(runner: &RunnerSettings) -> DockerFiles {
 /// `None` means that the job's agent calls them itself.
 pub(super) async fn helper_answers(payload: &JobPayload, context: &JobContext) -> Option<HelperAnswers> {
     let questions = helper_questions(payload, context)?;
-    // rustc 1.95 fails in an incremental build of this crate if this is an async closure.
+    // In an incremental build, rustc 1.95 may stop with an internal error if this is an async closure.
     let answers = questions.into_iter().map(|question| async move {
         let answer = ask(&question).await;
         (question, answer)

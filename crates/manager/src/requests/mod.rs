@@ -121,6 +121,13 @@ impl Lanes {
     fn request_ended(&mut self, lane: u32, answer: &PollResult, honors_key: bool) {
         self.busy.remove(&lane);
         match answer {
+            // The coordinator cannot have assigned a job to this request, but perhaps to an earlier one.
+            PollResult::Failed(
+                ClientError::Forbidden { .. }
+                | ClientError::Setup(_)
+                | ClientError::Request { .. }
+                | ClientError::Transient { code: Some(429), .. },
+            ) => {}
             PollResult::Failed(_) | PollResult::Canceled | PollResult::Store(_) => {
                 self.unconfirmed.insert(lane);
             }
@@ -131,17 +138,20 @@ impl Lanes {
         }
     }
 
-    /// Returns whether the lane's key may bring a job whose assignment was lost.
+    /// Returns whether the lane's key may bring a job whose answer was lost.
     fn needs_key(&self, lane: u32) -> bool {
         self.ignores_keys != Some(true) && self.unconfirmed.contains(&lane)
     }
 
-    /// Returns how many requests must be in flight so that each unconfirmed lane has one.
+    /// Returns how many requests must be in flight so that each unconfirmed lane has one. 0 means that no further
+    /// request is needed.
+    ///
+    /// Before the first answer, one request is enough: it may show that the coordinator ignores keys.
     fn needed_requests(&self) -> usize {
         match self.unconfirmed.difference(&self.busy).count() {
             0 => 0,
-            _ if self.ignores_keys == Some(true) => 0,
-            unrequested => self.busy.len() + unrequested,
+            _ if self.ignores_keys != Some(false) => 0,
+            idle => self.busy.len() + idle,
         }
     }
 }
@@ -278,8 +288,8 @@ impl Requests {
             .filter_map(|poll_task| Some((poll_task.poll, poll_task.progress.sent_at()? + poll_task.cancelable_after)))
     }
 
-    /// Returns, for each runner, how many requests must be in flight to ask again for all jobs whose assignment may have
-    /// been lost.
+    /// Returns, for each runner, how many requests must be in flight to repeat all requests whose answers may have been
+    /// lost. 0 means that no further request is needed.
     pub(crate) fn needed_requests(&self) -> impl Iterator<Item = (&RunnerKey, usize)> {
         self.runners.iter().map(|(key, lanes)| (key, lanes.needed_requests()))
     }

@@ -73,17 +73,26 @@ async fn each_lane_whose_answer_may_be_lost_needs_a_request() {
     let home = tempfile::tempdir().unwrap();
     let (mut requests, runner, _) = two_in_flight(home.path()).await;
     let needed = |requests: &Requests| requests.needed_requests().map(|(_, needed)| needed).collect::<Vec<_>>();
-    assert_eq!(needed(&requests), [3], "lane 2 has no request in flight");
+    let no_job = PollResult::Empty { changed: false };
+    assert_eq!(needed(&requests), [0], "the coordinator may ignore keys");
+    end(&mut requests, &runner, 0, &no_job, true);
+    assert_eq!(needed(&requests), [2], "lanes 1 and 2");
     requests.runners.get_mut(&runner.key).unwrap().busy.insert(2);
-    assert_eq!(needed(&requests), [0]);
-    let job_not_found = PollResult::Empty { changed: false };
-    end(&mut requests, &runner, 0, &job_not_found, true);
-    assert_eq!(needed(&requests), [0], "an answer without a job needs no further request");
+    assert_eq!(needed(&requests), [0], "both have a request in flight");
+    let overloaded = ClientError::Transient {
+        call: "job request",
+        code: Some(429),
+        retry_after: None,
+        status: None,
+        message: String::new(),
+    };
     end(&mut requests, &runner, 1, &PollResult::Canceled, true);
     assert_eq!(needed(&requests), [2]);
     assert_eq!(requests.runners[&runner.key].next_free(), 1);
-    end(&mut requests, &runner, 2, &job_not_found, true);
+    end(&mut requests, &runner, 2, &no_job, true);
     assert_eq!(needed(&requests), [1]);
+    end(&mut requests, &runner, 0, &PollResult::Failed(overloaded), true);
+    assert_eq!(needed(&requests), [1], "a server that rejects requests has assigned no job");
 }
 
 #[tokio::test]

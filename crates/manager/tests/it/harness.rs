@@ -118,9 +118,9 @@ impl Harness {
         Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(10))).await
     }
 
-    /// Starts a coordinator that holds job requests longer than tests wait.
-    pub(crate) async fn with_long_hold() -> Self {
-        Self::with_coordinator(MemoryCoordinator::new(Duration::from_secs(600))).await
+    /// Starts a coordinator that holds job requests for a short time.
+    pub(crate) async fn with_short_hold() -> Self {
+        Self::with_coordinator(MemoryCoordinator::new(Duration::from_millis(100))).await
     }
 
     /// Starts a coordinator that, like GitLab, loses a job whose answer is not read.
