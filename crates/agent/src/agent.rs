@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use crate::job::{AgentContext, Job};
+use crate::parsed_request::{ParseError, parse};
 use crate::spool::{Entry, Spool};
 use crate::{leftovers, run_job};
 
@@ -30,12 +31,15 @@ pub(crate) enum RequestError {
     #[error("failed to store the job in the spool: {0}")]
     Spool(#[source] io::Error),
     #[error("loading step: {0}")]
-    InvalidSteps(#[from] run_job::ParseError),
+    InvalidSteps(#[from] ParseError),
     #[error(
         "the agent was restarted, and failed to recover the job: {0}; its commands may have run, so the agent does not start it again: retry the job if that is safe"
     )]
     Unrecovered(String),
-    #[error("the job did not end within {} s after it was stopped", CLOSE_TIMEOUT.as_secs())]
+    #[error(
+        "the job did not end within {} s after it was stopped; the agent deletes the job when it ends",
+        CLOSE_TIMEOUT.as_secs()
+    )]
     CloseTimeout,
 }
 
@@ -97,7 +101,7 @@ impl Agent {
         if state.is_draining {
             return Err(RequestError::Draining);
         }
-        let parsed = run_job::parse(&request)?;
+        let parsed = parse(&request)?;
         let (journal, log) = entry.create(&request).map_err(RequestError::Spool)?;
         let debugger = run_job::debugger(&request, &parsed.plan);
         let job = Arc::new(Job::new(entry, journal, log, None).with_debugger(debugger));
@@ -117,7 +121,9 @@ impl Agent {
     }
 
     /// Stops a job, and deletes its entry. Succeeds if the job does not exist.
-    pub(crate) async fn close(&self, id: &str) -> Result<(), RequestError> {
+    ///
+    /// If the job does not end in time, or the caller does not wait, the agent deletes the entry when the job ends.
+    pub(crate) async fn close(self: &Arc<Self>, id: &str) -> Result<(), RequestError> {
         let Ok(job) = self.job(id) else {
             // The job may have an entry nevertheless, for example if an earlier agent was killed before the job's
             // first command.
@@ -128,17 +134,26 @@ impl Agent {
         };
         if job.finished().is_none() {
             job.cancellation.stop.stop(TerminationCause::CanceledByUser);
+            if job.start_closing() {
+                self.state.lock().tasks.spawn(Arc::clone(self).remove_ended_job(Arc::clone(&job)));
+            }
             tokio::time::timeout(CLOSE_TIMEOUT, job.wait()).await.map_err(|_| RequestError::CloseTimeout)?;
         }
         self.remove_job(&job).await
     }
 
-    /// Deletes the entry of an earlier agent's job that this agent does not have.
-    async fn remove_entry(&self, entry: &Entry) -> io::Result<()> {
-        let is_unrecovered = self.state.lock().unrecovered.contains_key(&entry.id);
-        if is_unrecovered {
-            leftovers::remove_unrecovered(entry, &self.context.boot_id).await;
+    /// Waits until a closed job has ended, and deletes its entry.
+    async fn remove_ended_job(self: Arc<Self>, job: Arc<Job>) {
+        job.wait().await;
+        if let Err(error) = self.remove_job(&job).await {
+            tracing::warn!(job = job.id, %error, "failed to delete a job from the spool");
         }
+    }
+
+    /// Deletes the entry of an earlier agent's job that this agent does not have, and what the job left: its recovery
+    /// may have failed, or it can run again, and its containers could not be removed when the agent started.
+    async fn remove_entry(&self, entry: &Entry) -> io::Result<()> {
+        leftovers::remove_unfinished(entry, &self.context.boot_id).await;
         entry.remove_on_blocking_thread().await?;
         self.state.lock().unrecovered.remove(&entry.id);
         Ok(())
@@ -147,14 +162,16 @@ impl Agent {
     async fn remove_job(&self, job: &Arc<Job>) -> Result<(), RequestError> {
         let blocking_job = Arc::clone(job);
         let removed = tokio::task::spawn_blocking(move || blocking_job.remove()).await;
-        removed.unwrap_or_else(|error| Err(error.into())).map_err(RequestError::Spool)?;
+        let is_removed_now = removed.unwrap_or_else(|error| Err(error.into())).map_err(RequestError::Spool)?;
         let mut state = self.state.lock();
         // After a concurrent `Close`, a new job may have the same ID.
         if state.jobs.get(&job.id).is_some_and(|known| Arc::ptr_eq(known, job)) {
             state.jobs.remove(&job.id);
         }
         drop(state);
-        self.context.spool.make_reserve();
+        if is_removed_now {
+            self.context.spool.make_reserve();
+        }
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use muster_agent_api::result::JobResult;
@@ -35,6 +36,8 @@ pub(crate) struct Job {
     pub(crate) started: SystemTime,
     /// `None` until the job ends.
     pub(crate) result: watch::Sender<Option<Arc<Finished>>>,
+    /// Whether a manager has closed the job before its end.
+    is_closing: AtomicBool,
     /// Whether the entry was deleted. A later entry with this ID may belong to another attempt.
     removed: Mutex<bool>,
 }
@@ -66,6 +69,7 @@ impl Job {
             debugger: None,
             started,
             result: watch::Sender::new(finished.map(Arc::new)),
+            is_closing: AtomicBool::new(false),
             removed: Mutex::new(false),
         }
     }
@@ -74,14 +78,20 @@ impl Job {
         Self { debugger: debugger.map(Arc::new), ..self }
     }
 
-    /// Deletes the entry, unless it was deleted before. Blocks the thread.
-    pub(crate) fn remove(&self) -> io::Result<()> {
+    /// Marks the job as closed before its end. Returns false if it was marked before.
+    pub(crate) fn start_closing(&self) -> bool {
+        !self.is_closing.swap(true, Ordering::Relaxed)
+    }
+
+    /// Deletes the entry. Returns false if it was deleted before. Blocks the thread.
+    pub(crate) fn remove(&self) -> io::Result<bool> {
         let mut removed = self.removed.lock();
-        if !*removed {
-            self.entry.remove()?;
-            *removed = true;
+        if *removed {
+            return Ok(false);
         }
-        Ok(())
+        self.entry.remove()?;
+        *removed = true;
+        Ok(true)
     }
 
     pub(crate) fn finished(&self) -> Option<Arc<Finished>> {

@@ -8,7 +8,7 @@ use muster_steps::failure::Failure;
 use muster_steps::process::terminate_leftovers;
 use tokio::sync::oneshot;
 
-use crate::run_job::{ParsedRequest, parse};
+use crate::parsed_request::{ParsedRequest, parse};
 use crate::spool::{Entry, JournalContents};
 
 /// Time between SIGTERM and SIGKILL.
@@ -21,21 +21,26 @@ const PENDING_CALL_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of attempts to remove a lost job's environment, within one hour.
 const MAX_REMOVAL_ATTEMPTS: u32 = 120;
 
-/// Terminates the processes of an unfinished job of an earlier agent.
-///
-/// Returns false if the system was restarted since then. The recorded process IDs may then belong to other processes.
-pub(crate) async fn terminate_processes(contents: &JournalContents, boot_id: &str) -> bool {
-    let rebooted = contents.boot.as_ref().is_some_and(|boot| boot != boot_id);
-    if !rebooted {
-        terminate_leftovers(&contents.process_records, KILL_GRACE).await;
-    }
-    !rebooted
+/// Returns whether the system was restarted after the job started its processes. The recorded process IDs may then
+/// belong to other processes.
+pub(crate) fn is_of_earlier_boot(contents: &JournalContents, boot_id: &str) -> bool {
+    contents.boot.as_ref().is_some_and(|boot| boot != boot_id)
 }
 
-/// Removes what a job left whose recovery failed, if its journal can be read now.
+/// Terminates the processes of unfinished jobs, all at the same time. Spares the processes of jobs of an earlier boot.
+pub(crate) async fn terminate_processes(journals: impl IntoIterator<Item = &JournalContents>, boot_id: &str) {
+    let journals = journals.into_iter().filter(|contents| !is_of_earlier_boot(contents, boot_id));
+    let records: Vec<_> = journals.flat_map(|contents| &contents.process_records).collect();
+    let remaining = terminate_leftovers(records, KILL_GRACE).await;
+    if remaining > 0 {
+        tracing::error!(remaining, "failed to terminate all processes of lost jobs, continuing");
+    }
+}
+
+/// Removes what a job without a result left, if its journal can be read.
 ///
 /// Waits for the first attempt to remove its environments, but at most [`FIRST_REMOVAL_TIMEOUT`].
-pub(crate) async fn remove_unrecovered(entry: &Entry, boot_id: &str) {
+pub(crate) async fn remove_unfinished(entry: &Entry, boot_id: &str) {
     let contents = match entry.read_journal() {
         Ok(contents) if contents.result.is_none() => contents,
         Ok(_) => return,
@@ -44,7 +49,7 @@ pub(crate) async fn remove_unrecovered(entry: &Entry, boot_id: &str) {
             return;
         }
     };
-    terminate_processes(&contents, boot_id).await;
+    terminate_processes([&contents], boot_id).await;
     let Some(parsed) = contents.request.and_then(|request| parse(&request).ok()) else { return };
     if has_leftovers(&parsed) {
         tracing::error!(job = entry.id, "a step of a lost job did not clean up; remove what it created manually");

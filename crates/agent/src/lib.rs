@@ -21,6 +21,7 @@ mod gate;
 mod job;
 mod leftovers;
 mod panics;
+mod parsed_request;
 mod peers;
 mod recover;
 mod refused;
@@ -29,6 +30,9 @@ mod serve;
 mod service;
 mod spool;
 mod tls;
+
+#[cfg(test)]
+mod tests;
 
 pub use serve::{Options, ServeError, boot_id, serve};
 pub use spool::SpoolError;

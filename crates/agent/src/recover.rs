@@ -1,11 +1,14 @@
 //! Recovers the jobs of an earlier agent.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use futures::FutureExt;
 use futures::future::join_all;
 use muster_agent_api::development::Development;
 use muster_agent_api::result::{JobResult, Outcome};
+use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::Variables;
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
@@ -18,11 +21,12 @@ use tokio::task::JoinSet;
 use crate::agent::Agent;
 use crate::job::{AgentContext, Finished, Job};
 use crate::leftovers::{
-    FIRST_REMOVAL_TIMEOUT, KILL_GRACE, has_environments, has_leftovers, remove_leftovers, temp_dir,
+    FIRST_REMOVAL_TIMEOUT, KILL_GRACE, has_environments, has_leftovers, is_of_earlier_boot, remove_leftovers, temp_dir,
     terminate_processes, try_remove,
 };
-use crate::run_job::{ParsedRequest, fail_job, parse, persist_result};
-use crate::spool::Entry;
+use crate::parsed_request::{ParsedRequest, parse};
+use crate::run_job::{fail_job, persist_result};
+use crate::spool::{Entry, JournalContents};
 
 /// Maximum time to remove leftovers of all jobs that can run again, during which the agent serves no calls.
 ///
@@ -38,12 +42,28 @@ const REBOOT_MESSAGE: &str =
 /// Finished jobs keep their results. An unfinished job fails if its user code may have run. Other jobs start again when
 /// their `Run` is repeated. A job that could not be recovered never starts again.
 pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> {
-    let (mut removals, mut restarting) = (JoinSet::new(), Vec::new());
+    let (mut removals, mut restarting, mut unfinished) = (JoinSet::new(), Vec::new(), Vec::new());
+    let mark_unrecovered = |entry: &Entry, error: std::io::Error| {
+        tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
+        agent.mark_unrecovered(&entry.id, error.to_string());
+    };
     for entry in agent.context.spool.entries()? {
-        if let Err(error) = recover_job(agent, &entry, &mut removals, &mut restarting).await {
-            tracing::error!(job = entry.id, %error, "failed to recover a job, leaving it in the spool");
-            agent.mark_unrecovered(&entry.id, error.to_string());
-        }
+        let recovered = match entry.read_journal() {
+            Ok(JournalContents { request, result: Some(result), .. }) => {
+                adopt_finished(agent, &entry, request, result, &mut removals)
+            }
+            Ok(contents) => {
+                unfinished.push((entry, contents));
+                continue;
+            }
+            Err(error) => Err(error),
+        };
+        recovered.unwrap_or_else(|error| mark_unrecovered(&entry, error));
+    }
+    terminate_processes(unfinished.iter().map(|(_, contents)| contents), &agent.context.boot_id).await;
+    for (entry, contents) in unfinished {
+        let recovered = recover_unfinished(agent, &entry, &contents, &mut removals, &mut restarting).await;
+        recovered.unwrap_or_else(|error| mark_unrecovered(&entry, error));
     }
     // The removals must end now, because the next start of each job creates objects with the same names.
     let removing = join_all(restarting.iter().map(|(parsed, id)| try_remove(parsed, id)));
@@ -56,25 +76,33 @@ pub(crate) async fn recover(agent: &Arc<Agent>) -> std::io::Result<JoinSet<()>> 
     Ok(removals)
 }
 
-async fn recover_job(
-    agent: &Arc<Agent>,
+fn adopt_finished(
+    agent: &Agent,
     entry: &Entry,
+    request: Option<RunRequest>,
+    result: JobResult,
+    removals: &mut JoinSet<()>,
+) -> std::io::Result<()> {
+    // The earlier agent may not have removed everything.
+    let parsed = request.filter(|_| is_environment_lost(&result)).and_then(|request| parse(&request).ok());
+    if let Some(parsed) = parsed {
+        removals.spawn(remove_leftovers(parsed, entry.id.clone(), None));
+    }
+    let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
+    let log = entry.log()?;
+    log.close();
+    agent.adopt(Job::new(entry.clone(), entry.journal()?, log, Some(Finished { result, ended })));
+    Ok(())
+}
+
+/// Recovers a job without a result, whose processes have ended.
+async fn recover_unfinished(
+    agent: &Agent,
+    entry: &Entry,
+    contents: &JournalContents,
     removals: &mut JoinSet<()>,
     restarting: &mut Vec<(ParsedRequest, String)>,
 ) -> std::io::Result<()> {
-    let contents = entry.read_journal()?;
-    if let Some(result) = contents.result {
-        // The earlier agent may not have removed everything.
-        let parsed = contents.request.filter(|_| is_environment_lost(&result)).and_then(|request| parse(&request).ok());
-        if let Some(parsed) = parsed {
-            removals.spawn(remove_leftovers(parsed, entry.id.clone(), None));
-        }
-        let ended = SystemTime::now().checked_sub(entry.age()).unwrap_or(SystemTime::UNIX_EPOCH);
-        let log = entry.log()?;
-        log.close();
-        agent.adopt(Job::new(entry.clone(), entry.journal()?, log, Some(Finished { result, ended })));
-        return Ok(());
-    }
     let Some(request) = &contents.request else {
         // `Run` was never answered, so no manager relies on the job, and its next start replaces the entry.
         if let Err(error) = entry.remove_on_blocking_thread().await {
@@ -82,7 +110,7 @@ async fn recover_job(
         }
         return Ok(());
     };
-    let rebooted = !terminate_processes(&contents, &agent.context.boot_id).await;
+    let rebooted = is_of_earlier_boot(contents, &agent.context.boot_id);
     let mut parsed = parse(request).ok();
     let message = if rebooted { REBOOT_MESSAGE } else { LOST_MESSAGE };
     if contents.user_code
@@ -150,14 +178,35 @@ fn clear_files(parsed: &ParsedRequest, id: &str) {
 ///
 /// The result comes last, because after it, the manager reuses the job's directories. If this agent is killed, the next
 /// agent starts over.
-async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: ParsedRequest, message: &'static str) {
+pub(crate) async fn clean_up_and_fail(
+    agent: Arc<AgentContext>,
+    job: Arc<Job>,
+    parsed: ParsedRequest,
+    message: &'static str,
+) {
+    let cleaned = AssertUnwindSafe(clean_up(&agent, &job, &parsed)).catch_unwind().await;
+    if cleaned.is_err() {
+        tracing::error!(job = job.id, "the agent panicked while it removed the leftovers of a lost job");
+        if let Ok(contents) = job.entry.read_journal() {
+            terminate_processes([&contents], &agent.boot_id).await;
+        }
+    }
+    clear_files(&parsed, &job.id);
+    let (attempted, first_attempt) = oneshot::channel();
+    // If this agent ends before the removal has ended, the next agent continues it.
+    tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
+    fail_after(first_attempt, agent, job, message).await;
+}
+
+/// Removes what the steps of a lost job left, except environments.
+async fn clean_up(agent: &AgentContext, job: &Job, parsed: &ParsedRequest) {
     let journal = Arc::clone(&job.journal);
     let recorder = Arc::new(move |record: &ProcessRecord| journal.record_process(record));
     match agent.process_manager.new_job(&job.id, "leftovers", recorder) {
         Ok(mut processes) => {
             processes.add_environment(parsed.environment());
             for step in parsed.steps.iter().flat_map(Step::builtins) {
-                if let Err(error) = step.remove_leftovers(&temp_dir(&parsed), &processes).await {
+                if let Err(error) = step.remove_leftovers(&temp_dir(parsed), &processes).await {
                     tracing::warn!(job = job.id, %error, "failed to remove the leftovers of a lost job");
                 }
             }
@@ -165,11 +214,6 @@ async fn clean_up_and_fail(agent: Arc<AgentContext>, job: Arc<Job>, parsed: Pars
         }
         Err(error) => tracing::error!(job = job.id, %error, "failed to remove the leftovers of a lost job"),
     }
-    clear_files(&parsed, &job.id);
-    let (attempted, first_attempt) = oneshot::channel();
-    // If this agent ends before the removal has ended, the next agent continues it.
-    tokio::spawn(remove_leftovers(parsed, job.id.clone(), Some(attempted)));
-    fail_after(first_attempt, agent, job, message).await;
 }
 
 fn is_environment_lost(result: &JobResult) -> bool {

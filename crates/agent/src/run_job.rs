@@ -1,23 +1,20 @@
 //! Runs a job, from the request in the spool to the result in the spool.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::ffi::OsString;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures::FutureExt;
 use muster_agent_api::development::Development;
-use muster_agent_api::plan::{JobPlan, job_plan};
+use muster_agent_api::plan::JobPlan;
 use muster_agent_api::result::{JobResult, Outcome, StepNode, limit_records};
 use muster_agent_api::step_runner::RunRequest;
 use muster_builtins::job::{self, JobOutcome};
 use muster_builtins::trace::{Trace, TraceOptions};
-use muster_builtins::{Context, Declared, JobVariable, OnUserCode, Variables, registry, share};
+use muster_builtins::{Context, JobVariable, OnUserCode, Variables, share};
 use muster_job::TerminationCause;
 use muster_job::mask::Secrets;
-use muster_steps::builtin::{Call, PlanError, Step};
 use muster_steps::engine::{Debugger, StartTime};
 use muster_steps::failure::Failure;
 use muster_steps::process::Usage;
@@ -25,53 +22,9 @@ use muster_steps::style;
 use rand::Rng;
 
 use crate::job::{AgentContext, Finished, Job};
+use crate::leftovers;
+use crate::parsed_request::ParsedRequest;
 use crate::spool::LogSink;
-
-pub(crate) struct ParsedRequest {
-    pub(crate) plan: JobPlan,
-    pub(crate) steps: Vec<Step<Context>>,
-    declared: Declared,
-    env: HashMap<String, String>,
-}
-
-impl ParsedRequest {
-    /// Returns the environment variables of all processes, which override the agent's.
-    pub(crate) fn environment(&self) -> impl Iterator<Item = (OsString, OsString)> {
-        self.env.iter().map(|(key, value)| (key.into(), value.into()))
-    }
-
-    /// Returns whether the request has a step file. Jobs with step files may share a project directory.
-    pub(crate) fn is_step_file(&self) -> bool {
-        matches!(self.steps.as_slice(), [Step { call: Call::StepFile(_), .. }])
-    }
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ParseError {
-    #[error("invalid plan of the job: {0}")]
-    Plan(#[from] serde_json::Error),
-    #[error("{0:?} is not a valid project directory; use an absolute path")]
-    ProjectDir(String),
-    #[error("{0}")]
-    Steps(#[from] PlanError),
-}
-
-pub(crate) fn parse(request: &RunRequest) -> Result<ParsedRequest, ParseError> {
-    let build_dir = request.job.as_ref().map(|job| job.build_dir.as_str()).filter(|dir| !dir.is_empty());
-    let work_dir = build_dir.unwrap_or(&request.work_dir);
-    let mut plan = job_plan(&request.steps, work_dir)?;
-    if !plan.project_dir.starts_with('/') {
-        return Err(ParseError::ProjectDir(plan.project_dir));
-    }
-    if plan.bare {
-        // Temporary files are beside the project directory.
-        let parent = std::path::Path::new(&plan.project_dir).parent();
-        plan.builds_dir = parent.unwrap_or(std::path::Path::new("/")).to_string_lossy().into_owned();
-    }
-    let declared = Declared::from_plan(&plan);
-    let steps = registry().recording_calls(plan.record_calls).load(std::mem::take(&mut plan.steps))?;
-    Ok(ParsedRequest { plan, steps, declared, env: request.env.clone() })
-}
 
 /// Executes a job, stores its result in the spool, and then publishes it.
 pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: RunRequest, parsed: ParsedRequest) {
@@ -82,7 +35,10 @@ pub(crate) async fn execute(agent: Arc<AgentContext>, job: Arc<Job>, request: Ru
     let outcome = match AssertUnwindSafe(running).catch_unwind().await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => fail_job(&job, started, &secrets.mask(&format!("failed to start the job: {error}")), None),
-        Err(_) => fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log", None),
+        Err(_) => {
+            leftovers::remove_unfinished(&job.entry, &agent.boot_id).await;
+            fail_job(&job, started, "the agent panicked while it ran the job; see the agent's log", None)
+        }
     };
     persist_result(&agent, &job, outcome, &secrets, &parsed.plan.development);
 }

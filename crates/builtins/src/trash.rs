@@ -1,9 +1,10 @@
 //! Moves leftovers of earlier jobs out of the way, and removes them in the background.
 //!
 //! Leftovers are moved to `<path>.trash` on the same file system, where a thread of low priority removes them. It also
-//! removes those of a killed agent in the same directory. [`Trash::remove_leftovers`] removes all others.
+//! removes those of a killed agent in the same directory. [`Trash::resume`] and [`Trash::remove_leftovers`] remove all
+//! others.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -53,9 +54,7 @@ impl Trash {
         if matches!(fs::symlink_metadata(path), Err(error) if error.kind() == io::ErrorKind::NotFound) {
             return Ok(());
         }
-        let mut trash_dir = OsString::from(base);
-        trash_dir.push(SUFFIX);
-        let trash_dir = PathBuf::from(trash_dir);
+        let trash_dir = trash_dir(base);
         for _ in 0..MAX_ATTEMPTS {
             let moved = match fs::create_dir(&trash_dir) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => break,
@@ -63,7 +62,7 @@ impl Trash {
                 Err(_) if !fs::symlink_metadata(&trash_dir).is_ok_and(|found| found.is_dir()) => {
                     fs::remove_file(&trash_dir).and(Err(io::ErrorKind::NotFound.into()))
                 }
-                _ => fs::rename(path, trash_dir.join(format!("{:016x}", rand::rng().random::<u64>()))),
+                _ => fs::rename(path, trash_dir.join(random_name())),
             };
             match moved {
                 Ok(()) => return self.remove_later(trash_dir),
@@ -73,6 +72,22 @@ impl Trash {
             }
         }
         remove_tree(path)
+    }
+
+    /// Removes the leftovers of a killed agent from `<base>.trash`. Errors are only logged.
+    ///
+    /// A directory with other content is kept, because it may be the workspace of a project with this name.
+    pub(crate) fn resume(&self, base: &Path) {
+        let trash_dir = trash_dir(base);
+        let resumed = match has_only_leftovers(&trash_dir) {
+            Ok(true) => self.remove_later(trash_dir.clone()),
+            Ok(false) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = resumed {
+            tracing::warn!(%error, path = %trash_dir.display(), "failed to remove the old workspaces of a killed agent");
+        }
     }
 
     /// Removes the leftovers of killed agents from all trash directories in `dir`.
@@ -113,6 +128,31 @@ impl Trash {
             }
         }
     }
+}
+
+fn trash_dir(base: &Path) -> PathBuf {
+    let mut trash_dir = OsString::from(base);
+    trash_dir.push(SUFFIX);
+    trash_dir.into()
+}
+
+/// Returns the name of a leftover in a trash directory.
+fn random_name() -> String {
+    format!("{:016x}", rand::rng().random::<u64>())
+}
+
+fn is_random_name(name: &OsStr) -> bool {
+    name.len() == 16 && name.as_bytes().iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Returns whether a directory contains leftovers and nothing else.
+fn has_only_leftovers(trash_dir: &Path) -> io::Result<bool> {
+    // A job may have created a symbolic link here.
+    if !fs::symlink_metadata(trash_dir)?.is_dir() {
+        return Ok(false);
+    }
+    let names: Vec<_> = fs::read_dir(trash_dir)?.map(|entry| Ok(entry?.file_name())).collect::<io::Result<_>>()?;
+    Ok(!names.is_empty() && names.iter().all(|name| is_random_name(name)))
 }
 
 fn remove_all(queued: &Receiver<PathBuf>) {
@@ -175,5 +215,24 @@ mod tests {
         trash.discard(&base).unwrap();
         trash.close();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn leftovers_of_killed_agent_are_removed_without_another_leftover() {
+        let dir = tempfile::tempdir().unwrap();
+        for kept in ["other.trash/.git", "other.trash/0123456789abcdef", "elsewhere/0123456789abcdef", "project/src"] {
+            fs::create_dir_all(dir.path().join(kept)).unwrap();
+        }
+        fs::create_dir_all(dir.path().join("project.trash").join(random_name()).join("tree")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", dir.path().join("linked.trash")).unwrap();
+        let trash = Trash::default();
+        for base in ["project", "other", "linked", "none"] {
+            trash.resume(&dir.path().join(base));
+        }
+        trash.close();
+        let mut kept: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        kept.sort();
+        assert_eq!(kept, ["elsewhere", "linked.trash", "other.trash", "project"]);
+        assert!(dir.path().join("elsewhere/0123456789abcdef").exists());
     }
 }

@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::process::{Child, Command};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{Method, StatusCode};
 use muster_agent_api::builtin::{Checkout, ContainerSpec, DockerContainer, DockerEngine};
-use muster_agent_api::plan::{Call, When};
+use muster_agent_api::plan::{Call, JobPlan, When};
 use muster_agent_api::result::Outcome;
 use muster_agent_api::step_runner::StatusRequest;
 use muster_job::TerminationCause;
@@ -23,6 +24,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::harness::*;
 
+/// Time after which a manager kills an agent that does not listen.
+const MANAGER_TIMEOUT: Duration = Duration::from_secs(20);
 const NO_CGROUPS_ENV: &str = "AGENT_PROCESS_NO_CGROUPS";
 pub(crate) const AGENT_DIR_ENV: &str = "AGENT_PROCESS_DIR";
 /// Socket in the agent's directory to which the agent connects when it accepts calls.
@@ -170,38 +173,123 @@ async fn job_that_cannot_be_recovered_is_not_started_again() {
     assert!(log.contains("\nnew\n"), "{log}");
 }
 
-#[tokio::test]
-async fn containers_of_a_job_that_cannot_be_recovered_are_removed_when_the_job_is_closed() {
-    let dir = tempfile::tempdir().unwrap();
-    let socket = dir.path().join("engine.sock");
-    let calls = Arc::<Mutex<Vec<String>>>::default();
-    let recorded = Arc::clone(&calls);
-    let engine = Router::new().fallback(async move |request: Request| {
-        recorded.lock().push(format!("{} {}", request.method(), request.uri().path()));
-        if request.method() == Method::GET { (StatusCode::OK, "{}") } else { (StatusCode::NO_CONTENT, "") }
-    });
-    let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-    tokio::spawn(async move { axum::serve(listener, engine).await.unwrap() });
+/// Fake container engine at `engine.sock` in a directory.
+#[derive(Default)]
+struct Engine {
+    calls: Mutex<Vec<String>>,
+    is_starting: AtomicBool,
+}
+
+impl Engine {
+    fn start_in(dir: &Path) -> Arc<Self> {
+        let engine = Arc::<Self>::default();
+        let answering = Arc::clone(&engine);
+        let router = Router::new().fallback(async move |request: Request| {
+            answering.calls.lock().push(format!("{} {}", request.method(), request.uri().path()));
+            match *request.method() {
+                _ if answering.is_starting.load(Ordering::SeqCst) => (StatusCode::SERVICE_UNAVAILABLE, ""),
+                Method::GET => (StatusCode::OK, "{}"),
+                _ => (StatusCode::NO_CONTENT, ""),
+            }
+        });
+        let listener = tokio::net::UnixListener::bind(dir.join("engine.sock")).unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        engine
+    }
+
+    fn is_container_deleted(&self) -> bool {
+        self.calls.lock().iter().any(|call| call == "DELETE /containers/job-build")
+    }
+}
+
+/// Returns the journal of a job in containers of [`Engine`], with these lines.
+fn journal_of_job_in_containers(dir: &Path, lines: &str) -> Vec<u8> {
     let container = DockerContainer {
-        engine: DockerEngine { host: format!("unix://{}", socket.display()), ..DockerEngine::default() },
+        engine: DockerEngine { host: format!("unix://{}/engine.sock", dir.display()), ..DockerEngine::default() },
         build: ContainerSpec { name: "job-build".to_owned(), ..ContainerSpec::default() },
         ..DockerContainer::default()
     };
+    let call = Call::delegate(&container, Vec::new(), Vec::new());
+    let plan = JobPlan {
+        project_dir: dir.join("builds/p").to_string_lossy().into_owned(),
+        builds_dir: dir.to_string_lossy().into_owned(),
+        steps: vec![step("docker", When::OnSuccess, call)],
+        ..JobPlan::default()
+    };
+    let body = request("1-1", &plan, &[]).encode_to_vec();
+    [format!("muster job 1 {}\n", body.len()).as_bytes(), &body, b"\n", lines.as_bytes()].concat()
+}
+
+#[tokio::test]
+async fn containers_of_a_job_that_cannot_be_recovered_are_removed_when_the_job_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::start_in(dir.path());
     let entry = options(dir.path()).spool.join("1-1");
     std::fs::create_dir_all(&entry).unwrap();
     std::fs::write(entry.join("journal"), "muster job 2 5\n").unwrap();
 
     let mut agent = Agent::start_in(dir).await;
-    let call = Call::delegate(&container, Vec::new(), Vec::new());
-    let plan = agent.plan(vec![step("docker", When::OnSuccess, call)]);
+    let plan = agent.plan(vec![script(&["true"])]);
     assert!(agent.steps.run(request("1-1", &plan, &[])).await.is_err());
     // At the end of the job, the journal is readable again.
-    let body = request("1-1", &plan, &[]).encode_to_vec();
-    let head = format!("muster job 1 {}\n", body.len());
-    std::fs::write(entry.join("journal"), [head.as_bytes(), &body, b"\n\"user_code\"\n"].concat()).unwrap();
+    let readable = journal_of_job_in_containers(agent.dir.path(), "\"user_code\"\n");
+    std::fs::write(entry.join("journal"), readable).unwrap();
     agent.close("1-1").await;
-    let calls = calls.lock().clone();
-    assert!(calls.iter().any(|call| call == "DELETE /containers/job-build"), "{calls:?}");
+    assert!(engine.is_container_deleted(), "{:?}", engine.calls.lock());
+}
+
+#[tokio::test]
+async fn containers_of_a_job_before_its_first_command_are_removed_when_the_job_is_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Engine::start_in(dir.path());
+    let entry = options(dir.path()).spool.join("1-1");
+    std::fs::create_dir_all(&entry).unwrap();
+    std::fs::write(entry.join("journal"), journal_of_job_in_containers(dir.path(), "")).unwrap();
+    engine.is_starting.store(true, Ordering::SeqCst);
+
+    let mut agent = Agent::start_in(dir).await;
+    assert!(agent.ids().await.is_empty(), "the job can run again");
+    engine.is_starting.store(false, Ordering::SeqCst);
+    engine.calls.lock().clear();
+    agent.close("1-1").await;
+    assert!(engine.is_container_deleted(), "{:?}", engine.calls.lock());
+}
+
+#[tokio::test]
+async fn next_agent_listens_in_time_if_the_processes_of_many_jobs_ignore_sigterm() {
+    // In the test process, agents of other tests would adopt the remaining processes and end them.
+    if !runs_in_separate_process(
+        "killed_agent::next_agent_listens_in_time_if_the_processes_of_many_jobs_ignore_sigterm",
+    ) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = spawn_agent_with(dir.path(), Containment::ProcessTree);
+    let mut agent = Agent::attach(dir).await;
+    let ids: Vec<String> = (1..=12).map(|job| format!("{job}-1")).collect();
+    let pids = agent.dir.path().join("pids");
+    for id in &ids {
+        let command = format!("trap '' TERM; echo $$ >> {}; echo ready; sleep 600", pids.display());
+        let mut plan = agent.plan(vec![script(&[&command])]);
+        plan.project_dir = agent.dir.path().join(format!("builds/{id}")).to_string_lossy().into_owned();
+        agent.run(id, &plan, &[]).await;
+        agent.log_until(id, "\nready\n").await;
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
+
+    let killed = Instant::now();
+    let mut process = spawn_agent_with(agent.dir.path(), Containment::ProcessTree);
+    let elapsed = killed.elapsed();
+    let mut agent = Agent::attach(agent.dir).await;
+    let recovered = agent.ids().await;
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(elapsed < MANAGER_TIMEOUT, "the manager would kill the agent: {elapsed:?}");
+    assert_eq!(recovered.len(), ids.len());
+    for pid in std::fs::read_to_string(pids).unwrap().lines() {
+        assert!(!is_running(pid), "process {pid} must have ended");
+    }
 }
 
 #[tokio::test]

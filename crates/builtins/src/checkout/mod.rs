@@ -66,6 +66,7 @@ impl Builtin<Context> for Cleanup {
 }
 
 async fn run(context: &Arc<Context>, checkout: &Checkout, stop: &StopToken) -> Result<(), Failure> {
+    resume_removal(context, stop).await?;
     match checkout.strategy.as_str() {
         "none" => {
             config::write(context, checkout, stop).await?;
@@ -107,6 +108,19 @@ async fn run_hook(
     context.create_project_dir(stop).await?;
     // The hook may be the job's own, so the operator's limits apply to it.
     muster_steps::process::run_limited(script::run_blocks(context, &checkout.shell, &[hook], stop)).await
+}
+
+/// Resumes the removal of old project directories that a killed agent left.
+async fn resume_removal(context: &Context, stop: &StopToken) -> Result<(), Failure> {
+    let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
+    blocking(context, "looking for old project directories", stop, move || {
+        // A symbolic link in the path must not lead to another directory. The checkout reports it.
+        if extraction.create_parent().is_ok() {
+            shared.trash.resume(&extraction.root);
+        }
+        Ok(())
+    })
+    .await
 }
 
 /// Empties or creates the project directory.

@@ -9,11 +9,9 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::errors::Error as ApiError;
 use bollard::models::{ContainerCreateBody, HealthConfig, HostConfig};
-use bollard::query_parameters::{
-    CreateContainerOptions, LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions,
-};
+use bollard::query_parameters::{LogsOptions, RemoveContainerOptions, StartContainerOptions, WaitContainerOptions};
 use futures::StreamExt;
-use muster_agent_api::builtin::DockerContainer;
+use muster_agent_api::builtin::{ContainerSpec, DockerContainer};
 use muster_agent_api::container::{AGENT_DIR, BLOCK, EXECUTABLE, GATE};
 use muster_steps::failure::Failure;
 
@@ -22,6 +20,16 @@ use super::images::ResolvedImage;
 use super::{create, exec};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Returns the names of the containers that block addresses, one for each container of the job.
+pub(super) fn helper_names(job: &DockerContainer) -> impl Iterator<Item = String> {
+    let targets = [&job.build.name].into_iter().chain(&job.services);
+    targets.filter(|_| !job.blocked_addresses.is_empty()).map(|target| helper_name(target))
+}
+
+fn helper_name(target: &str) -> String {
+    format!("{target}-block")
+}
 
 /// Puts the gate before the container's command, if the job has blocked addresses.
 pub(super) fn add_gate(job: &DockerContainer, body: &mut ContainerCreateBody, image: &ResolvedImage) {
@@ -60,7 +68,7 @@ pub(super) fn mount_agent(job: &DockerContainer, body: &mut ContainerCreateBody,
 
 /// Blocks the addresses in a started container, through a second container.
 ///
-/// `name` is used in messages.
+/// The cleanup of the job removes the second container if this function cannot.
 ///
 /// # Errors
 /// If the addresses cannot be blocked. The caller must then remove the container.
@@ -68,20 +76,21 @@ pub(super) async fn enforce(
     engine: &Docker,
     job: &DockerContainer,
     container: &str,
-    name: &str,
+    spec: &ContainerSpec,
 ) -> Result<(), Failure> {
     if job.blocked_addresses.is_empty() {
         return Ok(());
     }
-    let blocked = run(engine, job, container).await;
+    let blocked = run(engine, job, container, spec).await;
     blocked.map_err(|problem| {
         Failure::System(format!(
-            "failed to block the addresses of `blocked_addresses` for the container {name}: {problem}"
+            "failed to block the addresses of `blocked_addresses` for the container {}: {problem}",
+            spec.name
         ))
     })
 }
 
-async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<(), String> {
+async fn run(engine: &Docker, job: &DockerContainer, container: &str, target: &ContainerSpec) -> Result<(), String> {
     let reason = |error| super::engine::reason(&error);
     let found = engine.inspect_container(container, None).await.map_err(reason)?;
     let command = [EXECUTABLE].into_iter().chain(BLOCK).map(str::to_owned);
@@ -98,15 +107,16 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str) -> Result<
         entrypoint: Some(command.collect()),
         cmd: Some(job.blocked_addresses.iter().map(ToString::to_string).collect()),
         healthcheck: Some(no_health_check()),
-        labels: Some(create::labels(job, [])),
+        labels: Some(create::labels(job, &target.labels)),
         host_config: Some(host_config),
         ..ContainerCreateBody::default()
     };
-    let created = engine.create_container(None::<CreateContainerOptions>, body).await.map_err(reason)?;
-    let blocked = start_and_wait(engine, &created.id).await;
+    let helper = ContainerSpec { name: helper_name(&target.name), ..ContainerSpec::default() };
+    let id = create::container(engine, &helper, body).await.map_err(|failure| failure.to_string())?;
+    let blocked = start_and_wait(engine, &id).await;
     let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
-    if let Err(error) = engine.remove_container(&created.id, Some(options)).await {
-        tracing::warn!(%error, container = created.id, "failed to remove a container");
+    if let Err(error) = engine.remove_container(&id, Some(options)).await {
+        tracing::warn!(%error, container = helper.name, "failed to remove a container, removing it with the job's containers");
     }
     blocked
 }
@@ -138,9 +148,63 @@ fn with_output(end: String, output: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use bollard::models::{ImageConfig, ImageInspect};
+    use muster_agent_api::builtin::DockerVolume;
 
     use super::*;
+    use crate::docker::cleanup::Objects;
+    use crate::docker::engine::fake::{Answer, FakeEngine};
+
+    /// Maximum time for a cleanup that succeeds at the second attempt.
+    const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+    #[tokio::test]
+    async fn cleanup_removes_a_container_that_could_not_be_removed_before() {
+        let (exists, was_busy) = (Arc::new(AtomicBool::new(false)), AtomicBool::new(false));
+        let helper_exists = Arc::clone(&exists);
+        let engine = FakeEngine::start(move |call| {
+            let (status, body) = match call {
+                "GET /containers/target/json" => (200, r#"{"Id":"target","Image":"sha256:1"}"#),
+                "POST /containers/create" => {
+                    exists.store(true, Ordering::Relaxed);
+                    (201, r#"{"Id":"helper","Warnings":[]}"#)
+                }
+                "POST /containers/helper/wait" => (200, r#"{"StatusCode":0}"#),
+                "DELETE /containers/helper" if !was_busy.swap(true, Ordering::Relaxed) => {
+                    (500, r#"{"message":"the device is busy"}"#)
+                }
+                "DELETE /containers/helper" | "DELETE /containers/job-web-block" => {
+                    exists.store(false, Ordering::Relaxed);
+                    (204, "")
+                }
+                "DELETE /volumes/job-cache" if exists.load(Ordering::Relaxed) => {
+                    (409, r#"{"message":"volume is in use"}"#)
+                }
+                _ => (204, ""),
+            };
+            Some(Answer::json(status, body))
+        });
+        let web = ContainerSpec { name: "job-web".to_owned(), ..ContainerSpec::default() };
+        let cache = DockerVolume { source: "job-cache".to_owned(), temporary: true, ..DockerVolume::default() };
+        let job = DockerContainer {
+            build: ContainerSpec { name: "job".to_owned(), ..ContainerSpec::default() },
+            services: vec![web.name.clone()],
+            volumes: vec![cache],
+            blocked_addresses: vec!["169.254.169.254".parse().unwrap()],
+            ..DockerContainer::default()
+        };
+        enforce(&engine.client, &job, "target", &web).await.unwrap();
+        let query = engine.query("POST /containers/create").unwrap();
+        assert!(query.split('&').any(|part| part == "name=job-web-block"), "{query}");
+        assert!(helper_exists.load(Ordering::Relaxed), "the engine rejected the first removal");
+        let objects = Objects::from_job(&job).unwrap();
+        let removed = tokio::time::timeout(CLEANUP_TIMEOUT, objects.remove(&engine.client)).await;
+        removed.expect("the helper must not keep the volume in use").unwrap();
+        assert!(!helper_exists.load(Ordering::Relaxed), "{:?}", engine.calls());
+    }
 
     #[test]
     fn message_tells_how_the_command_ended_and_contains_its_output() {

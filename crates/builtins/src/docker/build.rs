@@ -85,7 +85,7 @@ pub(super) async fn start(
     let output = Output::attach(engine, &id, log).await?;
     let name = &job.build.name;
     start::container(engine, &id, name, stop).await?;
-    block::enforce(engine, job, &id, name).await?;
+    block::enforce(engine, job, &id, &job.build).await?;
     let container = Container::watch(engine.clone(), id, job, objects.clone(), output, run_dir);
     let serves = async {
         if container.output.wait_for(Progress::Ready).await {

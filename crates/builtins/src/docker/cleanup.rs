@@ -12,7 +12,7 @@ use muster_steps::failure::Failure;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::engine::{is_answer, is_conflict, is_not_found, location, reason};
-use super::{create, directories, network};
+use super::{block, create, directories, network};
 
 /// Maximum time for the cleanup, as in gitlab-runner (docs/spec/job-execution.md, section 5.12).
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -42,6 +42,7 @@ impl Objects {
             containers: [job.build.name.clone(), directories::setup_name(job)]
                 .into_iter()
                 .chain(job.services.iter().cloned())
+                .chain(block::helper_names(job))
                 .collect(),
             volumes: temporary.map(|volume| volume.source.clone()).chain([create::run_volume_name(job)]).collect(),
             network: match &job.network {
@@ -58,6 +59,12 @@ impl Objects {
             ))),
             None => Ok(objects),
         }
+    }
+
+    /// Adds the objects of a prepared container, which has other names than the inputs of the step.
+    pub(super) fn with_objects_of(mut self, prepared: &Self) -> Self {
+        self.containers.extend_from_slice(&prepared.containers);
+        self.with_volumes(prepared.volumes.iter().cloned())
     }
 
     /// Adds volumes that the inputs of the step do not name.

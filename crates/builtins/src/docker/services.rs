@@ -148,7 +148,7 @@ async fn start_one(
     }
     let started = engine.start_container(&id, None::<StartContainerOptions>).await;
     started.map_err(failed(format!("failed to start the service {}", service.title)))?;
-    block::enforce(engine, job, &id, &spec.name).await?;
+    block::enforce(engine, job, &id, spec).await?;
     let found = inspect_container(engine, &id).await;
     let found = found.map_err(failed(format!("failed to inspect the service {}", service.title)))?;
     Ok(Service {

@@ -145,7 +145,7 @@ impl Container {
         self.name.clone_from(&job.build.name);
         self.image.clone_from(&job.build.image.name);
         self.project_dir = job.project_dir.clone().into();
-        self.objects = objects.with_volumes(self.objects.volumes().to_vec());
+        self.objects = objects.with_objects_of(&self.objects);
         self
     }
 

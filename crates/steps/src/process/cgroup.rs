@@ -170,9 +170,12 @@ fn remove_dead_agents(parent: &Path) {
     }
 }
 
-/// Removes the cgroup of the dead agent that created the cgroup `job`. Keeps the cgroup of a slot.
+/// Removes the cgroup of the dead agent that created the cgroup `job`. Keeps the cgroup of a slot, and of this agent.
 pub(super) fn remove_agent_cgroup_of(job: &Path) {
-    if let Some(parent) = job.parent().filter(|parent| is_of_agent(parent)) {
+    if let Some(parent) = job.parent().filter(|parent| is_of_agent(parent))
+        && let Ok(directory) = File::open(parent)
+        && directory.try_lock().is_ok()
+    {
         // Fails while the cgroup contains other jobs.
         let _ = fs::remove_dir(parent);
     }
@@ -277,6 +280,9 @@ mod tests {
             remove_agent_cgroup_of(&path.join("job-7"));
             assert_eq!(path.exists(), is_kept, "{name}");
         }
+        let running = AgentCgroup::create(parent.path()).unwrap();
+        remove_agent_cgroup_of(&running.path().join("job-7"));
+        assert!(running.path().exists(), "the cgroup of a running agent must be kept");
     }
 
     #[test]

@@ -25,8 +25,8 @@ impl Process {
         parse(pid, &read(&format!("/proc/{pid}/stat")).ok()?)
     }
 
-    fn has_tag(&self, tag: &str) -> bool {
-        self.tag().is_some_and(|own_tag| is_within(&own_tag, tag))
+    fn has_tag(&self, tags: &[&str]) -> bool {
+        self.tag().is_some_and(|own_tag| tags.iter().any(|tag| is_within(&own_tag, tag)))
     }
 
     /// Returns the tag in the environment of the process. `None` means no tag or no permission.
@@ -69,25 +69,25 @@ pub(super) fn all_processes() -> Vec<Process> {
     entries.flatten().filter_map(|entry| Process::read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Returns the live processes of a job or a set.
+/// Returns the live processes of jobs or sets.
 ///
-/// These have its tag or the tag of an inner set, are in the process groups of `leaders`, or descend from such
+/// These have one of the tags or the tag of an inner set, are in the process groups of `leaders`, or descend from such
 /// processes.
-pub(super) fn job_processes(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
-    select_job_processes(tag, leaders, &live_processes())
+pub(super) fn job_processes(tags: &[&str], leaders: &HashSet<i32>) -> Vec<i32> {
+    select_job_processes(tags, leaders, &live_processes())
 }
 
 /// Like [`job_processes`], but examines only the descendants of this process, which must be the subreaper.
-pub(super) fn job_descendants(tag: &str, leaders: &HashSet<i32>) -> Vec<i32> {
+pub(super) fn job_descendants(tags: &[&str], leaders: &HashSet<i32>) -> Vec<i32> {
     let mut table = live_processes();
     let own_pid = i32::try_from(std::process::id()).unwrap_or_default();
     let descendants: HashSet<i32> = with_descendants(HashSet::from([own_pid]), &table).into_iter().collect();
     table.retain(|process| descendants.contains(&process.pid));
-    select_job_processes(tag, leaders, &table)
+    select_job_processes(tags, leaders, &table)
 }
 
-fn select_job_processes(tag: &str, leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
-    let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_tag(tag);
+fn select_job_processes(tags: &[&str], leaders: &HashSet<i32>, table: &[Process]) -> Vec<i32> {
+    let is_member = |process: &&Process| leaders.contains(&process.group) || process.has_tag(tags);
     with_descendants(table.iter().filter(is_member).map(|process| process.pid).collect(), table)
 }
 

@@ -18,6 +18,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::cgroup::Cgroup;
 use super::child::Child;
@@ -26,6 +27,11 @@ use super::spawn::{Program, Restrictions, limit_open_files, spawn_in};
 use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, procfs};
 use crate::log::Log;
 use crate::stop::StopToken;
+
+/// While a file is written, a process that another thread starts at that moment has it open until it executes its own
+/// program. Until then, the file cannot be executed.
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
+const MAX_BUSY_RETRIES: u32 = 50;
 
 /// Process to start.
 #[derive(Debug, Clone, Default)]
@@ -97,49 +103,79 @@ impl Processes {
         grace: Duration,
     ) -> Result<ProcessEnd, RunError> {
         let set = self.current_set();
-        let StartedProcess { program, mut child, input, output, report } = self.start(command, log, &set)?;
+        let StartedProcess { mut child, input, output, .. } = self.execute(command, log, &set, stop).await?;
         let feed = async {
             if let Some((mut pipe, bytes)) = input {
                 // A process may end without reading its input.
                 let _ = pipe.write_all(&bytes).await;
             }
         };
-        let ended = match wait_for_exec(report, stop).await {
-            Err(source) => Err(RunError::Start { program: program.display().to_string(), source }),
-            Ok(()) => match self.enter_cgroup(child.pid()) {
-                Err(error) => Err(RunError::Watch(error)),
-                Ok(()) => self.watch(&mut child, feed, stop, (&set, grace)).await,
-            },
+        let ended = match self.enter_cgroup(child.pid()) {
+            Err(error) => Err(RunError::Watch(error)),
+            Ok(()) => self.watch(&mut child, feed, stop, (&set, grace)).await,
         };
-        if ended.is_err() {
-            child.kill();
-            let _ = child.wait().await;
-        }
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(error) => {
+                discard(child, &set).await;
+                return Err(error);
+            }
+        };
         set.remove_leader(child.pid());
         drop(child);
-        let ended = ended?;
         // The output is awaited after a stop too, because it must precede the message about the stop.
         output.wait().await;
         Ok(ended)
     }
 
-    /// Starts the process. Consumes `command`, to free its environment and input while the process runs.
-    fn start(&self, command: Command, log: &Arc<dyn Log>, set: &ProcessSet) -> Result<StartedProcess, RunError> {
-        let failed = |source: io::Error| RunError::Start { program: command.program.display().to_string(), source };
+    /// Starts the process, and waits until its program is executed or `stop` is stopped. Tries again for a second if
+    /// another process still has the program's file open for writing.
+    ///
+    /// Consumes `command`, to free its environment and input while the process runs.
+    async fn execute(
+        &self,
+        mut command: Command,
+        log: &Arc<dyn Log>,
+        set: &ProcessSet,
+        stop: &StopToken,
+    ) -> Result<StartedProcess, RunError> {
+        let mut retries = 0;
+        loop {
+            let source = match self.start(&mut command, log, set) {
+                Ok(mut started) => match wait_for_exec(started.report.take(), stop).await {
+                    Ok(()) => return Ok(started),
+                    Err(error) => {
+                        discard(started.child, set).await;
+                        command.stdin = command.stdin.or(started.input.map(|(_, bytes)| bytes));
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            if source.kind() != io::ErrorKind::ExecutableFileBusy || retries == MAX_BUSY_RETRIES {
+                return Err(RunError::Start { program: command.program.display().to_string(), source });
+            }
+            retries += 1;
+            sleep(BUSY_RETRY_DELAY).await;
+        }
+    }
+
+    /// Starts the process. Takes the bytes for its input from `command` if they must be written to a pipe.
+    fn start(&self, command: &mut Command, log: &Arc<dyn Log>, set: &ProcessSet) -> io::Result<StartedProcess> {
         // A single pipe keeps the order of standard output and standard error.
-        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
         let output = match &command.stdout {
             Some(file) => file.try_clone().map(OwnedFd::from),
             None => write_end.try_clone(),
         };
         // A process that must be moved into a cgroup waits for its input until it was moved.
         let must_move = self.slot.as_ref().is_some_and(|slot| slot.must_move(self.cgroup.as_ref()));
-        let (stdin, feed) = input(command.stdin.as_deref(), must_move).map_err(failed)?;
+        let (stdin, feed) = input(command.stdin.as_deref(), must_move)?;
         // Dropping this list closes our write ends, so that the pipe can reach its end.
-        let stdio = [stdin, output.map_err(failed)?, write_end];
+        let stdio = [stdin, output?, write_end];
         let (pid, report) = {
             let mut awaited = AWAITED.lock();
-            let (pid, report) = self.spawn(&command, stdio, set).map_err(failed)?;
+            let (pid, report) = self.spawn(command, stdio, set)?;
             awaited.insert(pid);
             set.add_leader(pid);
             (pid, report)
@@ -147,9 +183,8 @@ impl Processes {
         let (read, progress) = watch::channel(());
         self.readers.lock().spawn(copy_to_log(read_end, Arc::clone(log), read));
         Ok(StartedProcess {
-            program: command.program,
             child: Child::new(pid),
-            input: feed.zip(command.stdin),
+            input: feed.and_then(|pipe| Some((pipe, command.stdin.take()?))),
             output: OutputProgress(progress),
             report,
         })
@@ -240,13 +275,19 @@ impl Processes {
 
 /// Started process. Possibly, it has not executed its program yet.
 struct StartedProcess {
-    program: PathBuf,
     child: Child,
     /// Pipe to the standard input, and the bytes to write.
     input: Option<(Sender, Vec<u8>)>,
     output: OutputProgress,
     /// Pipe that reports an error of the execution. `None` if the start already reported it.
     report: Option<OwnedFd>,
+}
+
+/// Ends a process that cannot be used.
+async fn discard(mut child: Child, set: &ProcessSet) {
+    child.kill();
+    let _ = child.wait().await;
+    set.remove_leader(child.pid());
 }
 
 /// Waits until the program is executed, or until `stop` is stopped.

@@ -1,6 +1,6 @@
 //! Terminates processes with TERM, and then KILL after the grace time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +16,9 @@ use super::usage::Usage;
 use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Like [`KILL_TIMEOUT`], for processes of a killed agent. The next agent waits before it listens, and the manager kills
+/// it if it does not listen within 20 s.
+const LEFTOVERS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay before the processes are listed again if none could be watched.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(5);
@@ -95,7 +98,7 @@ impl Processes {
             return members;
         }
         let find_job = if self.manager.is_subreaper { procfs::job_descendants } else { procfs::job_processes };
-        members.extend(find_job(&set.tag, &leaders));
+        members.extend(find_job(&[&set.tag], &leaders));
         members.sort_unstable();
         members.dedup();
         members
@@ -180,37 +183,38 @@ fn own_group() -> i32 {
     rustix::process::getpgrp().as_raw_nonzero().get()
 }
 
-/// Terminates the processes that a killed agent recorded in a job's spool. Ignores a process ID that was reused.
-pub async fn terminate_leftovers(records: &[ProcessRecord], grace: Duration) {
+/// Terminates the processes that a killed agent recorded in the spool. Ignores a process ID that was reused.
+///
+/// The processes of all jobs are terminated at the same time, so the duration does not depend on the number of jobs.
+/// Gives up 5 s after `grace`. Returns the number of remaining processes.
+pub async fn terminate_leftovers<'a>(records: impl IntoIterator<Item = &'a ProcessRecord>, grace: Duration) -> usize {
+    // Separate sets of processes, such as services, have their own tags.
+    let (mut cgroups, mut tags, mut leaders) = (Vec::new(), Vec::new(), HashSet::new());
     for record in records {
-        if let ProcessRecord::Job { cgroup: Some(path), .. } = record
-            && let Some(cgroup) = Cgroup::existing(path)
-        {
-            terminate_all(|| cgroup.members(), grace, || vec![cgroup.clone()]).await;
-            cgroup.remove();
-            remove_agent_cgroup_of(path);
+        match record {
+            ProcessRecord::Job { tag, cgroup } => {
+                tags.push(tag.as_str());
+                cgroups.extend(cgroup.as_deref().and_then(Cgroup::existing));
+            }
+            ProcessRecord::Leader { pid, start_ticks } => {
+                let leader = Process::read(*pid).filter(|process| process.start_ticks == *start_ticks);
+                leaders.extend(leader.map(|process| process.pid));
+            }
         }
     }
-    let leaders: HashSet<i32> = records
-        .iter()
-        .filter_map(|record| match record {
-            ProcessRecord::Leader { pid, start_ticks } => {
-                Process::read(*pid).filter(|process| process.start_ticks == *start_ticks).map(|process| process.pid)
-            }
-            ProcessRecord::Job { .. } => None,
-        })
-        .collect();
-    // Separate sets of processes, such as services, have their own tags.
-    let tags: HashSet<&String> = records
-        .iter()
-        .filter_map(|record| match record {
-            ProcessRecord::Job { tag, .. } => Some(tag),
-            ProcessRecord::Leader { .. } => None,
-        })
-        .collect();
-    for tag in tags {
-        terminate_all(|| procfs::job_processes(tag, &leaders), grace, Vec::new).await;
+    if tags.is_empty() {
+        return 0;
     }
+    let members = || {
+        let in_cgroups = cgroups.iter().flat_map(Cgroup::members);
+        in_cgroups.chain(procfs::job_processes(&tags, &leaders)).collect()
+    };
+    let remaining = terminate_within(members, grace, LEFTOVERS_KILL_TIMEOUT, || cgroups.clone()).await;
+    for cgroup in &cgroups {
+        cgroup.remove();
+        remove_agent_cgroup_of(cgroup.path());
+    }
+    remaining
 }
 
 /// Sends TERM, and KILL after `grace`, until `members` returns no process. Gives up [`KILL_TIMEOUT`] after `grace`.
@@ -221,8 +225,19 @@ pub(super) async fn terminate_all(
     grace: Duration,
     cgroups: impl Fn() -> Vec<Cgroup>,
 ) -> usize {
-    let mut watched: HashMap<i32, Watched> = HashMap::new();
-    let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + KILL_TIMEOUT)];
+    terminate_within(members, grace, KILL_TIMEOUT, cgroups).await
+}
+
+async fn terminate_within(
+    members: impl Fn() -> Vec<i32>,
+    grace: Duration,
+    kill_timeout: Duration,
+    cgroups: impl Fn() -> Vec<Cgroup>,
+) -> usize {
+    // By process ID, so that a parent gets the signal before its children. A shell whose child was terminated before it
+    // would print `Terminated`.
+    let mut watched: BTreeMap<i32, Watched> = BTreeMap::new();
+    let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + kill_timeout)];
     for (signal, deadline) in phases {
         let mut signaled = HashSet::new();
         loop {

@@ -9,6 +9,7 @@ use super::*;
 use crate::log::{Log, Stream};
 use crate::stop::StopToken;
 
+mod races;
 mod sets;
 
 const GRACE: Duration = Duration::from_millis(200);

@@ -32,7 +32,8 @@ impl Answer {
 pub(crate) struct FakeEngine {
     pub(crate) client: Docker,
     pub(crate) host: String,
-    calls: Arc<Mutex<Vec<String>>>,
+    /// Calls, each with its query.
+    calls: Arc<Mutex<Vec<(String, String)>>>,
     _serving: AbortOnDropHandle<()>,
     _dir: TempDir,
 }
@@ -43,15 +44,15 @@ impl FakeEngine {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("engine.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let (answer, calls) = (Arc::new(answer), Arc::<Mutex<Vec<String>>>::default());
+        let (answer, calls) = (Arc::new(answer), Arc::<Mutex<Vec<_>>>::default());
         let recorded = Arc::clone(&calls);
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (answer, recorded) = (Arc::clone(&answer), Arc::clone(&recorded));
                 tokio::spawn(async move {
                     let mut stream = stream;
-                    let call = read_call(&mut stream).await;
-                    recorded.lock().push(call.clone());
+                    let (call, query) = read_call(&mut stream).await;
+                    recorded.lock().push((call.clone(), query));
                     match answer(&call) {
                         Some(answer) => write(&mut stream, &call, &answer).await,
                         None => std::future::pending().await,
@@ -65,17 +66,22 @@ impl FakeEngine {
     }
 
     pub(crate) fn calls(&self) -> Vec<String> {
-        self.calls.lock().clone()
+        self.calls.lock().iter().map(|(call, _)| call.clone()).collect()
     }
 
     /// Returns the number of calls that begin with this text.
     pub(crate) fn count(&self, call: &str) -> usize {
-        self.calls.lock().iter().filter(|recorded| recorded.starts_with(call)).count()
+        self.calls.lock().iter().filter(|(recorded, _)| recorded.starts_with(call)).count()
+    }
+
+    /// Returns the query of the last such call.
+    pub(crate) fn query(&self, call: &str) -> Option<String> {
+        self.calls.lock().iter().rfind(|(recorded, _)| recorded == call).map(|(_, query)| query.clone())
     }
 }
 
-/// Reads a request with its body. Returns the method and path.
-async fn read_call(stream: &mut UnixStream) -> String {
+/// Reads a request with its body. Returns the method and path, and the query.
+async fn read_call(stream: &mut UnixStream) -> (String, String) {
     let (mut request, mut buffer) = (Vec::new(), vec![0; 64 * 1024]);
     loop {
         let read = stream.read(&mut buffer).await.unwrap_or(0);
@@ -96,9 +102,10 @@ async fn read_call(stream: &mut UnixStream) -> String {
         }
     }
     let text = String::from_utf8_lossy(&request);
-    let mut words = text.split([' ', '?']);
-    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-    format!("{method} {path}")
+    let mut words = text.split(' ');
+    let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    (format!("{method} {path}"), query.to_owned())
 }
 
 async fn write(stream: &mut UnixStream, call: &str, answer: &Answer) {
