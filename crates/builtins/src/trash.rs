@@ -1,8 +1,8 @@
 //! Moves leftovers of earlier jobs out of the way, and removes them in the background.
 //!
-//! Leftovers are moved to `<path>.trash` on the same file system, where a thread of low priority removes them. It also
-//! removes those of a killed agent in the same directory. [`Trash::resume`] and [`Trash::remove_leftovers`] remove all
-//! others.
+//! Leftovers are moved to `<path>.trash` on the same file system, where a thread of low priority removes them, together
+//! with what a killed agent left in this directory. [`Trash::resume`] and [`Trash::remove_leftovers`] remove what killed
+//! agents left elsewhere.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -76,7 +76,7 @@ impl Trash {
 
     /// Removes the leftovers of a killed agent from `<base>.trash`. Errors are only logged.
     ///
-    /// A directory with other content is kept, because it may be the workspace of a project with this name.
+    /// A directory with other content is kept, because it may be the workspace of a project whose name ends in `.trash`.
     pub(crate) fn resume(&self, base: &Path) {
         let trash_dir = trash_dir(base);
         let resumed = match has_only_leftovers(&trash_dir) {

@@ -185,7 +185,8 @@ pub enum Event {
     },
     /// The runner requests no more jobs. No idle capacity is kept, whatever the policies are.
     Drain,
-    /// All instances are deleted on shutdown, whatever [`crate::config::Config::delete_on_shutdown`] is.
+    /// All instances are deleted on shutdown, whatever [`crate::config::Config::delete_on_shutdown`] is. Instances that
+    /// appear from now on without a request of this scaler are left alone.
     DeleteAllOnStop,
     /// The scaler shuts down: it creates no more instances and assigns no more slots.
     Stop,

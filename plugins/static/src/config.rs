@@ -1,7 +1,7 @@
 //! Configuration of the plugin, and the machines.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -124,12 +124,22 @@ impl Config {
         Ok(())
     }
 
-    /// Includes the machines in `machines_file`.
-    pub(crate) fn all_machines(&self) -> Result<Vec<Machine>, String> {
-        let mut machines = self.machines.clone();
-        if !self.machines_file.as_os_str().is_empty() {
-            machines.extend(read_machines(&self.machines_file)?);
+    /// Returns the text of `machines_file`. Empty if no file is configured.
+    pub(crate) async fn read_machines_file(&self) -> Result<String, String> {
+        let path = &self.machines_file;
+        if path.as_os_str().is_empty() {
+            return Ok(String::new());
         }
+        let text = tokio::fs::read_to_string(path).await;
+        text.map_err(|error| format!("machines_file: failed to read {}: {error}", path.display()))
+    }
+
+    /// Returns the configured machines and those in `text`, the content of `machines_file`.
+    pub(crate) fn all_machines(&self, text: &str) -> Result<Vec<Machine>, String> {
+        let mut machines = self.machines.clone();
+        let file: MachinesFile = toml::from_str(text)
+            .map_err(|error| format!("machines_file: failed to parse {}: {error}", self.machines_file.display()))?;
+        machines.extend(file.machines);
         let mut names = HashSet::new();
         for machine in &machines {
             machine.check()?;
@@ -196,14 +206,6 @@ struct MachinesFile {
     machines: Vec<Machine>,
 }
 
-fn read_machines(path: &Path) -> Result<Vec<Machine>, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("machines_file: failed to read {}: {error}", path.display()))?;
-    let file: MachinesFile =
-        toml::from_str(&text).map_err(|error| format!("machines_file: failed to parse {}: {error}", path.display()))?;
-    Ok(file.machines)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -217,10 +219,10 @@ mod tests {
         assert!(config("{}").check().unwrap_err().contains("no machines are configured: add"));
         assert!(config(r#"{"name":"a/b"}"#).check().unwrap_err().contains("is not a valid pool name"));
         let duplicate = config(r#"{"machines":[{"name":"a","address":"1"},{"name":"a","address":"2"}]}"#);
-        assert!(duplicate.all_machines().unwrap_err().contains("duplicate machine name \"a\""));
-        assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines().unwrap_err().contains("missing address"));
+        assert!(duplicate.all_machines("").unwrap_err().contains("duplicate machine name \"a\""));
+        assert!(config(r#"{"machines":[{"name":"a"}]}"#).all_machines("").unwrap_err().contains("missing address"));
         let invalid_key = config(r#"{"machines":[{"name":"a","address":"1","host_key":"ssh-ed25519 AAAA"}]}"#);
-        assert!(invalid_key.all_machines().unwrap_err().contains("must be a fingerprint"));
+        assert!(invalid_key.all_machines("").unwrap_err().contains("must be a fingerprint"));
         let lock = config(r#"{"machines":[{"name":"a","address":"1"}],"state_file":"/state/pool.json.lock"}"#);
         assert!(lock.check().unwrap_err().contains("use a name that does not end in `.lock`"));
         let error = serde_json::from_str::<Config>(r#"{"machines":[{"name":"a","adress":"1"}]}"#).unwrap_err();
@@ -229,13 +231,9 @@ mod tests {
 
     #[test]
     fn machines_in_the_file_are_added() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("machines.toml");
-        std::fs::write(&path, "[[machines]]\nname = \"b\"\naddress = \"10.0.0.2\"\n").unwrap();
-        let mut config = config(r#"{"machines":[{"name":"a","address":"1"}]}"#);
-        config.machines_file = path.clone();
-        assert_eq!(config.all_machines().unwrap().len(), 2);
-        std::fs::write(&path, "[[machine]]\n").unwrap();
-        assert!(config.all_machines().unwrap_err().contains("unknown field `machine`"));
+        let config = config(r#"{"machines":[{"name":"a","address":"1"}]}"#);
+        let text = "[[machines]]\nname = \"b\"\naddress = \"10.0.0.2\"\n";
+        assert_eq!(config.all_machines(text).unwrap().len(), 2);
+        assert!(config.all_machines("[[machine]]\n").unwrap_err().contains("unknown field `machine`"));
     }
 }

@@ -32,7 +32,7 @@ struct Inner {
     store: Arc<Store>,
     /// Limits the number of checks and cleanups that run at once.
     task_permits: Semaphore,
-    /// Modification time of `machines_file` when it was last read.
+    /// Modification time of `machines_file` when it was last read. `None` if it could not be read.
     machines_modified: Mutex<Option<SystemTime>>,
 }
 
@@ -111,19 +111,26 @@ impl Inner {
         if modified == *last_modified {
             return;
         }
-        *last_modified = modified;
-        let inner = Arc::clone(self);
-        match tokio::task::spawn_blocking(move || inner.config.all_machines()).await {
-            Ok(Ok(machines)) => {
+        let text = match self.config.read_machines_file().await {
+            Ok(text) => text,
+            Err(error) => {
+                *last_modified = None;
+                tracing::error!(error, "failed to read the list of machines, retrying; using the previous list");
+                return;
+            }
+        };
+        match self.config.all_machines(&text) {
+            Ok(machines) => {
                 tracing::info!(machines = machines.len(), "list of machines reloaded");
                 let mut pool = self.pool().await;
                 pool.set_machines(machines);
+                *last_modified = modified;
                 self.spawn_tasks(pool.start_due_tasks()).detach_all();
             }
-            Ok(Err(error)) => {
-                tracing::error!(error, "invalid list of machines; using the previous list")
+            Err(error) => {
+                *last_modified = modified;
+                tracing::error!(error, "invalid list of machines; using the previous list");
             }
-            Err(error) => tracing::error!(%error, "failed to read the list of machines"),
         }
     }
 }
@@ -137,7 +144,7 @@ impl Provider for Static {
     async fn init(config: Config, settings: Settings) -> Result<(Self, Init), Error> {
         config.check()?;
         let modified = std::fs::metadata(&config.machines_file).and_then(|meta| meta.modified()).ok();
-        let machines = config.all_machines()?;
+        let machines = config.all_machines(&config.read_machines_file().await?)?;
         let machine_count = u32::try_from(machines.len()).unwrap_or(u32::MAX);
         let max_size = if config.max_size == 0 { machine_count.max(1) } else { config.max_size };
         let (store, next_lease, leases) = Store::open(config.state_path()?).await?;

@@ -34,13 +34,21 @@ async fn finish_job(harness: &Harness) {
 
 /// Kills the manager while a job runs, and starts it with a changed configuration. The job must not be affected.
 async fn restart_with_change(from: &str, to: &str) {
+    restart_with(async |harness| {
+        harness.replace_in_config(from, to);
+        harness.start_manager();
+    })
+    .await;
+}
+
+/// Kills the manager while a job runs. `start` starts it again. The job must not be affected.
+async fn restart_with(start: impl AsyncFnOnce(&mut Harness)) {
     let autoscaler = "max_instances = 2\n    instance_ready_command = \"echo ready >> $HOME/ready\"\n    \
                       delete_instances_on_shutdown = true";
     let mut harness = Harness::with_instances(1, autoscaler, "").await;
     let machines = start_waiting_job(&harness).await;
     harness.kill_manager();
-    harness.replace_in_config(from, to);
-    harness.start_manager();
+    start(&mut harness).await;
     wait_until("the new manager follows the job", &harness, || {
         harness.log().matches("connected to the agent").count() >= 2
     })
@@ -62,6 +70,21 @@ async fn renamed_runner_keeps_its_job_and_instance() {
 async fn runner_with_new_token_keeps_its_job_and_instance() {
     // The runner has no `id`, and its token has changed, so the manager recognizes the runner by its URL and name.
     restart_with_change("token = \"", "token = \"glrt-new-").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn job_of_runner_with_new_token_waits_until_its_ledger_can_be_opened() {
+    restart_with(async |harness| {
+        let (ledgers, hidden) = (harness.path("state/instances"), harness.path("state/hidden"));
+        std::fs::rename(&ledgers, &hidden).unwrap();
+        std::fs::write(&ledgers, "").unwrap();
+        harness.replace_in_config("token = \"", "token = \"glrt-new-");
+        harness.start_manager();
+        wait_until("the failure is reported", harness, || harness.log().contains("failed to open the ledger")).await;
+        std::fs::remove_file(&ledgers).unwrap();
+        std::fs::rename(hidden, ledgers).unwrap();
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -225,6 +225,21 @@ async fn restarted_manager_keeps_vm_of_its_job_and_deletes_orphaned_vms() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn vm_of_job_canceled_before_the_plugin_starts_is_deleted() {
+    let (nest, mut harness) = start_with_waiting_job().await;
+    harness.kill_manager();
+    harness.replace_in_config("    plugin = \"", "    plugin = \"/missing");
+    harness.start_manager();
+    wait_until("the missing plugin is reported", || harness.log().contains("failed to start the scaler")).await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    let job = harness.coordinator.wait_for(JOB, |job| job.reports().count() == 1).await;
+    assert_eq!(failure_reason(&job), Some("job_canceled"), "{}", job.text());
+    harness.replace_in_config("    plugin = \"/missing", "    plugin = \"");
+    harness.signal("HUP");
+    wait_until_no_vm(&harness, &nest).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn job_fails_with_reason_when_its_vm_is_lost() {
     let (nest, harness) = start_with_waiting_job().await;
     let machine = nest.daemon.machines().into_keys().next().unwrap();

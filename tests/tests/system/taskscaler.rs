@@ -267,3 +267,21 @@ async fn plugin_without_scaling_code_follows_the_policies() {
     wait_for_instances(&scaler, 0).await;
     assert_eq!(scaler.shutdown(TIMEOUT).await.unwrap(), []);
 }
+
+/// Regression test: the call was repeated indefinitely.
+#[tokio::test(flavor = "multi_thread")]
+async fn call_that_ends_the_plugin_is_repeated_a_few_times() {
+    let directory = tempfile::tempdir().unwrap();
+    let calls = directory.path().join("calls");
+    let command = format!("echo call >> {}; kill -9 $PPID", calls.display());
+    let mut spec = PluginSpec::new(workspace_executable("fleeting-plugin-local"));
+    spec.config = json!({ "isolation": "none", "prepare_command": ["sh", "-c", command] });
+    spec.timeouts.restart_first = Duration::from_millis(1);
+    let group = PluginGroup::new(Group::start(spec).await.unwrap());
+    let prepared = tokio::time::timeout(TIMEOUT, group.prepare_job(&InstanceId::new("i-1"), "job")).await;
+    let error = prepared.expect("the call must fail").unwrap_err();
+    assert!(error.contains("connection lost during Prepare"), "{error}");
+    let count = std::fs::read_to_string(calls).unwrap().lines().count();
+    assert!((2..=5).contains(&count), "{count} calls");
+    group.stop().await;
+}

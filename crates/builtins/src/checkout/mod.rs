@@ -114,7 +114,7 @@ async fn run_hook(
 async fn resume_removal(context: &Context, stop: &StopToken) -> Result<(), Failure> {
     let (extraction, shared) = (context.extraction(), Arc::clone(&context.shared));
     blocking(context, "looking for old project directories", stop, move || {
-        // A symbolic link in the path must not lead to another directory. The checkout reports it.
+        // A symbolic link in the path could lead to another directory. The checkout itself reports such a path.
         if extraction.create_parent().is_ok() {
             shared.trash.resume(&extraction.root);
         }

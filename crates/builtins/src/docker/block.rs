@@ -21,7 +21,7 @@ use super::{create, exec};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the names of the containers that block addresses, one for each container of the job.
+/// Returns the names of the helper containers that block addresses: one for each container of the job.
 pub(super) fn helper_names(job: &DockerContainer) -> impl Iterator<Item = String> {
     let targets = [&job.build.name].into_iter().chain(&job.services);
     targets.filter(|_| !job.blocked_addresses.is_empty()).map(|target| helper_name(target))
@@ -116,7 +116,7 @@ async fn run(engine: &Docker, job: &DockerContainer, container: &str, target: &C
     let blocked = start_and_wait(engine, &id).await;
     let options = RemoveContainerOptions { force: true, ..RemoveContainerOptions::default() };
     if let Err(error) = engine.remove_container(&id, Some(options)).await {
-        tracing::warn!(%error, container = helper.name, "failed to remove a container, removing it with the job's containers");
+        tracing::warn!(%error, container = helper.name, "failed to remove a helper container; the job's cleanup removes it");
     }
     blocked
 }

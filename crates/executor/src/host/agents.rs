@@ -38,6 +38,8 @@ pub(super) struct Agents {
     known: Mutex<BTreeMap<u32, Arc<HostEnvironment>>>,
     /// Number of the agent for new jobs. `None` until it has been chosen. The lock is held while it is chosen.
     current: tokio::sync::Mutex<Option<u32>>,
+    /// Task that chooses the agent for new jobs when the first job of an earlier manager process is restored.
+    choosing: Mutex<Option<JoinHandle<()>>>,
     /// Task that ends the outdated agents.
     retiring: Mutex<Option<JoinHandle<()>>>,
 }
@@ -58,8 +60,8 @@ impl Agents {
     /// [`ExecutorError::File`] or [`ExecutorError::User`] if there is no usable path for the socket, or if other users
     /// can write to its directory.
     pub(super) fn new(options: HostOptions, user: Uid) -> Result<Self, ExecutorError> {
-        let (known, current, retiring) = Default::default();
-        let agents = Self { options, user, known, current, retiring };
+        let (known, current, choosing, retiring) = Default::default();
+        let agents = Self { options, user, known, current, choosing, retiring };
         agent::check_socket_directory(&*agents.by_number(0)?)?;
         Ok(agents)
     }
@@ -89,6 +91,19 @@ impl Agents {
             None => *current.insert(self.choose().await?),
         };
         Ok((name(number), self.by_number(number)?))
+    }
+
+    /// Finds the outdated agents in the background, so that they end after their last jobs even if no new job comes.
+    pub(super) fn retire_outdated(self: &Arc<Self>) {
+        let agents = Arc::clone(self);
+        self.choosing.lock().get_or_insert_with(|| {
+            tokio::spawn(async move {
+                if let Err(error) = agents.current().await {
+                    // The next job repeats this, and reports the error.
+                    tracing::debug!(%error, "failed to choose the agent for new jobs");
+                }
+            })
+        });
     }
 
     fn by_number(&self, number: u32) -> Result<Arc<HostEnvironment>, ExecutorError> {
@@ -221,6 +236,24 @@ fn terminate(agent: &HostAgent) {
 mod tests {
     use super::*;
     use crate::host::tests::{executor, serve_other_version};
+    use crate::{Executor as _, LeaseRecord, Slot, SlotKey};
+
+    #[tokio::test]
+    async fn outdated_agent_of_a_restored_job_is_retired_without_a_new_job() {
+        let home = tempfile::tempdir().unwrap();
+        let executor = executor(home.path(), "/nonexistent");
+        let environment = executor.agents.first().unwrap();
+        agent::record_this_process(&environment.record);
+        let server = serve_other_version(&environment.socket, 1);
+        let key = SlotKey { runner: "short".to_owned(), project_id: 3 };
+        // The lease is held, so that this test does not end its own process.
+        let lease = executor.restore(&LeaseRecord::local(HOST, Slot { id: 0, project_slot: 0, key })).await.unwrap();
+        let choosing = executor.agents.choosing.lock().take().expect("outdated agents must be searched");
+        choosing.await.unwrap();
+        assert!(executor.agents.retiring.lock().is_some());
+        lease.release();
+        server.shutdown_background();
+    }
 
     #[tokio::test]
     async fn outdated_agent_that_does_not_answer_is_checked_again() {

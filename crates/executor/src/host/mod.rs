@@ -78,7 +78,7 @@ pub struct HostOptions {
 /// Executor for the manager's host, with a fixed number of slots.
 #[derive(Debug)]
 pub struct HostExecutor {
-    agents: Agents,
+    agents: Arc<Agents>,
     slots: Slots,
     capacity: watch::Sender<Capacity>,
 }
@@ -107,7 +107,7 @@ impl HostExecutor {
         let slots = Slots::new(options.slots);
         let capacity = watch::Sender::new(Capacity::of(options.slots));
         let user = owner.map_or_else(geteuid, |owner| owner.user);
-        Ok(Self { agents: Agents::new(options, user)?, slots, capacity })
+        Ok(Self { agents: Arc::new(Agents::new(options, user)?), slots, capacity })
     }
 
     fn lease(name: String, environment: Arc<HostEnvironment>, held_slot: HeldSlot) -> Lease {
@@ -129,6 +129,7 @@ impl Executor for HostExecutor {
     }
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
+        self.agents.retire_outdated();
         let environment = self.agents.by_name(&record.environment);
         let held_slot = environment.as_ref().and_then(|_| self.slots.reacquire(&record.slot));
         let lease = environment
@@ -138,6 +139,7 @@ impl Executor for HostExecutor {
     }
 
     fn environment_without_lease(&self, record: &LeaseRecord) -> Option<Arc<dyn ExecutionEnvironment>> {
+        self.agents.retire_outdated();
         self.agents.by_name(&record.environment).map(|environment| environment as Arc<dyn ExecutionEnvironment>)
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt as _, stream};
 use muster_fleeting::extension::{Notice, Offer};
-use muster_fleeting::model::InstanceId;
+use muster_fleeting::model::{Features, InstanceId};
 use muster_job::error_chain;
 use muster_taskscaler::driver::Scaler;
 use muster_taskscaler::types::GroupId;
@@ -24,24 +24,32 @@ const MICROS_PER_UNIT: f64 = 1_000_000.0;
 
 /// Forwards all reports of the plugin to the scaler. Cancel-safe.
 ///
-/// Returns when the plugin is dropped, or if it supports neither offers nor notices.
+/// Returns when the plugin is dropped.
 pub(super) async fn follow(plugin: Weak<PluginGroup>, scaler: Scaler, group: GroupId, runner: &str) {
+    let features = || Some(plugin.upgrade()?.group().features());
+    let report = |report| match report {
+        Report::Interruption { instance, reason } => scaler.retire_instance(group, instance, reason),
+        Report::Price(price) => scaler.set_price(group, price),
+        Report::Stock(available) => scaler.set_stock(group, available),
+    };
+    repeat(features, |features| follow_once(&plugin, features.notices, group, runner, report), runner).await;
+}
+
+/// Calls `follow` whenever the plugin supports offers or notices, until `features` returns `None`.
+async fn repeat<F: Future<Output = Result<(), String>>>(
+    features: impl Fn() -> Option<Features>,
+    follow: impl Fn(Features) -> F,
+    runner: &str,
+) {
     let mut wait = RECONNECT_BACKOFF.0;
-    loop {
-        let features = match plugin.upgrade() {
-            Some(plugin) => plugin.group().features(),
-            None => return,
-        };
+    while let Some(features) = features() {
         if !features.offers && !features.notices {
-            return;
+            // The plugin may have failed to return its features, or a later version of it may support them.
+            tokio::time::sleep(RECONNECT_BACKOFF.1).await;
+            continue;
         }
         let began = tokio::time::Instant::now();
-        let report = |report| match report {
-            Report::Interruption { instance, reason } => scaler.retire_instance(group, instance, reason),
-            Report::Price(price) => scaler.set_price(group, price),
-            Report::Stock(available) => scaler.set_stock(group, available),
-        };
-        if let Err(error) = follow_once(&plugin, features.notices, group, runner, report).await {
+        if let Err(error) = follow(features).await {
             tracing::debug!(runner, error, "failed to receive offers or notices of the plugin, retrying");
         }
         if began.elapsed() > RECONNECT_BACKOFF.1 {
@@ -231,6 +239,19 @@ mod tests {
         assert_eq!(offer_table.current(), (Some(0.3), false));
         offer_table.set_offers(offers());
         assert_eq!(offer_table.current(), (Some(0.2), true), "polling must correct a missed notice");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn plugin_is_followed_when_it_is_restarted_with_notices() {
+        let none = Features::default();
+        let queried = std::cell::RefCell::new(vec![Features { notices: true, ..none }, none, none]);
+        let followed = std::cell::Cell::new(0);
+        let follow = |features: Features| {
+            followed.set(followed.get() + usize::from(features.notices));
+            std::future::ready(Ok(()))
+        };
+        repeat(|| queried.borrow_mut().pop(), follow, "short").await;
+        assert_eq!(followed.get(), 1);
     }
 
     #[tokio::test(start_paused = true)]

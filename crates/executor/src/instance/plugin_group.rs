@@ -10,8 +10,10 @@ use muster_job::error_chain;
 use muster_taskscaler::driver::{InstanceCallError, InstanceGroupPort, PluginAvailability};
 use tokio::sync::watch;
 
-/// Minimum delay before a call that failed because the plugin was down is repeated.
+/// Minimum delay before a call that failed because the plugin was down is repeated. Doubled after each lost connection.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// Maximum number of attempts at a call during which the connection is lost: the call itself may make the plugin crash.
+const MAX_ATTEMPTS: u32 = 5;
 
 /// Instance group of one plugin.
 #[derive(Debug)]
@@ -47,22 +49,32 @@ impl PluginGroup {
         &self.group
     }
 
-    /// Returns the answer to a call about one instance, or `None` if the call must be repeated.
+    /// Returns the answer to a call about one instance.
     ///
-    /// If the plugin is or goes down, waits until it is up again: this failure proves nothing about the instance.
-    async fn answer_or_retry<T>(&self, answer: Result<T, CallError>) -> Option<Result<T, String>> {
-        match answer {
-            Err(error @ (CallError::Down { .. } | CallError::Disconnected { .. })) => {
-                tracing::debug!(plugin = self.group.name(), %error, "call to the plugin interrupted, repeating it when the plugin is up");
-            }
-            answer => return Some(answer.map_err(|error| error_chain(&error))),
-        }
-        // The connection can break before the exit of the process is noticed.
-        tokio::time::sleep(RETRY_DELAY).await;
-        let mut status = self.status.clone();
-        match status.wait_for(|status| matches!(status, PluginAvailability::Up { .. })).await {
-            Ok(_) => None,
-            Err(_) => Some(Err("the plugin was stopped".to_owned())),
+    /// If the plugin is or goes down, waits until it is up again and repeats the call, because this failure proves
+    /// nothing about the instance. Ends after [`MAX_ATTEMPTS`] lost connections.
+    async fn call<T, F>(&self, call: impl Fn() -> F + Send) -> Result<T, String>
+    where
+        T: Send,
+        F: Future<Output = Result<T, CallError>> + Send,
+    {
+        let mut disconnected = 0;
+        loop {
+            let error = match call().await {
+                // This call was not sent.
+                Err(error @ CallError::Down { .. }) => error,
+                Err(error @ CallError::Disconnected { .. }) if disconnected + 1 < MAX_ATTEMPTS => {
+                    disconnected += 1;
+                    error
+                }
+                answer => return answer.map_err(|error| error_chain(&error)),
+            };
+            tracing::debug!(plugin = self.group.name(), %error, "call to the plugin interrupted, repeating it when the plugin is up");
+            // The connection can break before the exit of the process is noticed.
+            tokio::time::sleep(RETRY_DELAY * 2_u32.pow(disconnected)).await;
+            let mut status = self.status.clone();
+            let up = status.wait_for(|status| matches!(status, PluginAvailability::Up { .. })).await;
+            up.map_err(|_| "the plugin was stopped")?;
         }
     }
 }
@@ -122,11 +134,7 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn host_keys(&self, id: &InstanceId) -> Result<Vec<String>, String> {
-        loop {
-            if let Some(answer) = self.answer_or_retry(self.group.host_keys(id).await).await {
-                return answer;
-            }
-        }
+        self.call(|| self.group.host_keys(id)).await
     }
 
     fn has_hooks(&self) -> bool {
@@ -134,19 +142,11 @@ impl InstanceGroupPort for PluginGroup {
     }
 
     async fn prepare_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        loop {
-            if let Some(answer) = self.answer_or_retry(self.group.prepare(id, job).await).await {
-                return answer;
-            }
-        }
+        self.call(|| self.group.prepare(id, job)).await
     }
 
     async fn finish_job(&self, id: &InstanceId, job: &str) -> Result<(), String> {
-        loop {
-            if let Some(answer) = self.answer_or_retry(self.group.cleanup(id, job).await).await {
-                return answer;
-            }
-        }
+        self.call(|| self.group.cleanup(id, job)).await
     }
 
     async fn stop(self: Arc<Self>) {

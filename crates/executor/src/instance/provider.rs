@@ -41,6 +41,9 @@ use super::{files, work};
 use crate::deploy::{Agents, DeployError, Dialed, Executable, RemoteMachine};
 use crate::{Capacity, Elastic, EnvironmentRequest, Executor, ExecutorError, Lease, LeaseRecord, SlotKey, Slots};
 
+/// Longer than any manager runs.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Options of an executor for the instances of one runner.
 #[derive(Debug, Clone)]
 pub struct InstanceOptions {
@@ -99,14 +102,14 @@ pub(super) enum Intake {
     /// Jobs are requested.
     #[default]
     Open,
-    /// No more jobs are requested, because the manager is shutting down.
+    /// No more jobs are requested, because the manager is shutting down or the runner was removed.
     Closed,
 }
 
 impl InstanceExecutor {
-    /// Starts the plugins and the scaler in the background. Failures are logged and retried.
+    /// Starts the plugins and the scaler in the background, after `ledger_opened`. Failures are logged and retried.
     #[must_use]
-    pub fn start(options: InstanceOptions) -> Arc<Self> {
+    pub fn start(options: InstanceOptions, ledger_opened: impl Future<Output = ()> + Send + 'static) -> Arc<Self> {
         let shared = Arc::new(ExecutorContext {
             settings: Mutex::new(Arc::clone(&options.settings)),
             newest_settings: Mutex::new(Arc::clone(&options.settings)),
@@ -133,7 +136,11 @@ impl InstanceExecutor {
             meters: Mutex::default(),
             pending_claims: Mutex::default(),
         });
-        let work = tokio::spawn(work::run(Arc::clone(&shared)));
+        let work = work::run(Arc::clone(&shared));
+        let work = tokio::spawn(async {
+            ledger_opened.await;
+            work.await;
+        });
         Arc::new(Self { shared, work: Mutex::new(Some(work)) })
     }
 
@@ -178,21 +185,27 @@ impl InstanceExecutor {
     /// # Errors
     /// [`LedgerError`] if the ledger cannot be read. The remaining instances are then unknown.
     pub async fn stop(&self, timeout: Duration) -> Result<Remaining, LedgerError> {
-        let remaining = self.shut_down(timeout, false).await;
+        let remaining = self.shut_down(timeout, settings::shutdown_timeout(&self.shared.settings())).await;
         self.shared.ledger_lock.lock().take();
         remaining
     }
 
     /// Stops the executor of a runner that no longer needs instances. Returns what remains.
     ///
-    /// Deletes all instances, and after the last one the ledger. If there are instances but the scaler does not run yet,
-    /// waits for up to `timeout` until it runs. The deletion then gets `timeout` again, because a scaler that starts
-    /// late must still delete the instances.
+    /// Deletes all instances, and then the ledger. After `must_end` has returned a timeout, stops within about that time,
+    /// even if instances remain.
     ///
     /// # Errors
     /// [`LedgerError`] if the ledger cannot be read. The ledger is then kept.
-    pub async fn remove_all_and_stop(&self, timeout: Duration) -> Result<Remaining, LedgerError> {
-        let remaining = self.shut_down(timeout, true).await;
+    pub async fn remove_all_and_stop(
+        &self,
+        must_end: impl Future<Output = Duration>,
+    ) -> Result<Remaining, LedgerError> {
+        let timeout = tokio::select! {
+            () = self.delete_all() => Duration::ZERO,
+            timeout = must_end => timeout,
+        };
+        let remaining = self.shut_down(timeout, timeout).await;
         // An executor without the lock has not read the ledger, so it must not delete it.
         let ledger_lock = self.shared.ledger_lock.lock().take();
         if ledger_lock.is_some()
@@ -204,13 +217,24 @@ impl InstanceExecutor {
         remaining
     }
 
-    async fn shut_down(&self, timeout: Duration, delete_all: bool) -> Result<Remaining, LedgerError> {
-        let in_ledger = || FileLedger::rows(&self.shared.options.ledger).map(|rows| Remaining::in_ledger(&rows));
+    /// Deletes all instances. Waits for the plugins and the provider without a timeout. Cancel-safe.
+    async fn delete_all(&self) {
+        self.drain();
         // Waits for the scaler, because only a running scaler can delete the instances in the ledger. Does not wait if
         // the ledger is damaged, because then no scaler starts.
-        if delete_all && self.scaler().is_none() && in_ledger().is_ok_and(|remaining| !remaining.is_empty()) {
-            let _ = tokio::time::timeout(timeout, self.shared.scaler()).await;
+        let has_instances = self.remaining().is_ok_and(|remaining| !remaining.is_empty());
+        let scaler = if has_instances { Some(self.shared.scaler().await) } else { self.scaler() };
+        if let Some(scaler) = scaler {
+            scaler.delete_all_on_shutdown();
+            scaler.shutdown(UNLIMITED).await;
         }
+    }
+
+    fn remaining(&self) -> Result<Remaining, LedgerError> {
+        FileLedger::rows(&self.shared.options.ledger).map(|rows| Remaining::in_ledger(&rows))
+    }
+
+    async fn shut_down(&self, timeout: Duration, scaler_timeout: Duration) -> Result<Remaining, LedgerError> {
         let work = self.work.lock().take();
         if let Some(work) = work {
             work.abort();
@@ -222,16 +246,12 @@ impl InstanceExecutor {
         // Creating a virtual machine may take longer than `timeout`, so half of the time is kept for the deletion of
         // instances.
         self.shared.isolation.wait_idle(timeout / 2).await;
-        let timeout = timeout.saturating_sub(began.elapsed());
-        let Some(scaler) = self.shared.scaler.send_replace(None) else { return in_ledger() };
-        if delete_all {
-            scaler.delete_all_on_shutdown();
+        let timeout = timeout.saturating_sub(began.elapsed()).min(scaler_timeout);
+        if let Some(scaler) = self.shared.scaler.send_replace(None) {
+            let _ = scaler.shutdown(timeout).await;
         }
-        let timeout =
-            if delete_all { timeout } else { timeout.min(settings::shutdown_timeout(&self.shared.settings())) };
         // The ledger also has the requests whose instances have not appeared.
-        let _ = scaler.shutdown(timeout).await;
-        in_ledger()
+        self.remaining()
     }
 }
 
@@ -247,9 +267,10 @@ impl Executor for InstanceExecutor {
 
     async fn restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         // Marks the lease as claimed even if the caller stops waiting.
-        let task_key = record.task_key().unwrap_or_default();
-        let _guard = ClaimGuard { shared: &self.shared, task_key };
-        self.claim_and_restore(record, task_key).await
+        let mut guard = ClaimGuard { shared: &self.shared, record, is_restored: false };
+        let restored = self.claim_and_restore(record).await;
+        guard.is_restored = restored.is_ok();
+        restored
     }
 
     fn elastic(&self) -> Option<&dyn Elastic> {
@@ -283,7 +304,7 @@ impl Elastic for InstanceExecutor {
 }
 
 impl InstanceExecutor {
-    async fn claim_and_restore(&self, record: &LeaseRecord, task_key: &str) -> Result<Lease, ExecutorError> {
+    async fn claim_and_restore(&self, record: &LeaseRecord) -> Result<Lease, ExecutorError> {
         let active_job = ActiveJobGuard::new(&self.shared);
         let lost = |message: &str| ExecutorError::Lost {
             environment: format!("instance {}", record.environment),
@@ -291,8 +312,10 @@ impl InstanceExecutor {
         };
         // Waits for the plugin without a timeout, because the job continues to run on the instance.
         let scaler = self.shared.scaler().await;
-        let lease = scaler.claim(TaskKey::new(task_key)).await;
+        let lease = scaler.claim(TaskKey::new(record.task_key().unwrap_or_default())).await;
         let lease = lease.ok_or_else(|| lost("it no longer existed when the manager was restarted"))?;
+        let held_slot =
+            self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken_error(record.slot.id))?;
         let nested = match (record.vm(), &self.shared.settings().isolation) {
             (None, _) => None,
             (Some(machine), Some(settings)) => {
@@ -303,8 +326,6 @@ impl InstanceExecutor {
                 return Err(lost(&format!("the job ran in virtual machine {id}, but vm_isolation is no longer set")));
             }
         };
-        let held_slot =
-            self.shared.slots.reacquire(&record.slot).ok_or_else(|| self.slot_taken_error(record.slot.id))?;
         let held = HeldLease::new(lease, Arc::clone(&self.shared), held_slot);
         Ok(into_lease(if let Some(nested) = nested { held.with_vm(nested) } else { held }, active_job))
     }
@@ -315,14 +336,21 @@ impl InstanceExecutor {
 }
 
 /// When dropped, marks a lease of an earlier manager process as claimed.
+///
+/// If the lease was not restored, its virtual machine no longer belongs to a job.
 struct ClaimGuard<'a> {
     shared: &'a ExecutorContext,
-    task_key: &'a str,
+    record: &'a LeaseRecord,
+    is_restored: bool,
 }
 
 impl Drop for ClaimGuard<'_> {
     fn drop(&mut self) {
-        self.shared.mark_claimed(self.task_key);
+        // First, so that the machine is deleted as an orphan when its instance is prepared.
+        if !self.is_restored {
+            self.shared.isolation.untrack_lease(self.record);
+        }
+        self.shared.mark_claimed(self.record.task_key().unwrap_or_default());
     }
 }
 

@@ -18,7 +18,7 @@ use super::settings;
 /// Interval between attempts to reserve slots, in case the scaler's notification is missed.
 const RESERVATION_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 const PRUNE_INTERVAL: Duration = Duration::from_secs(10);
-const INTAKE_CLOSED: &str = "the manager accepts no more jobs";
+const INTAKE_CLOSED: &str = "the runner accepts no more jobs";
 
 pub(super) async fn run(shared: Arc<ExecutorContext>) {
     let ledger_lock = Arc::clone(&shared.options.ledger_lock).lock_owned().await;

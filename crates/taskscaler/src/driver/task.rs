@@ -122,11 +122,14 @@ impl ScalerTask {
                 break;
             }
             let now = self.now();
+            // While the ledger cannot be written, the capacity is not checked, and the time of the check would stay in the
+            // past.
+            let next_check_at = self.capacity.next_check_at().filter(|_| self.ledger.write_error().is_none());
             let wake = self
                 .engine
                 .next_wake(now)
                 .into_iter()
-                .chain(self.capacity.next_check_at())
+                .chain(next_check_at)
                 .min()
                 .map_or(Duration::from_secs(3600), |at| at.since(now.at));
             let until = self.shutdown.as_ref().map(|shutdown| shutdown.until);

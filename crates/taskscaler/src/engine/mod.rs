@@ -46,7 +46,7 @@ mod unmanaged;
 
 use std::time::Duration;
 
-use crate::config::Config;
+use crate::config::{Config, UnmanagedPolicy};
 use crate::decision::{Decision, DecisionKind, ScaleUpBlock};
 use crate::event::{Action, Event};
 use crate::formula;
@@ -181,6 +181,8 @@ impl Engine {
             Event::Drain => self.plan.drain(),
             Event::DeleteAllOnStop => {
                 self.config.delete_on_shutdown = true;
+                // The group may have another scaler by now, whose new instances are unknown to this one.
+                self.config.unmanaged = UnmanagedPolicy::Ignore;
                 self.deletes_cordoned = true;
             }
             Event::Stop => self.stop(now),

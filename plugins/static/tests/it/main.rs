@@ -336,6 +336,34 @@ async fn machines_file_is_reloaded_when_it_changes() {
     group.stop().await;
 }
 
+/// Regression test: a list that could not be read was ignored until its modification time changed.
+#[tokio::test]
+async fn machines_file_that_could_not_be_read_is_read_again() {
+    let directory = TempDir::new().unwrap();
+    let machine = Machine::start().await;
+    let path = directory.path().join("machines.toml");
+    std::fs::write(&path, "").unwrap();
+    let mut config = config(directory.path(), &[]);
+    config["machines_file"] = json!(path);
+    config["health"] = json!("none");
+    let group = start(&config).await.unwrap();
+    let set_modified = || {
+        let modified = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        std::fs::File::open(&path).unwrap().set_modified(modified).unwrap();
+    };
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    set_modified();
+    group.update().await.unwrap();
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::write(&path, format!("[[machines]]\nname = \"new\"\naddress = \"{}\"\n", machine.address)).unwrap();
+    set_modified();
+    group.update().await.unwrap();
+    lease_when_available(&group).await;
+    assert_eq!(states(&group).await, [("new/1".to_owned(), InstanceState::Running)]);
+    group.stop().await;
+}
+
 #[tokio::test]
 async fn machine_with_wrong_host_key_is_not_leased() {
     let directory = TempDir::new().unwrap();

@@ -73,6 +73,13 @@ impl Isolation {
         }
     }
 
+    /// Records that no job owns the machine of a lease, because the lease was not restored.
+    pub(super) fn untrack_lease(&self, record: &LeaseRecord) {
+        if let Some(machine) = record.vm() {
+            self.owned_before.lock().remove(&(record.environment.clone(), machine.id.clone()));
+        }
+    }
+
     pub(super) fn mark_all_tracked(&self) {
         self.announced.send_replace(true);
     }
@@ -238,7 +245,41 @@ impl Drop for VmOperationGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Locality, NestedVm, Slot, SlotKey};
+    use crate::deploy::Executable;
+    use crate::instance::{InstanceExecutor, InstanceOptions};
+    use crate::{Elastic as _, Executor as _, Locality, NestedVm, Slot, SlotKey};
+
+    fn lease_with_vm(group: &str, instance: &str, id: &str) -> LeaseRecord {
+        let key = SlotKey { runner: String::new(), project_id: 1 };
+        let mut record = LeaseRecord::remote(group, instance, Slot { id: 0, project_slot: 0, key }, "key");
+        if let Locality::Remote { vm, .. } = &mut record.locality {
+            *vm = Some(NestedVm { id: id.to_owned(), address: String::new() });
+        }
+        record
+    }
+
+    #[tokio::test]
+    async fn machine_of_a_lease_whose_restore_is_abandoned_belongs_to_no_job() {
+        let executor = InstanceExecutor::start(
+            InstanceOptions {
+                name: "short".to_owned(),
+                settings: Arc::default(),
+                find_plugin: |_| Err("no plugin".to_owned()),
+                requests: 1,
+                ledger: "/nonexistent".into(),
+                ledger_lock: Arc::default(),
+                executable: Arc::new(Executable::new("/nonexistent/muster")),
+            },
+            std::future::pending(),
+        );
+        let (record, id) = (lease_with_vm("a", "i-1", "vm-1"), InstanceId::new("i-1"));
+        executor.announce_lease(&record);
+        let is_owned = || executor.shared.isolation.is_owned(("a/i-1", &id), "vm-1");
+        assert!(is_owned());
+        // The plugin does not start, so the manager stops waiting.
+        let restored = tokio::time::timeout(Duration::ZERO, executor.restore(&record)).await;
+        assert!(restored.is_err() && !is_owned());
+    }
 
     #[test]
     fn machines_of_instances_with_equal_ids_in_two_groups_are_distinguished() {
@@ -250,12 +291,7 @@ mod tests {
         isolation.untrack(("b/i-1", &id), "vm-1");
         assert!(is_owned("a", "vm-1") && !is_owned("b", "vm-1"));
 
-        let key = SlotKey { runner: String::new(), project_id: 1 };
-        let mut record = LeaseRecord::remote("b", "i-1", Slot { id: 0, project_slot: 0, key }, "key");
-        if let Locality::Remote { vm, .. } = &mut record.locality {
-            *vm = Some(NestedVm { id: "vm-2".to_owned(), address: String::new() });
-        }
-        isolation.track_lease(&record);
+        isolation.track_lease(&lease_with_vm("b", "i-1", "vm-2"));
         assert!(is_owned("a", "vm-2") && is_owned("renamed", "vm-2"));
         isolation.untrack(("renamed/i-1", &id), "vm-2");
         assert!(!is_owned("a", "vm-2") && !is_owned("renamed", "vm-2"));

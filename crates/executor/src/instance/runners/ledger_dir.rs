@@ -77,23 +77,22 @@ pub(super) struct LedgerDir<'a> {
 impl LedgerDir<'_> {
     /// Returns the ledger of a runner, and writes its owner file.
     ///
-    /// Does not adopt ledgers of the runners in `known`, which are configured or still have jobs or instances.
+    /// Does not adopt ledgers of the runners in `known`, which are configured or still have jobs or instances. If the
+    /// ledger exists, it is used even if its owner file cannot be written.
     ///
     /// # Errors
-    /// [`LedgerDirError`] if a file cannot be read or written.
+    /// [`LedgerDirError`] if the runner has no ledger yet and a file cannot be read or written.
     pub(super) fn open_for(
         &self,
         runner: &RunnerSettings,
         known: &BTreeSet<RunnerKey>,
     ) -> Result<RunnerLedger, LedgerDirError> {
-        let directory = self.directory;
-        muster_files::private_directory(directory).map_err(file_error("create directory", directory))?;
         let ledger = self.ledger(&runner.key);
         let mut owner_before = read_owner(&ledger);
-        if !ledger.exists()
-            && let Some(earlier) = self.adopt_after_token_change(runner, known, &ledger)?
-        {
-            owner_before = Some(earlier);
+        if !ledger.exists() {
+            let directory = self.directory;
+            muster_files::private_directory(directory).map_err(file_error("create directory", directory))?;
+            owner_before = self.adopt_after_token_change(runner, known, &ledger)?.or(owner_before);
         }
         let prefix = runner.autoscaler.as_ref().filter(|settings| settings.has_token_prefix).and_then(|settings| {
             let first = owner_before.as_ref().and_then(|owner| owner.prefix.clone());
@@ -107,11 +106,22 @@ impl LedgerDir<'_> {
             id: runner.id,
             prefix: prefix.clone(),
         };
-        if owner_before.as_ref() != Some(&owner) {
-            let path = owner_path(&ledger);
-            write_owner(&path, &owner).map_err(file_error("write", &path))?;
+        let path = owner_path(&ledger);
+        if owner_before.as_ref() != Some(&owner)
+            && let Err(error) = write_owner(&path, &owner)
+        {
+            if !ledger.exists() {
+                return Err(file_error("write", &path)(error));
+            }
+            let path = path.display();
+            tracing::warn!(%path, %error, "failed to write the owner of a ledger; the next start of the manager writes it");
         }
         Ok(RunnerLedger { path: ledger, prefix })
+    }
+
+    /// Returns where the ledger of `runner` will be if opening it has failed so far.
+    pub(super) fn unopened(&self, runner: &RunnerSettings) -> RunnerLedger {
+        RunnerLedger { path: self.ledger(&runner.key), prefix: None }
     }
 
     /// Finds the ledger that `runner` used with its previous token, and renames it to `to`. Returns the previous owner.
@@ -317,6 +327,23 @@ mod tests {
             assert_eq!(ledgers.open_for(&new, &runners).unwrap(), ledger, "a later start must use the same ledger");
             assert_eq!(ledgers.orphans(runners.iter(), 9).unwrap(), []);
         }
+    }
+
+    #[test]
+    fn existing_ledger_is_used_even_if_its_owner_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let ledgers = LedgerDir { directory: dir.path() };
+        let (runner, renamed) = (runner("one-1", 7, "a"), runner("one-1", 7, "b"));
+        let ledger = ledgers.open_for(&runner, &keys(&[&runner])).unwrap();
+        let obstacle = ledger.path.with_extension("owner.new");
+        std::fs::create_dir(&obstacle).unwrap();
+        let error = ledgers.open_for(&renamed, &keys(&[&renamed])).unwrap_err().to_string();
+        assert!(error.starts_with("failed to write"), "a new ledger needs an owner: {error}");
+        write_ledger(&ledger.path, "i-1");
+        assert_eq!(ledgers.open_for(&renamed, &keys(&[&renamed])).unwrap(), ledger);
+        std::fs::remove_dir(obstacle).unwrap();
+        ledgers.open_for(&renamed, &keys(&[&renamed])).unwrap();
+        assert_eq!(ledgers.fleets(9).unwrap().remove(0).report.runner, "b");
     }
 
     #[test]

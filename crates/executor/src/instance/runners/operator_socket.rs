@@ -6,7 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -25,40 +25,69 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(20);
 /// In bytes.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024;
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Initial and maximum delay before the socket is opened again.
+const OPEN_BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 const MAX_TEXT_CHARS: usize = 300;
 
 /// Dropping this closes the socket and deletes its file.
 pub(super) struct OperatorSocket {
     serving: JoinHandle<()>,
-    path: PathBuf,
+    /// Path of the socket. Empty until the socket is open.
+    path: Arc<OnceLock<PathBuf>>,
 }
 
 impl Drop for OperatorSocket {
     fn drop(&mut self) {
         self.serving.abort();
-        // If the manager is killed, its successor deletes the file.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(path) = self.path.get() {
+            // If the manager is killed, its successor deletes the file.
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
 impl OperatorSocket {
-    /// Opens the socket, and serves requests until the socket is dropped.
-    ///
-    /// # Errors
-    /// An I/O error, also if another manager listens on the socket.
-    pub(super) fn open(ledgers: &Path, fleets: Arc<FleetList>) -> io::Result<Self> {
-        let path = crate::host::operator_socket_path(ledgers).map_err(io::Error::other)?;
-        if std::os::unix::net::UnixStream::connect(&path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager listens on the socket"));
-        }
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::from_std(muster_files::listen(&path)?)?;
-        let serving = tokio::spawn(serve(listener, fleets));
-        Ok(Self { serving, path })
+    /// Opens the socket, and serves requests until this value is dropped. Retries if the socket cannot be opened.
+    pub(super) fn start(ledgers: &Path, fleets: Arc<FleetList>) -> Self {
+        let (ledgers, path) = (ledgers.to_owned(), Arc::<OnceLock<PathBuf>>::default());
+        let mut opened = open(&ledgers, &path);
+        let opened_path = Arc::clone(&path);
+        let serving = tokio::spawn(async move {
+            let (mut wait, cap) = OPEN_BACKOFF;
+            let listener = loop {
+                match opened {
+                    Ok(listener) => break listener,
+                    Err(error) => tracing::warn!(
+                        %error, ledgers = %ledgers.display(), wait_ms = wait.as_millis(),
+                        "failed to open the operator socket, retrying; `muster fleet cordon`, `uncordon`, `drain` and `delete` cannot reach this manager meanwhile"
+                    ),
+                }
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(cap);
+                opened = open(&ledgers, &opened_path);
+            };
+            serve(listener, fleets).await;
+        });
+        Self { serving, path }
     }
+}
+
+/// Opens the socket, and stores its path.
+///
+/// # Errors
+/// An I/O error, also if another manager listens on the socket.
+fn open(ledgers: &Path, opened_path: &OnceLock<PathBuf>) -> io::Result<UnixListener> {
+    let path = crate::host::operator_socket_path(ledgers).map_err(io::Error::other)?;
+    if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another manager listens on the socket"));
+    }
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::from_std(muster_files::listen(&path)?)?;
+    let _ = opened_path.set(path);
+    Ok(listener)
 }
 
 async fn serve(listener: UnixListener, fleets: Arc<FleetList>) {
@@ -224,10 +253,10 @@ mod tests {
         let path = dir.path().join("operator.sock");
         // A killed manager left its socket.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let socket = OperatorSocket::open(dir.path(), Arc::default()).unwrap();
+        let socket = OperatorSocket::start(dir.path(), Arc::default());
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let second = OperatorSocket::open(dir.path(), Arc::default()).err().unwrap().to_string();
+        let second = open(dir.path(), &OnceLock::new()).unwrap_err().to_string();
         assert_eq!(second, "another manager listens on the socket");
         let mut line = serde_json::to_vec(&request()).unwrap();
         line.push(b'\n');
@@ -239,6 +268,21 @@ mod tests {
         assert!(answer.message.starts_with("no runner `ours` has an instance or a group `i-1` in a group `linux`;"));
         let answer = send_request(&path, b"{\"action\":\"explode\"}\n").await;
         assert!(!answer.ok && answer.message.starts_with("invalid request"), "{answer:?}");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn socket_that_could_not_be_opened_is_opened_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("operator.sock");
+        std::fs::create_dir(&path).unwrap();
+        let socket = OperatorSocket::start(dir.path(), Arc::default());
+        tokio::time::sleep(10 * OPEN_BACKOFF.1).await;
+        assert!(path.is_dir());
+        std::fs::remove_dir(&path).unwrap();
+        tokio::time::sleep(2 * OPEN_BACKOFF.1).await;
+        assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
         drop(socket);
         assert!(!path.exists());
     }

@@ -39,11 +39,15 @@ impl LedgerStore for Disk {
 }
 
 async fn scaler(cloud: &Arc<Cloud>, disk: &Disk) -> Scaler {
+    scaler_with_clock(cloud, disk, || 0).await
+}
+
+async fn scaler_with_clock(cloud: &Arc<Cloud>, disk: &Disk, wall_clock: fn() -> i64) -> Scaler {
     let mut config = Config::new(GroupConfig::new("main", 10));
     config.heartbeat_interval = Some(Duration::from_secs(4));
     let plugins: Vec<Arc<dyn InstanceGroupPort>> = vec![Arc::<Cloud>::clone(cloud)];
     let store = Box::new(disk.clone());
-    Scaler::start(config, plugins, Arc::new(ReadyWhenReachable), store, &Buckets::default(), || 0).await.unwrap()
+    Scaler::start(config, plugins, Arc::new(ReadyWhenReachable), store, &Buckets::default(), wall_clock).await.unwrap()
 }
 
 async fn lease(scaler: &Scaler, key: &str) -> Result<LeaseHandle, AcquireError> {
@@ -102,4 +106,30 @@ async fn full_disk_pauses_only_actions_that_must_be_stored() {
 #[tokio::test(start_paused = true)]
 async fn hanging_disk_pauses_only_actions_that_must_be_stored() {
     check_scaler_with_disk_state(DiskState::Hanging, "a write of the scaler ledger has been in progress for").await;
+}
+
+/// Regression test: after the back-off of a refused reservation, the scaler ran every millisecond.
+#[tokio::test(start_paused = true)]
+async fn full_disk_does_not_keep_the_scaler_busy() {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    let (cloud, disk) =
+        (Cloud::new(), Disk { state: watch::Sender::new(DiskState::Working), rows: MemoryLedger::default() });
+    cloud.panicking_calls.store(u32::MAX, Ordering::Relaxed);
+    fn count_run() -> i64 {
+        RUNS.fetch_add(1, Ordering::Relaxed);
+        0
+    }
+    let scaler = scaler_with_clock(&cloud, &disk, count_run).await;
+    lease(&scaler, "waiting").await.unwrap_err();
+    let acquire = scaler.admit(TaskKey::new("job")).acquire(SlotRequest::default(), Duration::from_secs(3600));
+    let _waiting = tokio::spawn(acquire);
+    let refusal = scaler.reserve(TaskKey::new("next")).await.unwrap_err().unwrap();
+    assert!(refusal.retry_after().is_some(), "{refusal}");
+    disk.state.send_replace(DiskState::Full);
+    sleep_seconds(600).await;
+    assert!(!scaler.status().await.unwrap().scale_up_blocked.is_empty());
+    RUNS.store(0, Ordering::Relaxed);
+    sleep_seconds(60).await;
+    let runs = RUNS.load(Ordering::Relaxed);
+    assert!(runs < 1000, "{runs} runs in a minute");
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use super::fixture::{Fixture, G, config, fixture_with_adopted, id, idle_target, key};
+use crate::config::UnmanagedPolicy;
 use crate::engine::Engine;
 use crate::event::{Action, Event};
 use crate::ledger::{Row, RowKey};
@@ -99,6 +100,21 @@ fn cordon_survives_restart_and_shutdown() {
     fixture.handle(Event::DeleteAllOnStop);
     fixture.handle(Event::Stop);
     assert_eq!(names(&fixture), [""; 0]);
+}
+
+#[test]
+fn scaler_of_removed_runner_leaves_new_instances_alone() {
+    for policy in [UnmanagedPolicy::Adopt, UnmanagedPolicy::Delete] {
+        let mut config = config(3, 1);
+        config.unmanaged = policy;
+        let mut fixture = Fixture::new(config);
+        fixture.handle(Event::DeleteAllOnStop);
+        fixture.clouds[0].insert(id("of-another-scaler"), InstanceState::Running);
+        fixture.seconds(60);
+        fixture.handle(Event::Stop);
+        fixture.seconds(60);
+        assert_eq!(fixture.clouds[0].keys().collect::<Vec<_>>(), [&id("of-another-scaler")]);
+    }
 }
 
 #[test]
