@@ -16,7 +16,7 @@ use muster_executor::registry::Registry;
 use muster_job::without_user_info;
 use muster_runner_api::client::{Client, ClientError};
 use muster_telemetry::{ProcessState, Telemetry};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +24,7 @@ use tracing::Instrument;
 use url::Url;
 
 use crate::admission::{Admission, Limits, Notice, PollTimings};
-use crate::job::{self, JobError, ReachabilityTracker, RunnerContext, UnreportedJobs};
+use crate::job::{self, JobError, ReachabilityTracker, RunnerContext, UnclosedJobs, UnreportedJobs};
 use crate::observe::Observer;
 use crate::requests::{CompletedPoll, PollResult, Requests};
 use crate::running::ConcurrencyLimits;
@@ -77,6 +77,8 @@ pub struct Manager {
     jobs_by_task: HashMap<Id, (JobRunId, RunnerKey)>,
     unreported: UnreportedJobs,
     reachability: ReachabilityTracker,
+    unclosed: UnclosedJobs,
+    unclosed_count: watch::Receiver<usize>,
     /// Jobs whose slot was released before they were reported.
     released_slots: mpsc::UnboundedReceiver<JobRunId>,
     /// Jobs without a slot, which no longer count for admission.
@@ -102,10 +104,13 @@ impl Manager {
         let store = Arc::new(store);
         let observer = Observer::new(telemetry);
         let (unreported, released_slots) = UnreportedJobs::new(settings.max_unreported_jobs);
+        let unclosed = UnclosedJobs::default();
         Self {
             settings,
             unreported,
             reachability: ReachabilityTracker::default(),
+            unclosed_count: unclosed.subscribe(),
+            unclosed,
             released_slots,
             without_slot: HashSet::new(),
             requests: Requests::new(Arc::clone(&store), Arc::clone(&observer)),
@@ -187,6 +192,7 @@ impl Manager {
                 }
                 Some(ended) = self.jobs.join_next_with_id(), if !self.jobs.is_empty() => self.on_job_ended(ended)?,
                 Some(run) = self.released_slots.recv() => self.on_slot_released(run),
+                Ok(()) = self.unclosed_count.changed() => self.run_tracker.record_idle(),
                 () = self.executors.changed(), if self.run_state == RunState::Working => {}
                 () = until(idle_until), if idle_until.is_some() => {
                     tracing::info!("This runner has not received a job within its wait timeout, so now exiting");
@@ -210,7 +216,12 @@ impl Manager {
     }
 
     fn must_wait_for_jobs(&self) -> bool {
-        self.run_state != RunState::Leaving && !self.jobs.is_empty()
+        self.run_state != RunState::Leaving && self.has_unended_jobs()
+    }
+
+    /// Returns whether a job is not only waiting to be closed at its agent.
+    fn has_unended_jobs(&self) -> bool {
+        self.jobs.len() > *self.unclosed_count.borrow()
     }
 
     /// Restores the jobs of an earlier process.
@@ -337,7 +348,7 @@ impl Manager {
 
     /// Returns when the manager ends for lack of jobs. `None` means never, or that jobs are in progress.
     fn idle_until(&self) -> Option<Instant> {
-        self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && self.jobs.is_empty())
+        self.run_tracker.idle_until().filter(|_| self.run_state == RunState::Working && !self.has_unended_jobs())
     }
 
     /// Starts the actor of the job that a request brought, if any. Fails if the job could not be stored.
@@ -369,7 +380,7 @@ impl Manager {
             }
             PollResult::Store(error) => return Err(error.into()),
             PollResult::Failed(error) => Some(error),
-            PollResult::Empty { .. } | PollResult::Duplicate | PollResult::Canceled => None,
+            PollResult::Empty { .. } | PollResult::Duplicate | PollResult::Superseding | PollResult::Canceled => None,
         };
         self.executors.remove_unused(|runner| self.admission.has_jobs(runner));
         if let Some(notice) = notice {
@@ -403,6 +414,7 @@ impl Manager {
             cancel: self.cancel.clone(),
             unreported: self.unreported.clone(),
             reachability: self.reachability.clone(),
+            unclosed: self.unclosed.clone(),
         })
     }
 

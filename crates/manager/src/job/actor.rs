@@ -82,6 +82,9 @@ impl JobActor {
     pub(super) async fn run(&mut self, recovered: bool) -> Result<(), JobError> {
         if recovered {
             tracing::info!(state = self.row.state().name(), "resuming job after restart");
+            if !matches!(self.row.state(), JobState::Received { .. }) {
+                self.progress.reach(AgentProgress::Sent);
+            }
             if matches!(self.row.state(), JobState::Running { .. } | JobState::AwaitingReport { .. }) {
                 self.watch.restored_running();
             }

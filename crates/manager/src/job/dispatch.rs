@@ -291,15 +291,18 @@ impl JobActor {
         };
         let mut run = std::pin::pin!(run);
         let answer = tokio::select! {
-            answer = &mut run => answer,
+            answer = &mut run => Ok(answer),
             message = environment.lost() => return Ok(DispatchOutcome::Lost { message }),
             // Waits a moment for the answer, because an agent that has the job can end it properly.
             interruption = watch_for_interruption(&mut self.uploader, &self.runner.cancel, deadline) => {
-                tokio::time::timeout(RUN_ANSWER_TIMEOUT, run).await.map_err(|_| interruption)?
+                tokio::time::timeout(RUN_ANSWER_TIMEOUT, run).await.map_err(|_| interruption)
             }
         };
-        let was_sent = sent.load(Ordering::Relaxed);
-        Ok(match answer {
+        if sent.load(Ordering::Relaxed) {
+            self.progress.reach(AgentProgress::Sent);
+        }
+        let was_sent = self.progress.may_be_at_agent();
+        Ok(match answer? {
             Some(Ok(RunOutcome::Accepted { awaits_approval })) => {
                 self.progress.reach(AgentProgress::Dispatched);
                 DispatchOutcome::Accepted { needs_approval: awaits_approval }

@@ -9,19 +9,24 @@
 //!
 //! After the first step, no answer of the agent is needed, so a restarted manager can continue.
 
+use std::time::Duration;
+
 use muster_agent_api::client;
 use muster_agent_api::result::{JobResult, Outcome};
+use muster_executor::ExecutionEnvironment;
 use muster_job::FailureReason;
 use muster_job::mask::Secrets;
+use muster_runner_api::retry::Backoff;
 use muster_runner_api::wire::UpdateRequest;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::actor::{JobActor, Next};
 use super::environment::{JobEnvironment, SuspendRequest};
+use super::follow::WATCHDOG_SLACK;
 use super::interrupt::Interruption;
 use super::progress::AgentProgress;
 use super::uploader::{ReportAttempt, ReportOutcome, UploadOutcome};
-use super::{CLOSE_TIMEOUT, JobError};
+use super::{CLOSE_RETRY, CLOSE_TIMEOUT, JobError};
 use crate::failure::{self, final_trace_line};
 use crate::lower::suspension;
 use crate::state::{JobState, ManagerOutcome};
@@ -245,17 +250,8 @@ impl JobActor {
         };
         let environment = self.environment.current().or_else(of_record).filter(|_| self.environment.must_close());
         if let (Some(environment), Some(id)) = (environment, self.row.agent_run_id()) {
-            let closed = client::close(environment.as_ref(), &id, self.runner.agent_reconnect_timeout);
             tokio::select! {
-                closed = tokio::time::timeout(CLOSE_TIMEOUT, closed) => match closed {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => {
-                        tracing::warn!(%error, "failed to close the job at its agent, the agent removes it after its retention");
-                    }
-                    Err(_) => {
-                        tracing::warn!("timed out closing the job at its agent, the agent removes it after its retention");
-                    }
-                },
+                () = self.close(environment.as_ref(), &id) => {}
                 reason = environment.lost() => tracing::debug!(reason, "environment lost, nothing left to close"),
             }
         }
@@ -268,5 +264,37 @@ impl JobActor {
         self.environment.finish();
         self.watch.cleaned();
         Ok(())
+    }
+
+    /// Closes the job at its agent. If the environment outlives the job, retries for the job's timeout.
+    ///
+    /// During the retries, the job may still run, so it keeps its row and its slot: otherwise, another job could get the
+    /// slot, and no later start of the manager would close this job (J4, J5).
+    async fn close(&self, environment: &dyn ExecutionEnvironment, id: &str) {
+        let outlives_job = self.row.state().held_lease().is_some_and(|record| !record.is_remote());
+        let retry_time = match outlives_job && self.progress.may_be_at_agent() {
+            true => crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK,
+            false => Duration::ZERO,
+        };
+        let retry_until = Instant::now() + retry_time;
+        let mut backoff = Backoff::new(CLOSE_RETRY);
+        let mut unclosed = None;
+        loop {
+            let closed = client::close(environment, id, self.runner.agent_reconnect_timeout);
+            let error = match tokio::time::timeout(CLOSE_TIMEOUT, closed).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => format!("the agent did not answer within {} s", CLOSE_TIMEOUT.as_secs()),
+            };
+            if Instant::now() >= retry_until {
+                return tracing::warn!(
+                    error,
+                    "failed to close the job at its agent, the agent removes it after its retention"
+                );
+            }
+            tracing::warn!(error, "failed to close the job at its agent, retrying");
+            unclosed.get_or_insert_with(|| self.runner.unclosed.count_job());
+            sleep(backoff.next_wait(None).unwrap_or(CLOSE_RETRY.cap)).await;
+        }
     }
 }

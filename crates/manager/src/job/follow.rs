@@ -74,6 +74,10 @@ impl JobActor {
                 }
                 Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
                 Err(error @ AgentError::InvalidResult(_)) => return FollowOutcome::AgentRefused(error.to_string()),
+                // The job must not start again.
+                Err(AgentError::Unknown) if self.uploader.is_canceled() => {
+                    return FollowOutcome::Interrupted(Interruption::Canceled);
+                }
                 // An agent that restarted before the user's first command continues only after another `Run` (R3, J2).
                 Err(AgentError::Unknown) => match self.dispatch().await {
                     Ok(DispatchOutcome::Accepted { .. }) => AgentError::Unknown,
@@ -198,6 +202,10 @@ impl JobActor {
             StartApproval::new(needs_approval, connection.wait_for_start_approval(id), connection.approve_start(id));
         let stop = self.runner.cancel.clone();
         let mut canceled = false;
+        // An earlier connection may have broken before the agent was notified.
+        if self.uploader.is_canceled() {
+            cancel_once(&mut canceled, connection, id).await?;
+        }
         // Requested early, so that the result arrives with the end of the log.
         let mut result = pin!(connection.wait(id, MAX_RESULT_BYTES));
         let mut early_result: Option<Result<JobResult, AgentError>> = None;

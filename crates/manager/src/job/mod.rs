@@ -33,6 +33,7 @@ mod progress;
 mod row;
 mod secrets;
 mod start_approval;
+mod unclosed;
 mod uploader;
 
 use std::sync::Arc;
@@ -52,12 +53,15 @@ use crate::store::{Store, StoreError, StoredJob};
 use actor::{JobActor, Retained};
 pub(crate) use early_release::UnreportedJobs;
 pub(crate) use outage::ReachabilityTracker;
+pub(crate) use unclosed::UnclosedJobs;
 
 const STORE_RETRY: Policy = Policy { first: Duration::from_millis(500), cap: Duration::from_secs(30), attempts: None };
 /// Maximum time of each call at the end of a job, such as closing it at its agent, or suspending its environment.
-///
-/// If a job cannot be closed, its agent deletes it after its retention period (R6).
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Pauses between attempts to close a job whose environment outlives it.
+///
+/// If all attempts fail, the agent deletes the job after its retention period (R6).
+const CLOSE_RETRY: Policy = Policy { first: Duration::from_secs(1), cap: Duration::from_secs(30), attempts: None };
 
 pub(crate) struct RunnerContext {
     pub(crate) client: Client,
@@ -77,6 +81,7 @@ pub(crate) struct RunnerContext {
     /// Canceled when the manager ends its jobs.
     pub(crate) cancel: CancellationToken,
     pub(crate) unreported: UnreportedJobs,
+    pub(crate) unclosed: UnclosedJobs,
     pub(crate) reachability: ReachabilityTracker,
 }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
+use crate::store::Insertion;
 
 struct NoCapacity;
 
@@ -50,7 +51,9 @@ async fn ended_job_is_not_counted_if_its_runner_got_a_new_token_during_the_reque
     manager.configure(Settings { runners: Vec::new(), ..settings("one") });
     manager.configure(settings("two"));
     let payload = serde_json::from_value(json!({ "id": 7, "token": "secret" })).unwrap();
-    let job = Box::new(manager.store.insert_job(&runner, 0, payload).unwrap().unwrap());
+    let Insertion::New(job) = manager.store.insert_job(&runner, 0, payload).unwrap() else {
+        panic!("the job must be new")
+    };
     let client = manager.client_for_jobs(&runner).unwrap();
     let answer = PollResult::Job { job, client };
     manager.on_poll_result(CompletedPoll { poll, runner, answer, is_repeatable: false }).unwrap();

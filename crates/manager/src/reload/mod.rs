@@ -4,6 +4,7 @@
 //! time is noticed. Check C034 reports this.
 //!
 //! An invalid or missing file is reported once and changes nothing. gitlab-runner drops all runners if the file is missing.
+//! If the file or a step policy cannot be read, each check reads it again.
 
 mod changes;
 mod stamp;
@@ -64,8 +65,11 @@ pub struct ConfigWatch {
     context: SettingsContext,
     /// `None` if the file was never valid.
     current: Option<Config>,
+    /// Settings in effect.
+    settings: Settings,
     stamp: Option<Stamp>,
-    digest: Option<Digest>,
+    /// Digest of the text that was read last, or the error of reading it.
+    digest: Result<Digest, String>,
     /// Files with step policies, and the stamp that each file had when the configuration was read.
     policies: Vec<(PathBuf, Option<Stamp>)>,
 }
@@ -74,19 +78,20 @@ impl ConfigWatch {
     /// Reads the file for the first time. The result also describes a missing or invalid file.
     #[must_use]
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
-        let mut watch = Self { path, context, current: None, stamp: None, digest: None, policies: Vec::new() };
-        watch.stamp = Stamp::read(&watch.path);
-        watch.digest = stamp::digest(&watch.path);
+        let (stamp, digest) = (Stamp::read(&path), stamp::digest(&muster_config::read_text(&path)));
+        let settings = Settings::default();
+        let mut watch = Self { path, context, current: None, settings, stamp, digest, policies: Vec::new() };
         let loaded = muster_config::load(&watch.path, &watch.facts());
-        watch.current = loaded.config.clone();
-        watch.policies = policy_stamps(watch.current.as_ref());
+        if let Some(config) = loaded.config.clone() {
+            watch.set_config(config);
+        }
         (watch, loaded)
     }
 
     /// Returns the settings in effect, or the default settings if the file was never valid.
     #[must_use]
     pub fn settings(&self) -> Settings {
-        self.current.as_ref().map(|config| muster_config::settings(config, &self.context)).unwrap_or_default()
+        self.settings.clone()
     }
 
     /// Waits until the content of the file changes, or the metadata of one of its step policies. Cancel-safe.
@@ -95,13 +100,10 @@ impl ConfigWatch {
             tokio::time::sleep(POLL_INTERVAL).await;
             let stamp = Stamp::read(&self.path);
             if stamp == self.stamp {
-                let policies = policy_stamps(self.current.as_ref());
-                if stamp.is_some() && self.policies != policies {
-                    // Stored even if the configuration is invalid, so that it is reported once. If a policy is still being
-                    // written, a later check notices the rest.
-                    self.policies = policies;
-                    let digest = stamp::digest(&self.path);
-                    return self.read(digest);
+                if stamp.is_some()
+                    && let Some(reload) = self.check_unchanged_file()
+                {
+                    return reload;
                 }
                 continue;
             }
@@ -109,16 +111,39 @@ impl ConfigWatch {
                 self.stamp = None;
                 return Reload::Missing;
             };
-            let digest = stamp::digest(&self.path);
-            let content_changed = digest != self.digest;
+            let text = muster_config::read_text(&self.path);
+            let content_changed = stamp::digest(&text) != self.digest;
             let old = self.stamp.replace(stamp);
             if content_changed {
                 let time_advanced = old.is_none_or(|old| stamp.is_newer_than(old));
                 // Check C034: the content changed, but the modification time did not advance.
                 let problem = change_without_time(content_changed, time_advanced);
-                return self.read(digest).with_problem(problem);
+                return self.apply(text).with_problem(problem);
             }
         }
+    }
+
+    /// Checks what can change without the file: its step policies, and whether a failed read succeeds now.
+    fn check_unchanged_file(&mut self) -> Option<Reload> {
+        let policies = policy_stamps(self.current.as_ref());
+        let policies_changed = self.policies != policies || self.has_other_policy_problem();
+        // Stored even if the configuration is invalid, so that it is reported once. If a policy is still being written, a
+        // later check notices the rest.
+        self.policies = policies;
+        if !policies_changed && self.digest.is_ok() {
+            return None;
+        }
+        let text = muster_config::read_text(&self.path);
+        (policies_changed || stamp::digest(&text) != self.digest).then(|| self.apply(text))
+    }
+
+    /// If a step policy has a problem, reads it again, and returns whether that changes the problem.
+    fn has_other_policy_problem(&self) -> bool {
+        let problems = |settings: &Settings| -> Vec<Option<String>> {
+            settings.runners.iter().map(|runner| runner.steps.problem.clone()).collect()
+        };
+        let (old, Some(config)) = (problems(&self.settings), &self.current) else { return false };
+        old.iter().any(Option::is_some) && problems(&muster_config::settings(config, &self.context)) != old
     }
 
     /// Reads the file even if it has not changed, for SIGHUP.
@@ -127,8 +152,7 @@ impl ConfigWatch {
         if self.stamp.is_none() {
             return Reload::Missing;
         }
-        let digest = stamp::digest(&self.path);
-        self.read(digest)
+        self.apply(muster_config::read_text(&self.path))
     }
 
     /// `None` means that the file does not exist.
@@ -149,23 +173,29 @@ impl ConfigWatch {
         HostFacts { job_user, find_plugin: self.context.find_plugin, ..HostFacts::of(&self.path) }
     }
 
-    /// Reads the file. The caller must have computed `digest` before this call: if the file changes in between, a later
-    /// check then notices the change.
-    fn read(&mut self, digest: Option<Digest>) -> Reload {
-        let Loaded { config, mut problems } = muster_config::load(&self.path, &self.facts());
-        self.digest = digest;
+    /// Applies the text of the file, or reports why it could not be read.
+    fn apply(&mut self, text: Result<String, Box<Problem>>) -> Reload {
+        self.digest = stamp::digest(&text);
+        let Loaded { config, mut problems } = match text {
+            Ok(text) => muster_config::parse(&text, &self.facts()),
+            Err(problem) => return Reload::Invalid { problems: vec![*problem] },
+        };
         let Some(config) = config else { return Reload::Invalid { problems } };
         let Changes { descriptions, restart } = match &self.current {
             Some(old) => changes::between(old, &config),
             None => Changes::default(),
         };
         problems.extend(restart.into_iter().map(|key| Problem::new("C035", format!("{key} changed; restart needed"))));
+        self.set_config(config);
+        Reload::Applied { settings: Box::new(self.settings.clone()), problems, changes: descriptions }
+    }
+
+    fn set_config(&mut self, config: Config) {
         // The stamps are read before `settings` reads the policies: if a policy changes in between, a later check then
         // notices the change.
         self.policies = policy_stamps(Some(&config));
-        let settings = Box::new(muster_config::settings(&config, &self.context));
+        self.settings = muster_config::settings(&config, &self.context);
         self.current = Some(config);
-        Reload::Applied { settings, problems, changes: descriptions }
     }
 }
 

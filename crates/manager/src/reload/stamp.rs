@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use muster_config::Problem;
 use sha2::Digest as _;
 
 /// SHA-256 of the content.
@@ -39,14 +40,10 @@ impl Stamp {
     }
 }
 
-/// Returns the digest of the content. `None` means that the content cannot be read.
-///
-/// `None` differs from the digest of an earlier content. The caller then reads the file, and so reports the error.
-pub(super) fn digest(path: &Path) -> Option<Digest> {
-    let metadata = std::fs::metadata(path).ok()?;
-    // The reader rejects a file of this size.
-    if !metadata.is_file() || metadata.len() > muster_config::MAX_FILE_BYTES as u64 {
-        return None;
+/// Returns the digest of a file's text, or the message of the error of reading it.
+pub(super) fn digest(text: &Result<String, Box<Problem>>) -> Result<Digest, String> {
+    match text {
+        Ok(text) => Ok(sha2::Sha256::digest(text).into()),
+        Err(problem) => Err(problem.message.clone()),
     }
-    std::fs::read(path).ok().map(|content| sha2::Sha256::digest(content).into())
 }

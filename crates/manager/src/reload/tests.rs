@@ -99,6 +99,40 @@ async fn policy_that_changes_beside_an_invalid_file_is_reported_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unreadable_file_is_reported_once_and_read_again_although_it_does_not_change() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("config.toml");
+    std::fs::write(&path, config(1)).unwrap();
+    let mut watch = watch(&path);
+    std::fs::write(&path, b"\xff").unwrap();
+    assert!(matches!(next(&mut watch).await, Reload::Invalid { .. }));
+    assert_no_change(&mut watch).await;
+    std::fs::write(&path, config(2)).unwrap();
+    // As if the read of this content had failed.
+    watch.stamp = Stamp::read(&path);
+    assert_eq!(applied(&mut watch).await.0.concurrent, 2);
+    assert_no_change(&mut watch).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn invalid_policy_is_reported_once_and_read_again_although_it_does_not_change() {
+    let home = tempfile::tempdir().unwrap();
+    let (path, policy) = (home.path().join("config.toml"), home.path().join("policy.toml"));
+    std::fs::write(&policy, "default = \"allow\"\n").unwrap();
+    std::fs::write(&path, format!("{}[runners.steps]\npolicy = {policy:?}\n", config(1))).unwrap();
+    let mut watch = watch(&path);
+    std::fs::write(&policy, "default = ").unwrap();
+    assert!(applied(&mut watch).await.0.runners[0].steps.problem.is_some());
+    assert_no_change(&mut watch).await;
+    std::fs::write(&policy, "default = \"deny\"\n").unwrap();
+    // As if the read of this content had failed.
+    watch.policies = policy_stamps(watch.current.as_ref());
+    let steps = applied(&mut watch).await.0.runners[0].steps.clone();
+    assert_eq!((steps.problem, steps.policy.unwrap().denied_by_default), (None, Some(1)));
+    assert_no_change(&mut watch).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn missing_file_is_reported_once_and_settings_are_kept() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("config.toml");

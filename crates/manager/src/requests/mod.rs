@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Outcome, PollId};
 use crate::observe::Observer;
-use crate::store::{Store, StoreError, StoreJobError, StoredJob};
+use crate::store::{Insertion, Store, StoreError, StoreJobError, StoredJob};
 
 pub(crate) enum PollResult {
     /// A job, which is already stored.
@@ -41,6 +41,8 @@ pub(crate) enum PollResult {
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
+    /// A later assignment of a job whose earlier assignment still has an actor. The lane's key brings it again.
+    Superseding,
     /// The request was canceled.
     Canceled,
     /// No usable answer.
@@ -55,7 +57,7 @@ impl PollResult {
         match self {
             Self::Job { .. } => Outcome::Job,
             Self::Empty { changed } => Outcome::Empty { changed: *changed },
-            Self::Duplicate => Outcome::Duplicate,
+            Self::Duplicate | Self::Superseding => Outcome::Duplicate,
             Self::Canceled | Self::Store(_) => Outcome::Canceled,
             Self::Failed(ClientError::Forbidden { .. } | ClientError::Setup(_) | ClientError::Request { .. }) => {
                 Outcome::Refused
@@ -128,7 +130,7 @@ impl Lanes {
                 | ClientError::Request { .. }
                 | ClientError::Transient { code: Some(429), .. },
             ) => {}
-            PollResult::Failed(_) | PollResult::Canceled | PollResult::Store(_) => {
+            PollResult::Failed(_) | PollResult::Canceled | PollResult::Store(_) | PollResult::Superseding => {
                 self.unconfirmed.insert(lane);
             }
             PollResult::Job { .. } | PollResult::Empty { .. } | PollResult::Duplicate => {
@@ -408,18 +410,23 @@ impl Request {
     }
 
     async fn store(&self, client: &Client, payload: JobPayload) -> PollResult {
+        let job = payload.id.0;
         let stored = match self.insert_job(payload) {
             Ok(stored) => Ok(stored),
             Err(failed) => self.retry_store(client, failed).await,
         };
         match stored {
-            Ok(Some(job)) => PollResult::Job { job: Box::new(job), client: client.clone() },
-            Ok(None) => PollResult::Duplicate,
+            Ok(Insertion::New(job)) => PollResult::Job { job, client: client.clone() },
+            Ok(Insertion::Duplicate) => PollResult::Duplicate,
+            Ok(Insertion::Superseding) => {
+                tracing::info!(job, "job was assigned again, waiting for the end of the earlier assignment");
+                PollResult::Superseding
+            }
             Err(error) => PollResult::Store(error),
         }
     }
 
-    fn insert_job(&self, payload: JobPayload) -> Result<Option<StoredJob>, Box<StoreJobError>> {
+    fn insert_job(&self, payload: JobPayload) -> Result<Insertion, Box<StoreJobError>> {
         let began = Instant::now();
         let stored = self.store.insert_job(&self.runner, self.lane, payload);
         self.observer.telemetry().metrics.state_written("insert", began.elapsed());

@@ -93,6 +93,10 @@ async fn each_lane_whose_answer_may_be_lost_needs_a_request() {
     assert_eq!(needed(&requests), [1]);
     end(&mut requests, &runner, 0, &PollResult::Failed(overloaded), true);
     assert_eq!(needed(&requests), [1], "a server that rejects requests has assigned no job");
+    end(&mut requests, &runner, 1, &no_job, true);
+    assert_eq!(needed(&requests), [0]);
+    end(&mut requests, &runner, 0, &PollResult::Superseding, true);
+    assert_eq!(needed(&requests), [1], "the same key brings the later assignment again");
 }
 
 #[tokio::test]

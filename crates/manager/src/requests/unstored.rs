@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::Request;
 use crate::failure;
 use crate::state::ManagerOutcome;
-use crate::store::{StoreError, StoreJobError, StoredJob};
+use crate::store::{Insertion, StoreError, StoreJobError};
 
 /// The attempts take a few seconds, in which no other job is requested.
 const STORE_RETRY: Policy =
@@ -27,12 +27,11 @@ const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 impl Request {
     /// Tries again to store the job. Reports it as failed if no attempt succeeds.
     ///
-    /// `None` means that the job was stored before.
     pub(super) async fn retry_store(
         &self,
         client: &Client,
         mut failed: Box<StoreJobError>,
-    ) -> Result<Option<StoredJob>, StoreError> {
+    ) -> Result<Insertion, StoreError> {
         // No more jobs are requested until this is dropped.
         let _unstored_job = self.unstored_jobs.upgrade();
         let mut backoff = Backoff::new(STORE_RETRY);

@@ -134,6 +134,11 @@ impl StateIndex {
         self.jobs.get(run).map(|row| self.job_of(run, row, Some(Arc::clone(runner)))).transpose()
     }
 
+    /// Returns the token of a job's assignment. `None` if the job is not stored.
+    pub(super) fn token(&self, run: &JobRunId) -> Option<Result<String, StoreError>> {
+        self.jobs.get(run).map(|row| Ok(self.job_of(run, row, None)?.payload.token))
+    }
+
     fn job_of(&self, run: &JobRunId, row: &Row, runner: Option<Arc<RunnerSettings>>) -> Result<StoredJob, StoreError> {
         let unreadable = |source| StoreError::Row { job: run.clone(), source };
         let misplaced = || unreadable(io::Error::other("the line has a record of another kind"));

@@ -109,6 +109,18 @@ impl StoredJob {
     }
 }
 
+/// What became of a received job.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Insertion {
+    /// The job is new and stored.
+    New(Box<StoredJob>),
+    /// The same assignment of the job was stored before.
+    Duplicate,
+    /// An earlier assignment of the job is still stored. The key of the lane has not changed, so that it brings the
+    /// later assignment again.
+    Superseding,
+}
+
 /// A job that could not be stored.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
@@ -232,8 +244,6 @@ impl Store {
 
     /// Stores a job of `runner` together with a new key of its lane (R1). After a crash, both are stored or neither.
     ///
-    /// Returns `None` if the job was stored before, so that this answer is a duplicate.
-    ///
     /// # Errors
     /// [`StoreJobError`] with the payload.
     pub fn insert_job(
@@ -241,15 +251,16 @@ impl Store {
         runner: &Arc<RunnerSettings>,
         lane: u32,
         payload: JobPayload,
-    ) -> Result<Option<StoredJob>, Box<StoreJobError>> {
+    ) -> Result<Insertion, Box<StoreJobError>> {
         let run = JobRunId::new(payload.id, &runner.url);
         let received_ms = i64::try_from(unix_now_ms()).unwrap_or(i64::MAX);
         match self.write_received(runner, lane, &run, &payload, received_ms) {
-            Ok(true) => {
+            Ok(None) => {
                 let runner = Some(Arc::clone(runner));
-                Ok(Some(StoredJob { run, runner, payload, state: JobState::received(), received_ms }))
+                let job = StoredJob { run, runner, payload, state: JobState::received(), received_ms };
+                Ok(Insertion::New(Box::new(job)))
             }
-            Ok(false) => Ok(None),
+            Ok(Some(known)) => Ok(known),
             Err(error) => {
                 let known = self.index.lock().contains(&run);
                 Err(Box::new(StoreJobError { error, payload, known }))
@@ -257,7 +268,7 @@ impl Store {
         }
     }
 
-    /// Returns whether the job is new.
+    /// Returns `None` if the job is new, and otherwise what it is.
     fn write_received(
         &self,
         runner: &Arc<RunnerSettings>,
@@ -265,18 +276,20 @@ impl Store {
         run: &JobRunId,
         payload: &JobPayload,
         received_ms: i64,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<Insertion>, StoreError> {
         let digest = self.digest(runner)?;
         let lane = Lane { runner: runner.key.clone(), lane, key: new_key() };
         self.add(|index| {
-            if index.contains(run) {
-                return index.add(&Record::Lane(&lane)).map(|()| false);
+            match index.token(run) {
+                Some(Ok(token)) if token != payload.token => return Ok(Some(Insertion::Superseding)),
+                Some(_) => return index.add(&Record::Lane(&lane)).map(|()| Some(Insertion::Duplicate)),
+                None => {}
             }
             if !index.has_runner(&digest) {
                 index.add(&Record::Runner { digest: &digest, settings: runner })?;
             }
             let (runner, lane) = (Some(digest.as_str()), Some(&lane));
-            index.add(&Record::Job { run, runner, received_ms, lane, payload }).map(|()| true)
+            index.add(&Record::Job { run, runner, received_ms, lane, payload }).map(|()| None)
         })
     }
 

@@ -21,6 +21,14 @@ fn runner(url: &str) -> Arc<RunnerSettings> {
     Arc::new(RunnerSettings::new(url.parse().unwrap(), Secret::new("glrt-token"), 1))
 }
 
+/// Stores a new job that lane 0 received.
+fn insert(store: &Store, runner: &Arc<RunnerSettings>, payload: JobPayload) -> StoredJob {
+    match store.insert_job(runner, 0, payload).unwrap() {
+        Insertion::New(job) => *job,
+        known => panic!("{known:?}"),
+    }
+}
+
 fn run_id(runner: &RunnerSettings, id: i64) -> JobRunId {
     JobRunId::new(JobId(id), &runner.url)
 }
@@ -40,16 +48,30 @@ async fn job_is_stored_once_and_lane_gets_new_key() {
     assert_eq!(store.lane_key(&one.key, 0).unwrap(), key, "the key must not change before a job arrives");
     let of_two = store.lane_key(&two.key, 0).unwrap();
     assert_ne!(of_two, key, "each runner has its own lanes");
-    assert!(store.insert_job(&one, 0, payload(7)).unwrap().is_some());
+    insert(&store, &one, payload(7));
     assert_ne!(store.lane_key(&one.key, 0).unwrap(), key);
     assert_eq!(store.lane_key(&two.key, 0).unwrap(), of_two);
     store.set_state(&run_id(&one, 7), &leased()).unwrap();
-    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), None, "a duplicate is not stored");
+    assert_eq!(store.insert_job(&one, 0, payload(7)).unwrap(), Insertion::Duplicate, "a duplicate is not stored");
     assert_eq!(store.job(&run_id(&one, 7), &one).unwrap().unwrap().state, leased());
-    assert!(
-        store.insert_job(&two, 0, payload(7)).unwrap().is_some(),
-        "another coordinator's job with the same number is stored"
-    );
+    // Another coordinator's job with the same number.
+    insert(&store, &two, payload(7));
+}
+
+#[tokio::test]
+async fn later_assignment_comes_again_until_the_earlier_one_is_deleted() {
+    let home = tempfile::tempdir().unwrap();
+    let store = Store::open(home.path()).await.unwrap();
+    let runner = runner("http://one");
+    insert(&store, &runner, payload(7));
+    let key = store.lane_key(&runner.key, 0).unwrap();
+    let later = JobPayload { token: "another".to_owned(), ..payload(7) };
+    assert_eq!(store.insert_job(&runner, 0, later.clone()).unwrap(), Insertion::Superseding);
+    assert_eq!(store.lane_key(&runner.key, 0).unwrap(), key);
+    assert_eq!(store.job(&run_id(&runner, 7), &runner).unwrap().unwrap().payload, payload(7));
+    store.delete(&run_id(&runner, 7)).unwrap();
+    assert_eq!(insert(&store, &runner, later.clone()).payload, later);
+    assert_ne!(store.lane_key(&runner.key, 0).unwrap(), key);
 }
 
 #[tokio::test]
@@ -60,9 +82,9 @@ async fn stored_jobs_are_restored_with_their_runner() {
     let (old, new) =
         (runner("http://one"), Arc::new(RunnerSettings { limit: Some(3), ..(*runner("http://one")).clone() }));
     let key = store.lane_key(&old.key, 1).unwrap();
-    let first = store.insert_job(&old, 0, payload(7)).unwrap().unwrap();
+    let first = insert(&store, &old, payload(7));
     store.insert_job(&old, 0, payload(8)).unwrap();
-    let last = store.insert_job(&new, 0, payload(9)).unwrap().unwrap();
+    let last = insert(&store, &new, payload(9));
     store.delete(&run_id(&old, 8)).unwrap();
     drop(store);
     let store = Store::open(home.path()).await.unwrap();

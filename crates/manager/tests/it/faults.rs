@@ -102,6 +102,81 @@ async fn lost_agent_fails_job_with_one_message() {
     assert_eq!(last.output.bytesize, Some(job.trace.len() as u64));
 }
 
+async fn with_job_of_lost_agent() -> (Harness, RunningManager) {
+    let harness = Harness::with_short_hold().await;
+    harness.push(&json!({}));
+    let manager = harness.manager_with_reconnect_timeout(Duration::from_secs(1)).await;
+    wait_started(&harness).await;
+    harness.agent.kill();
+    harness.coordinator.wait_for_end(JOB).await;
+    (harness, manager)
+}
+
+#[tokio::test]
+async fn reported_job_keeps_its_slot_until_its_agent_is_reached_again() {
+    let (harness, manager) = with_job_of_lost_agent().await;
+    let mut free_slots = manager.free_slots.clone();
+    let all = *free_slots.borrow() + 1;
+    // The clock advances to the next timer.
+    tokio::time::pause();
+    let released = free_slots.wait_for(|free| *free == all);
+    let is_held = tokio::time::timeout(Duration::from_secs(120), released).await.is_err();
+    assert!(is_held, "the job may still run, so no other job may get its slot");
+    harness.agent.restart();
+    // Ends the pause before the next attempt.
+    tokio::time::advance(Duration::from_secs(30)).await;
+    tokio::time::resume();
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    free_slots.wait_for(|free| *free == all).await.unwrap();
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    harness.assert_no_jobs_stored().await;
+}
+
+#[tokio::test]
+async fn shutdown_leaves_job_of_unreachable_agent_to_next_start() {
+    let (harness, manager) = with_job_of_lost_agent().await;
+    manager.drain().await;
+    manager.ended().await.unwrap();
+    assert_eq!(harness.store().await.jobs().len(), 1, "the next start must close the job");
+    harness.agent.restart();
+    let next = harness.manager().await;
+    harness.agent.wait_for(|spool| spool.closed == [RUN]).await;
+    next.drain().await;
+    next.ended().await.unwrap();
+    harness.assert_no_jobs_stored().await;
+}
+
+/// The job was canceled while no manager was running. The next keep-alive is due after 30 s.
+async fn with_silent_canceled_job() -> Harness {
+    let harness = Harness::start().await;
+    harness.push(&json!({ "muster": { "trace_interval_ms": 60_000 } }));
+    let manager = harness.manager().await;
+    harness.wait_for_state("\"state\":\"running\"").await;
+    manager.kill().await;
+    harness.coordinator.set_status(JOB, JobStatus::Canceling);
+    harness
+}
+
+#[tokio::test]
+async fn silent_job_that_was_canceled_during_a_restart_is_canceled_at_once() {
+    let harness = with_silent_canceled_job().await;
+    let _manager = harness.manager().await;
+    harness.agent.wait_for(|spool| spool.jobs[RUN].canceled).await;
+    harness.agent.finish(RUN, canceled());
+    assert_eq!(harness.coordinator.wait_for_end(JOB).await.status, JobStatus::Canceled);
+}
+
+#[tokio::test]
+async fn canceled_job_that_its_agent_lost_is_not_started_again() {
+    let harness = with_silent_canceled_job().await;
+    harness.agent.change(|spool| spool.jobs.clear());
+    let _manager = harness.manager().await;
+    let job = harness.coordinator.wait_for_end(JOB).await;
+    assert_eq!(job.updates.last().unwrap().failure_reason.as_deref(), Some("job_canceled"));
+    assert_eq!(harness.agent.spool().started, [RUN]);
+}
+
 #[tokio::test]
 async fn canceled_job_ends_and_its_log_arrives() {
     let (harness, _manager) = with_started_job().await;

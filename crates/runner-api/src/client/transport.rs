@@ -32,6 +32,9 @@ pub enum ConnectionAge {
     NoReuse,
 }
 
+/// Minimum time between two attempts to read certificate files that did not change.
+const RELOAD_RETRY_DELAY: Duration = Duration::from_secs(5);
+
 /// Metadata of a file, of which at least one value changes with its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
@@ -61,11 +64,20 @@ struct Current {
     grpc: Option<reqwest::Client>,
     created: Instant,
     stamps: Stamps,
+    /// Last failed attempt to replace the clients.
+    failure: Option<ReloadFailure>,
+}
+
+/// `stamps` are those of the files at the time of the failure.
+#[derive(Debug, Clone, Copy)]
+struct ReloadFailure {
+    stamps: Stamps,
+    at: Instant,
 }
 
 impl Current {
     fn new(http: reqwest::Client, stamps: Stamps) -> Self {
-        Self { http, http_without_redirects: None, grpc: None, created: Instant::now(), stamps }
+        Self { http, http_without_redirects: None, grpc: None, created: Instant::now(), stamps, failure: None }
     }
 }
 
@@ -88,17 +100,22 @@ impl Transport {
         Ok(Self { base, tls, age, current: Mutex::new(current) })
     }
 
-    /// Creates a transport despite invalid certificate files, which are read again when they change.
+    /// Creates a transport despite invalid certificate files, which are read again later.
     ///
     /// # Errors
     /// [`ClientError::Setup`] if no client can be created without the files.
     pub(super) fn with_deferred_tls(base: Url, tls: TlsFiles, age: ConnectionAge) -> Result<Self, ClientError> {
         let stamps = stamps(&tls);
-        let http = build(&base, &tls, age, Protocol::Http).or_else(|error| {
-            tracing::error!(%error, "failed to read the runner's certificates; they are read again when they change");
-            build(&base, &TlsFiles::default(), age, Protocol::Http)
-        })?;
-        Ok(Self { base, tls, age, current: Mutex::new(Current::new(http, stamps)) })
+        let current = match build(&base, &tls, age, Protocol::Http) {
+            Ok(http) => Current::new(http, stamps),
+            Err(error) => {
+                tracing::error!(%error, "failed to read the runner's certificates, retrying later");
+                let http = build(&base, &TlsFiles::default(), age, Protocol::Http)?;
+                let failure = Some(ReloadFailure { stamps, at: Instant::now() });
+                Current { failure, ..Current::new(http, stamps) }
+            }
+        };
+        Ok(Self { base, tls, age, current: Mutex::new(current) })
     }
 
     pub(super) fn http(&self) -> reqwest::Client {
@@ -138,13 +155,21 @@ impl Transport {
     fn refresh(&self, current: &mut Current) {
         let stamps = stamps(&self.tls);
         let expired = matches!(self.age, ConnectionAge::UpTo(age) if current.created.elapsed() >= age);
-        if expired || stamps != current.stamps {
-            current.stamps = stamps;
-            current.created = Instant::now();
-            match build(&self.base, &self.tls, self.age, Protocol::Http) {
-                Ok(http) => *current = Current::new(http, stamps),
-                Err(error) => {
-                    tracing::warn!(%error, "failed to reload the runner's certificates, keeping the previous ones")
+        // A failed read may succeed later, although the files do not change.
+        let failure = current.failure.filter(|failure| failure.stamps == stamps);
+        let is_due = match failure {
+            Some(failure) => failure.at.elapsed() >= RELOAD_RETRY_DELAY,
+            None => expired || stamps != current.stamps,
+        };
+        if !is_due {
+            return;
+        }
+        match build(&self.base, &self.tls, self.age, Protocol::Http) {
+            Ok(http) => *current = Current::new(http, stamps),
+            Err(error) => {
+                current.failure = Some(ReloadFailure { stamps, at: Instant::now() });
+                if failure.is_none() {
+                    tracing::warn!(%error, "failed to reload the runner's certificates, keeping the previous ones");
                 }
             }
         }

@@ -166,6 +166,27 @@ async fn deferred_tls_client_waits_for_its_certificates() {
     server.abort();
 }
 
+#[test]
+fn certificates_whose_read_failed_are_read_again_although_they_did_not_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let ca = directory.path().join("ca.pem");
+    std::fs::write(&ca, "no certificate").unwrap();
+    let tls = TlsFiles { ca: Some(ca.clone()), ..TlsFiles::default() };
+    let url = Url::parse("https://127.0.0.1:1").unwrap();
+    let transport = Transport::with_deferred_tls(url, tls.clone(), ConnectionAge::Any).unwrap();
+    std::fs::write(&ca, self_signed_certificate(|_| {}).0.pem()).unwrap();
+    for (age, has_failed) in [(Duration::ZERO, true), (RELOAD_RETRY_DELAY, false)] {
+        let mut current = transport.current.lock();
+        // As if the read of this content had failed.
+        current.stamps = stamps(&tls);
+        let at = Instant::now().checked_sub(age).unwrap();
+        current.failure = Some(ReloadFailure { stamps: current.stamps, at });
+        drop(current);
+        transport.http();
+        assert_eq!(transport.current.lock().failure.is_some(), has_failed);
+    }
+}
+
 /// A job can write to the directory of its certificates: it could block the client with a FIFO there, or fill the
 /// client's memory with a large file.
 #[tokio::test]
