@@ -150,8 +150,8 @@ impl Agent {
         }
     }
 
-    /// Deletes the entry of an earlier agent's job that this agent does not have, and what the job left: its recovery
-    /// may have failed, or it can run again, and its containers could not be removed when the agent started.
+    /// Deletes the entry and the leftovers of an earlier agent's job that this agent does not have. Either its recovery
+    /// failed, or it can run again and its containers could not be removed when this agent started.
     async fn remove_entry(&self, entry: &Entry) -> io::Result<()> {
         leftovers::remove_unfinished(entry, &self.context.boot_id).await;
         entry.remove_on_blocking_thread().await?;

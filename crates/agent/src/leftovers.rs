@@ -33,11 +33,11 @@ pub(crate) async fn terminate_processes(journals: impl IntoIterator<Item = &Jour
     let records: Vec<_> = journals.flat_map(|contents| &contents.process_records).collect();
     let remaining = terminate_leftovers(records, KILL_GRACE).await;
     if remaining > 0 {
-        tracing::error!(remaining, "failed to terminate all processes of lost jobs, continuing");
+        tracing::error!(remaining, "some processes of lost jobs could not be terminated, continuing");
     }
 }
 
-/// Removes what a job without a result left, if its journal can be read.
+/// Removes the leftovers of a job without a result, if its journal can be read.
 ///
 /// Waits for the first attempt to remove its environments, but at most [`FIRST_REMOVAL_TIMEOUT`].
 pub(crate) async fn remove_unfinished(entry: &Entry, boot_id: &str) {

@@ -219,7 +219,7 @@ impl Manager {
         self.run_state != RunState::Leaving && self.has_unended_jobs()
     }
 
-    /// Returns whether a job is not only waiting to be closed at its agent.
+    /// Returns whether there is a job that does more than wait to be closed at its agent.
     fn has_unended_jobs(&self) -> bool {
         self.jobs.len() > *self.unclosed_count.borrow()
     }
@@ -419,7 +419,10 @@ impl Manager {
     }
 
     fn spawn(&mut self, context: Arc<RunnerContext>, job: StoredJob, recovered: bool) {
-        self.run_tracker.record_job();
+        // A job that an earlier process ended takes no place from the jobs of this one.
+        if !matches!(job.state, JobState::FailedByManager { .. }) {
+            self.run_tracker.record_job();
+        }
         if self.run_tracker.remaining_jobs() == 0 {
             tracing::info!("This runner has received its last job, and exits when its jobs have ended");
             self.stop_requests(RunState::Draining);

@@ -125,10 +125,11 @@ pub(super) struct RunnerEntry {
     ///
     /// A job doubles it, an empty answer reduces it by one, and an overloaded coordinator halves it.
     adaptive_requests: usize,
-    /// Number of requests in flight that repeat all lost answers: the minimum of the adaptive limit.
+    /// Minimum of the adaptive limit: with this many requests in flight, every request whose answer may have been lost is
+    /// repeated.
     pub(super) needed_requests: usize,
     not_before: Option<Instant>,
-    /// Time of the last empty answer, if the pause after it was skipped.
+    /// Time at which a pause was skipped. `None` if the runner has paused since.
     pause_skipped_at: Option<Instant>,
     was_duplicate: bool,
     backoff: Backoff,
@@ -243,7 +244,7 @@ impl RunnerEntry {
                 self.adaptive_requests = self.adaptive_requests.saturating_sub(1).max(1);
                 let held = now.saturating_duration_since(started) >= REQUEST_HELD_AFTER;
                 // Never skips two pauses in a row, because a busy coordinator that does not hold requests changes the
-                // version with every answer. A request that was in flight at the first of these answers does not count.
+                // version with every answer. An answer does not count if its request was already in flight when the pause was skipped.
                 match self.pause_skipped_at {
                     _ if held => self.pause_skipped_at = None,
                     Some(skipped) if started < skipped => {}

@@ -83,6 +83,7 @@ impl JobActor {
         if recovered {
             tracing::info!(state = self.row.state().name(), "resuming job after restart");
             if !matches!(self.row.state(), JobState::Received { .. }) {
+                // An earlier manager process may have sent `Run`.
                 self.progress.reach(AgentProgress::Sent);
             }
             if matches!(self.row.state(), JobState::Running { .. } | JobState::AwaitingReport { .. }) {

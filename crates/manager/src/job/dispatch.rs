@@ -248,7 +248,7 @@ impl JobActor {
             };
             let Ok(directories) = directories else {
                 let message = format!("no agent was reached within {} s", timeout.as_secs());
-                return Ok(DispatchOutcome::NotReached { message, was_sent: false });
+                return Ok(DispatchOutcome::NotReached { message, was_sent: self.progress.may_be_at_agent() });
             };
             let Some(mut job) = self.context(environment.as_ref(), directories).await else {
                 return Ok(DispatchOutcome::Lost { message: self.environment.missing_reason() });

@@ -266,13 +266,15 @@ impl JobActor {
         Ok(())
     }
 
-    /// Closes the job at its agent. If the environment outlives the job, retries for the job's timeout.
+    /// Closes the job at its agent. If the job may still run, and the environment outlives it, retries for the job's
+    /// timeout and another [`WATCHDOG_SLACK`].
     ///
-    /// During the retries, the job may still run, so it keeps its row and its slot: otherwise, another job could get the
-    /// slot, and no later start of the manager would close this job (J4, J5).
+    /// During the retries, the job keeps its slot, so that no other job gets it (J4), and its row, so that a later start
+    /// of the manager closes it (J5).
     async fn close(&self, environment: &dyn ExecutionEnvironment, id: &str) {
         let outlives_job = self.row.state().held_lease().is_some_and(|record| !record.is_remote());
-        let retry_time = match outlives_job && self.progress.may_be_at_agent() {
+        let may_run = self.progress.may_be_at_agent() && !self.progress.is_executed();
+        let retry_time = match outlives_job && may_run {
             true => crate::lower::job_timeout(&self.payload) + WATCHDOG_SLACK,
             false => Duration::ZERO,
         };
@@ -289,7 +291,7 @@ impl JobActor {
             if Instant::now() >= retry_until {
                 return tracing::warn!(
                     error,
-                    "failed to close the job at its agent, the agent removes it after its retention"
+                    "failed to close the job at its agent; the agent deletes the job after the retention time"
                 );
             }
             tracing::warn!(error, "failed to close the job at its agent, retrying");

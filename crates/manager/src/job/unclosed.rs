@@ -1,4 +1,4 @@
-//! Ended jobs that could not be closed at their agents yet. A manager that exits leaves them to its next start.
+//! Ended jobs that could not be closed at their agents yet. If the manager exits, its next start closes them.
 
 use tokio::sync::watch;
 

@@ -68,10 +68,12 @@ pub struct ConfigWatch {
     /// Settings in effect.
     settings: Settings,
     stamp: Option<Stamp>,
-    /// Digest of the text that was read last, or the error of reading it.
+    /// Digest of the text that was read last, or, if the read failed, its error message.
     digest: Result<Digest, String>,
     /// Files with step policies, and the stamp that each file had when the configuration was read.
     policies: Vec<(PathBuf, Option<Stamp>)>,
+    /// Problem of each runner's step policy when it was read last.
+    policy_problems: Vec<Option<String>>,
 }
 
 impl ConfigWatch {
@@ -80,7 +82,8 @@ impl ConfigWatch {
     pub fn start(path: PathBuf, context: SettingsContext) -> (Self, Loaded) {
         let (stamp, digest) = (Stamp::read(&path), stamp::digest(&muster_config::read_text(&path)));
         let settings = Settings::default();
-        let mut watch = Self { path, context, current: None, settings, stamp, digest, policies: Vec::new() };
+        let (policies, policy_problems) = Default::default();
+        let mut watch = Self { path, context, current: None, settings, stamp, digest, policies, policy_problems };
         let loaded = muster_config::load(&watch.path, &watch.facts());
         if let Some(config) = loaded.config.clone() {
             watch.set_config(config);
@@ -94,7 +97,8 @@ impl ConfigWatch {
         self.settings.clone()
     }
 
-    /// Waits until the content of the file changes, or the metadata of one of its step policies. Cancel-safe.
+    /// Waits until the content of the file changes, or the metadata of one of its step policies, or until a read that
+    /// failed succeeds. Cancel-safe.
     pub async fn changed(&mut self) -> Reload {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -123,10 +127,13 @@ impl ConfigWatch {
         }
     }
 
-    /// Checks what can change without the file: its step policies, and whether a failed read succeeds now.
+    /// Checks what may have changed although the file has not: its step policies, and whether a read that failed now
+    /// succeeds.
     fn check_unchanged_file(&mut self) -> Option<Reload> {
         let policies = policy_stamps(self.current.as_ref());
-        let policies_changed = self.policies != policies || self.has_other_policy_problem();
+        // Always called, so that each change is reported once.
+        let has_other_problem = self.has_other_policy_problem();
+        let policies_changed = has_other_problem || self.policies != policies;
         // Stored even if the configuration is invalid, so that it is reported once. If a policy is still being written, a
         // later check notices the rest.
         self.policies = policies;
@@ -138,12 +145,12 @@ impl ConfigWatch {
     }
 
     /// If a step policy has a problem, reads it again, and returns whether that changes the problem.
-    fn has_other_policy_problem(&self) -> bool {
-        let problems = |settings: &Settings| -> Vec<Option<String>> {
-            settings.runners.iter().map(|runner| runner.steps.problem.clone()).collect()
+    fn has_other_policy_problem(&mut self) -> bool {
+        let Some(config) = self.current.as_ref().filter(|_| self.policy_problems.iter().any(Option::is_some)) else {
+            return false;
         };
-        let (old, Some(config)) = (problems(&self.settings), &self.current) else { return false };
-        old.iter().any(Option::is_some) && problems(&muster_config::settings(config, &self.context)) != old
+        let problems = policy_problems(&muster_config::settings(config, &self.context));
+        std::mem::replace(&mut self.policy_problems, problems) != self.policy_problems
     }
 
     /// Reads the file even if it has not changed, for SIGHUP.
@@ -195,8 +202,13 @@ impl ConfigWatch {
         // notices the change.
         self.policies = policy_stamps(Some(&config));
         self.settings = muster_config::settings(&config, &self.context);
+        self.policy_problems = policy_problems(&self.settings);
         self.current = Some(config);
     }
+}
+
+fn policy_problems(settings: &Settings) -> Vec<Option<String>> {
+    settings.runners.iter().map(|runner| runner.steps.problem.clone()).collect()
 }
 
 fn policy_stamps(config: Option<&Config>) -> Vec<(PathBuf, Option<Stamp>)> {

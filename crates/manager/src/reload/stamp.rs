@@ -40,7 +40,7 @@ impl Stamp {
     }
 }
 
-/// Returns the digest of a file's text, or the message of the error of reading it.
+/// Returns the digest of a file's text, or, if the read failed, its error message.
 pub(super) fn digest(text: &Result<String, Box<Problem>>) -> Result<Digest, String> {
     match text {
         Ok(text) => Ok(sha2::Sha256::digest(text).into()),

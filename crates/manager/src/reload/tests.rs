@@ -86,16 +86,18 @@ async fn invalid_file_is_reported_once_and_fixed_one_is_used() {
 
 #[tokio::test(start_paused = true)]
 async fn policy_that_changes_beside_an_invalid_file_is_reported_once() {
-    let home = tempfile::tempdir().unwrap();
-    let (path, policy) = (home.path().join("config.toml"), home.path().join("policy.toml"));
-    std::fs::write(&policy, "default = \"allow\"\n").unwrap();
-    std::fs::write(&path, format!("{}[runners.steps]\npolicy = {policy:?}\n", config(1))).unwrap();
-    let mut watch = watch(&path);
-    std::fs::write(&path, "concurrent = ").unwrap();
-    assert!(matches!(next(&mut watch).await, Reload::Invalid { .. }));
-    std::fs::write(&policy, "default = \"deny\"\n# longer").unwrap();
-    assert!(matches!(next(&mut watch).await, Reload::Invalid { .. }));
-    assert_no_change(&mut watch).await;
+    for first in ["default = \"allow\"\n", "default = "] {
+        let home = tempfile::tempdir().unwrap();
+        let (path, policy) = (home.path().join("config.toml"), home.path().join("policy.toml"));
+        std::fs::write(&policy, first).unwrap();
+        std::fs::write(&path, format!("{}[runners.steps]\npolicy = {policy:?}\n", config(1))).unwrap();
+        let mut watch = watch(&path);
+        std::fs::write(&path, "concurrent = ").unwrap();
+        assert!(matches!(next(&mut watch).await, Reload::Invalid { .. }));
+        std::fs::write(&policy, "default = \"deny\"\n# longer").unwrap();
+        assert!(matches!(next(&mut watch).await, Reload::Invalid { .. }));
+        assert_no_change(&mut watch).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

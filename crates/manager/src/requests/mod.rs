@@ -41,7 +41,8 @@ pub(crate) enum PollResult {
     Empty { changed: bool },
     /// A job that already has an actor.
     Duplicate,
-    /// A later assignment of a job whose earlier assignment still has an actor. The lane's key brings it again.
+    /// A later assignment of a job whose earlier assignment still has an actor. A repeated request with the lane's key
+    /// gets the later assignment again.
     Superseding,
     /// The request was canceled.
     Canceled,
@@ -123,13 +124,8 @@ impl Lanes {
     fn request_ended(&mut self, lane: u32, answer: &PollResult, honors_key: bool) {
         self.busy.remove(&lane);
         match answer {
-            // The coordinator cannot have assigned a job to this request, but perhaps to an earlier one.
-            PollResult::Failed(
-                ClientError::Forbidden { .. }
-                | ClientError::Setup(_)
-                | ClientError::Request { .. }
-                | ClientError::Transient { code: Some(429), .. },
-            ) => {}
+            // Not sent, but the answer to an earlier request with this key may have been lost.
+            PollResult::Failed(ClientError::Setup(_) | ClientError::Request { .. }) => {}
             PollResult::Failed(_) | PollResult::Canceled | PollResult::Store(_) | PollResult::Superseding => {
                 self.unconfirmed.insert(lane);
             }
@@ -148,7 +144,7 @@ impl Lanes {
     /// Returns how many requests must be in flight so that each unconfirmed lane has one. 0 means that no further
     /// request is needed.
     ///
-    /// Before the first answer, one request is enough: it may show that the coordinator ignores keys.
+    /// 0 before the first answer, which may show that the coordinator ignores keys.
     fn needed_requests(&self) -> usize {
         match self.unconfirmed.difference(&self.busy).count() {
             0 => 0,

@@ -79,20 +79,14 @@ async fn each_lane_whose_answer_may_be_lost_needs_a_request() {
     assert_eq!(needed(&requests), [2], "lanes 1 and 2");
     requests.runners.get_mut(&runner.key).unwrap().busy.insert(2);
     assert_eq!(needed(&requests), [0], "both have a request in flight");
-    let overloaded = ClientError::Transient {
-        call: "job request",
-        code: Some(429),
-        retry_after: None,
-        status: None,
-        message: String::new(),
-    };
+    let unsent = ClientError::Setup("an invalid certificate".to_owned());
     end(&mut requests, &runner, 1, &PollResult::Canceled, true);
     assert_eq!(needed(&requests), [2]);
     assert_eq!(requests.runners[&runner.key].next_free(), 1);
     end(&mut requests, &runner, 2, &no_job, true);
     assert_eq!(needed(&requests), [1]);
-    end(&mut requests, &runner, 0, &PollResult::Failed(overloaded), true);
-    assert_eq!(needed(&requests), [1], "a server that rejects requests has assigned no job");
+    end(&mut requests, &runner, 0, &PollResult::Failed(unsent), true);
+    assert_eq!(needed(&requests), [1], "a request that was not sent has lost no job");
     end(&mut requests, &runner, 1, &no_job, true);
     assert_eq!(needed(&requests), [0]);
     end(&mut requests, &runner, 0, &PollResult::Superseding, true);

@@ -26,7 +26,6 @@ const REPORT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 impl Request {
     /// Tries again to store the job. Reports it as failed if no attempt succeeds.
-    ///
     pub(super) async fn retry_store(
         &self,
         client: &Client,

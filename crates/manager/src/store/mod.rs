@@ -116,8 +116,8 @@ pub enum Insertion {
     New(Box<StoredJob>),
     /// The same assignment of the job was stored before.
     Duplicate,
-    /// An earlier assignment of the job is still stored. The key of the lane has not changed, so that it brings the
-    /// later assignment again.
+    /// An earlier assignment of the job is still stored. The lane keeps its key, and a repeated request with this key
+    /// gets the later assignment again.
     Superseding,
 }
 
@@ -268,7 +268,7 @@ impl Store {
         }
     }
 
-    /// Returns `None` if the job is new, and otherwise what it is.
+    /// Returns `None` if the job is new, and otherwise why it was not stored.
     fn write_received(
         &self,
         runner: &Arc<RunnerSettings>,

@@ -170,7 +170,7 @@ fn remove_dead_agents(parent: &Path) {
     }
 }
 
-/// Removes the cgroup of the dead agent that created the cgroup `job`. Keeps the cgroup of a slot, and of this agent.
+/// Removes the cgroup of the dead agent that created the cgroup `job`. Keeps the cgroup of a slot and that of a running agent.
 pub(super) fn remove_agent_cgroup_of(job: &Path) {
     if let Some(parent) = job.parent().filter(|parent| is_of_agent(parent))
         && let Ok(directory) = File::open(parent)

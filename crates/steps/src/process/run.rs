@@ -28,8 +28,8 @@ use super::{AWAITED, JOB_TAG, ProcessRecord, ProcessSet, Processes, find_in, pro
 use crate::log::Log;
 use crate::stop::StopToken;
 
-/// While a file is written, a process that another thread starts at that moment has it open until it executes its own
-/// program. Until then, the file cannot be executed.
+/// If another thread starts a process while a file is being written, the new process keeps the file open until it
+/// executes its program. Until then, the file cannot be executed (`ETXTBSY`).
 const BUSY_RETRY_DELAY: Duration = Duration::from_millis(20);
 const MAX_BUSY_RETRIES: u32 = 50;
 

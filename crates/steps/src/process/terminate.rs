@@ -16,8 +16,8 @@ use super::usage::Usage;
 use super::{AWAITED, ProcessRecord, ProcessSet, Processes, RUNNING};
 
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Like [`KILL_TIMEOUT`], for processes of a killed agent. The next agent waits before it listens, and the manager kills
-/// it if it does not listen within 20 s.
+/// Like [`KILL_TIMEOUT`], for processes of a killed agent. The next agent listens only after this time, and the manager
+/// kills an agent that does not listen within 20 s.
 const LEFTOVERS_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 const REAP_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay before the processes are listed again if none could be watched.
@@ -234,8 +234,8 @@ async fn terminate_within(
     kill_timeout: Duration,
     cgroups: impl Fn() -> Vec<Cgroup>,
 ) -> usize {
-    // By process ID, so that a parent gets the signal before its children. A shell whose child was terminated before it
-    // would print `Terminated`.
+    // By process ID, so that a parent usually gets the signal before its children. Otherwise, a shell whose child ends
+    // first prints `Terminated`.
     let mut watched: BTreeMap<i32, Watched> = BTreeMap::new();
     let phases = [(Signal::TERM, Instant::now() + grace), (Signal::KILL, Instant::now() + grace + kill_timeout)];
     for (signal, deadline) in phases {
