@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a directory and the user `nobody`. In the directory, `secret` belongs to root, and `jobs` to `nobody`.
+    /// Returns a directory that contains `secret`, which root owns, and `jobs`, which `nobody` owns. Also returns `nobody`.
     ///
     /// `None` if the test does not run as root.
     fn home() -> Option<(tempfile::TempDir, Owner)> {

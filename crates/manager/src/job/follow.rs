@@ -74,7 +74,7 @@ impl JobActor {
                 }
                 Err(AgentError::Refused(message)) => return FollowOutcome::AgentRefused(message),
                 Err(error @ AgentError::InvalidResult(_)) => return FollowOutcome::AgentRefused(error.to_string()),
-                // The job must not start again.
+                // A canceled job must not be started again.
                 Err(AgentError::Unknown) if self.uploader.is_canceled() => {
                     return FollowOutcome::Interrupted(Interruption::Canceled);
                 }
@@ -202,7 +202,7 @@ impl JobActor {
             StartApproval::new(needs_approval, connection.wait_for_start_approval(id), connection.approve_start(id));
         let stop = self.runner.cancel.clone();
         let mut canceled = false;
-        // An earlier connection may have broken before the agent was notified.
+        // An earlier connection may have broken before the agent was told of the cancellation.
         if self.uploader.is_canceled() {
             cancel_once(&mut canceled, connection, id).await?;
         }

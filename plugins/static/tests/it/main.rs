@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use fleeting_plugin_local::server;
@@ -313,15 +313,22 @@ async fn leased_machine_removed_from_list_survives_restart() {
     group.stop().await;
 }
 
+/// Returns a configuration whose only machines are those in a list, which is empty, and the path of the list.
+fn config_with_empty_list(directory: &Path) -> (Value, PathBuf) {
+    let path = directory.join("machines.toml");
+    std::fs::write(&path, "").unwrap();
+    let mut config = config(directory, &[]);
+    let members = config.as_object_mut().unwrap();
+    members.insert("machines_file".to_owned(), json!(path));
+    members.insert("health".to_owned(), json!("tcp"));
+    (config, path)
+}
+
 #[tokio::test]
 async fn machines_file_is_reloaded_when_it_changes() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
-    let path = directory.path().join("machines.toml");
-    std::fs::write(&path, "").unwrap();
-    let mut config = config(directory.path(), &[]);
-    config["machines_file"] = json!(path);
-    config["health"] = json!("tcp");
+    let (config, path) = config_with_empty_list(directory.path());
     let group = start(&config).await.unwrap();
     assert!(group.increase(1).await.is_err());
     let text = format!("[[machines]]\nname = \"new\"\naddress = \"{}\"\n", machine.address);
@@ -341,11 +348,7 @@ async fn machines_file_is_reloaded_when_it_changes() {
 async fn machines_file_that_could_not_be_read_is_read_again() {
     let directory = TempDir::new().unwrap();
     let machine = Machine::start().await;
-    let path = directory.path().join("machines.toml");
-    std::fs::write(&path, "").unwrap();
-    let mut config = config(directory.path(), &[]);
-    config["machines_file"] = json!(path);
-    config["health"] = json!("none");
+    let (config, path) = config_with_empty_list(directory.path());
     let group = start(&config).await.unwrap();
     let set_modified = || {
         let modified = std::time::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
